@@ -33,7 +33,7 @@ class Between:
             if len(self.requests) - 1 == self._number:
                 self._act()
             if name == "delete" and self._ignores:
-                named.pop("if_match", None)
+                named.pop("if_version", None)
             return value(*given, **named)
 
         return request
@@ -154,7 +154,7 @@ def test_an_interrupted_delete_leaves_no_step_and_is_swept_or_overwritten(open_m
     store, key = manager._commits.store, manager._commits._commit_key(1)
     for step in (1, 2):
         manager.save(step, state(step))
-    store.put(key, b"", if_match=store.head(key).version)
+    store.put(key, b"", if_version=store.head(key).version)
     assert (manager.steps(), manager.latest()) == ([2], 2)
     with pytest.raises(exceptions.CheckpointError, match="step 1 is not committed"):
         manager.restore(1)
@@ -183,10 +183,10 @@ def test_a_conditional_delete_takes_one_key(bucket):
     store = torchobj.Store(bucket.url, config=bucket.config)
     old, new = store.put("k", b"one"), store.put("k", b"two")
     with pytest.raises(exceptions.PreconditionFailedError):
-        store.delete("k", if_match=old)
+        store.delete("k", if_version=old)
     with pytest.raises(exceptions.ConfigError, match="requires a single key"):
-        store.delete(["k", "j"], if_match=new)
+        store.delete(["k", "j"], if_version=new)
     assert bucket.keys() == ["k"]
-    store.delete("k", if_match=new)
-    store.delete("k", if_match=new)
+    store.delete("k", if_version=new)
+    store.delete("k", if_version=new)
     assert bucket.keys() == []

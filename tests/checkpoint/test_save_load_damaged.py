@@ -207,9 +207,9 @@ def test_busy_servers_delay_a_save_without_damage(bucket, control):
 
 
 def test_an_object_that_must_not_exist_is_not_replaced(bucket):
-    save(bucket, {"first": 1}, if_none_match=True)
+    save(bucket, {"first": 1}, overwrite=False)
     with pytest.raises(exceptions.PreconditionFailedError):
-        save(bucket, {"second": 2}, if_none_match=True)
+        save(bucket, {"second": 2}, overwrite=False)
     assert load(bucket) == {"first": 1}
 
 

@@ -58,7 +58,7 @@ def test_files_of_fsspec_take_the_same_conditions(bucket):
     with pytest.raises(exceptions.PreconditionFailedError), files.open(path, "wb", if_version=version) as file:
         file.write(b"three")
     assert files.cat_file(path) == b"two"
-    with pytest.raises(exceptions.ConfigError, match=r"if_none_match=True, if_version='v'"):
+    with pytest.raises(exceptions.ConfigError, match=r"overwrite=False, if_version='v'"):
         files.pipe_file(path, b"x", mode="create", if_version="v")
 
 

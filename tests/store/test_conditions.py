@@ -9,22 +9,18 @@ from torchobj.store.conditions import condition
 
 def test_each_form_gives_its_condition():
     assert condition(True, None) == (False, None)
-    assert condition(False, None) == condition(True, None, if_none_match=True) == (True, None)
-    assert condition(False, None, if_none_match=True) == (True, None)
-    assert condition(True, '"v"') == condition(True, None, if_match='"v"') == (False, '"v"')
+    assert condition(False, None) == (True, None)
+    assert condition(True, '"v"') == (False, '"v"')
 
 
 @pytest.mark.parametrize(
     ("given", "names"),
     [
         ({"overwrite": False, "if_version": "v"}, ["overwrite=False", "if_version='v'"]),
-        ({"if_none_match": True, "if_version": "v"}, ["if_none_match=True", "if_version='v'"]),
-        ({"overwrite": False, "if_match": "v"}, ["overwrite=False", "if_match='v'"]),
-        ({"if_version": "v", "if_match": "v"}, ["if_version='v'", "if_match='v'"]),
         ({"overwrite": "no"}, ["overwrite='no'"]),
-        ({"if_none_match": None}, ["if_none_match=None"]),
+        ({"overwrite": None}, ["overwrite=None"]),
         ({"if_version": 3}, ["if_version=3"]),
-        ({"if_match": True}, ["if_match=True"]),
+        ({"if_version": True}, ["if_version=True"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -246,12 +246,12 @@ def test_a_time_that_no_datetime_represents_is_none():
 
 def test_conditional_writes_are_enforced(bucket):
     store = torchobj.Store(bucket.url, config=bucket.config)
-    version = store.put("k", b"one", if_none_match=True)
+    version = store.put("k", b"one", overwrite=False)
     with pytest.raises(FileExistsError, match="412 (PreconditionFailed|conditionNotMet)"):
-        store.put("k", b"two", if_none_match=True)
-    store.put("k", b"two", if_match=version)
+        store.put("k", b"two", overwrite=False)
+    store.put("k", b"two", if_version=version)
     with pytest.raises(exceptions.PreconditionFailedError):
-        store.put("k", b"three", if_match=version)
+        store.put("k", b"three", if_version=version)
     assert store.get("k") == b"two"
 
 

@@ -201,7 +201,7 @@ class Commits:
 
     def _put_if(self, key: str, body: bytes, replaces: str | None) -> str:
         try:
-            return self.store.put(key, body, if_none_match=replaces is None, if_match=replaces)
+            return self.store.put(key, body, overwrite=replaces is not None, if_version=replaces)
         except UnsupportedError:
             self._compare(key, replaces)
             return self.store.put(key, body)
@@ -291,7 +291,7 @@ class Commits:
         key = self._commit_key(step)
         try:
             if version is not None and self._deletes_by_version():
-                return self.store.delete(key, if_match=version)
+                return self.store.delete(key, if_version=version)
         except PreconditionFailedError:
             raise self._saved_again(step) from None
         except UnsupportedError:
@@ -308,7 +308,7 @@ class Commits:
             name = Attempt.new(0).folder + "probe"
             self.store.put(self.key(name), b"probe")
             try:
-                self.store.delete(self.key(name), if_match=self._no_version)
+                self.store.delete(self.key(name), if_version=self._no_version)
                 self._is_delete_conditional = False
             except UnsupportedError:
                 self._is_delete_conditional = False
@@ -337,7 +337,7 @@ class Commits:
             if info is None or info.version != version:
                 return
         try:
-            self.store.delete(key, if_match=version)
+            self.store.delete(key, if_version=version)
         except PreconditionFailedError:
             logger.info("%s/%s was written again, and is kept", self.store.url, key)
         except UnsupportedError:
@@ -372,7 +372,7 @@ class Commits:
             body = json.dumps({"step": newest, "commit": self._commit_key(newest)}).encode()
             with suppress(PreconditionFailedError):
                 try:
-                    self.store.put(key, body, if_none_match=version is None, if_match=version)
+                    self.store.put(key, body, overwrite=version is not None, if_version=version)
                 except UnsupportedError:
                     self.store.put(key, body)
                 return None

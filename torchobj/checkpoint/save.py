@@ -40,7 +40,6 @@ def save(
     checksum: bool = True,
     overwrite: bool = True,
     if_version: str | None = None,
-    if_none_match: bool = False,
     config: StoreConfig | S3ClientConfig | None = None,
     region: str | None = None,
     endpoint_url: str | None = None,
@@ -59,7 +58,6 @@ def save(
         checksum: Whether the file contains the CRC-32 of each tensor, as `torch.save` writes it.
         overwrite: If False, the object must not exist when the upload finishes.
         if_version: The object must have this version when the upload finishes.
-        if_none_match: The same as `overwrite=False`, by its name in HTTP.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Replace the configuration's.
 
@@ -80,7 +78,7 @@ def save(
         'memory://example/saved.pt'
     """
     settings = store_config(config, region, endpoint_url, url=url)
-    conditions = condition(overwrite, if_version, if_none_match=if_none_match)
+    conditions = condition(overwrite, if_version)
     parsed, store = store_of(url, settings, is_written=True)
     if parsed.key.lower().endswith(".safetensors"):
         raise ConfigError(

@@ -302,7 +302,9 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
         present = _head(store, key) if mode == "ab" else None
         if mode == "ab" and "if_version" not in kwargs:
             kwargs |= {"overwrite": False} if present is None else {"if_version": present.version}
-        file = TransactionFile(url, config=store.config, if_none_match=mode == "xb", **kwargs)
+        if mode == "xb":
+            kwargs |= {"overwrite": False}
+        file = TransactionFile(url, config=store.config, **kwargs)
         file.is_deferred = not autocommit
         if present is not None:
             with open_reader(url, store.config, version=present.version) as reader:

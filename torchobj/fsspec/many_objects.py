@@ -169,7 +169,8 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         names of s3fs, such as `ContentType`.
         """
         store, key = self._locate(path)
-        store.put(key, value, if_none_match=mode == "create", **written_attributes(kwargs))
+        created = {"overwrite": False} if mode == "create" else {}
+        store.put(key, value, **{**written_attributes(kwargs), **created})
 
 
 def _one_each(name: str, values: Any, count: int) -> Sequence[int | None]:

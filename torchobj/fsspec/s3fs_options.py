@@ -108,7 +108,7 @@ _TRANSFER_HINTS = ("chunksize", "consistency", "max_concurrency")
 
 
 #: Arguments of writes by our names.
-_OWN = (*ObjectAttributes.__annotations__, "overwrite", "if_version", "if_none_match", "if_match", "skip_unchanged")
+_OWN = (*ObjectAttributes.__annotations__, "overwrite", "if_version", "skip_unchanged")
 
 
 def written_attributes(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,6 @@ class ObjectWriter(_BinaryFile):
         region, endpoint_url: Replace the configuration's.
         overwrite: If False, the object must not exist when the writer is closed.
         if_version: The object must have this version when the writer is closed.
-        if_none_match: The same as `overwrite=False`, by its name in HTTP.
         attributes: `content_type`, `metadata`, `storage_class` and the other attributes of `Store.put`.
 
     Raises:
@@ -97,14 +96,13 @@ class ObjectWriter(_BinaryFile):
         endpoint_url: str | None = None,
         overwrite: bool = True,
         if_version: str | None = None,
-        if_none_match: bool = False,
         **attributes: Unpack[ObjectAttributes],
     ) -> None:
         self._native: _torchobj.NativeWriter | None = None
         self._failed: BaseException | None = None
         self._suffix = _Suffix()
         parsed, store = store_of(url, store_config(config, region, endpoint_url, url=url), is_written=True)
-        conditions = condition(overwrite, if_version, if_none_match=if_none_match)
+        conditions = condition(overwrite, if_version)
         native = native_attributes(attributes)
         self._url = parsed
         self._position = 0
@@ -397,7 +395,5 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
     if binary == "rb":
         file = open_reader(url, store_config(config))
     else:
-        file = ObjectWriter(
-            url, config=config, overwrite=overwrite, if_version=if_version, if_none_match=binary == "xb"
-        )
+        file = ObjectWriter(url, config=config, overwrite=overwrite and binary != "xb", if_version=if_version)
     return file if binary == mode else TextFile(file, encoding or "utf-8", errors, newline)

@@ -190,8 +190,6 @@ class Store:
         metadata: Mapping[str, str] | None = None,
         overwrite: bool = True,
         if_version: str | None = None,
-        if_none_match: bool = False,
-        if_match: str | None = None,
     ) -> str:
         """Writes an object in one request, or in parallel parts without a copy. It appears whole or not at all.
 
@@ -203,7 +201,6 @@ class Store:
             metadata: User-defined names and printable ASCII values.
             overwrite: Whether an existing object may be replaced.
             if_version: Replaces only this version of the object, as returned by `put` and `head`.
-            if_none_match, if_match: `overwrite=False` and `if_version` by their names in HTTP.
 
         Returns:
             The version of the object.
@@ -223,7 +220,7 @@ class Store:
             "storage_class": storage_class,
             "metadata": metadata or {},
         }
-        conditions = condition(overwrite, if_version, if_none_match=if_none_match, if_match=if_match)
+        conditions = condition(overwrite, if_version)
         return self._native.put(key, contiguous(data), attributes, *conditions)
 
     def head(self, key: str) -> ObjectInfo:
@@ -337,7 +334,7 @@ class Store:
         is_url = canonical_url(source).startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
         return self._native.copy(canonical_url(source) if is_url else self._native.url(source), key)
 
-    def delete(self, keys: str | Iterable[str], *, if_version: str | None = None, if_match: str | None = None) -> None:
+    def delete(self, keys: str | Iterable[str], *, if_version: str | None = None) -> None:
         """Deletes one or more objects. An object that does not exist is not an error.
 
         On `file://` the folders above a deleted file are kept.
@@ -345,15 +342,14 @@ class Store:
         Args:
             keys: The object or objects.
             if_version: Deletes only this version of a single object. AWS and GCS check it; other servers may not.
-            if_match: `if_version` by its name in HTTP.
 
         Raises:
             PreconditionFailedError: The object is of another version.
-            ConfigError: A version is given with several keys, or twice.
+            ConfigError: A version is given with several keys.
             UnsupportedError: The store does not support conditional deletes.
         """
         names = [keys] if isinstance(keys, str) else list(keys)
-        _, version = condition(True, if_version, if_match=if_match)  # noqa: FBT003  deletes any version
+        _, version = condition(True, if_version)  # noqa: FBT003  deletes any version
         if version is None:
             self._native.delete(names)
         elif len(names) == 1:

@@ -191,6 +191,6 @@ def _renew(checkpoint: CheckpointDir, record: Record, ended: threading.Event) ->
             info = checkpoint.head(record.name)
             if info is None or checkpoint.find(record.name) != record.dump():
                 return
-            checkpoint.put(record.name, record.dump(), if_match=info.version)
+            checkpoint.put(record.name, record.dump(), if_version=info.version)
         except StoreError as error:
             logger.info("%s: could not be renewed, will be retried: %s", checkpoint.url_of(record.name), error)

@@ -112,14 +112,14 @@ class CheckpointDir:
         except ObjectNotFoundError:
             return None
 
-    def put(self, name: str, data: bytes, if_match: str | None = None) -> None:
-        """Writes an object; with `if_match` only if it has this version, if the store supports the condition.
+    def put(self, name: str, data: bytes, if_version: str | None = None) -> None:
+        """Writes an object; with `if_version` only if it has this version, if the store supports the condition.
 
         Raises:
             PreconditionFailedError: The object has another version.
         """
         try:
-            self.store.put(self.key(name), data, if_match=if_match)
+            self.store.put(self.key(name), data, if_version=if_version)
         except UnsupportedError:
             self.store.put(self.key(name), data)
 

@@ -141,7 +141,7 @@ def _marked(checkpoint: CheckpointDir, info: ObjectInfo) -> Record | None:
         return None
     marked = record._replace(is_swept=True)
     try:
-        checkpoint.put(record.name, marked.dump(), if_match=info.version)
+        checkpoint.put(record.name, marked.dump(), if_version=info.version)
     except PreconditionFailedError:
         return None
     return marked

@@ -272,7 +272,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     def _put_metadata(self, data: bytes) -> None:
         key = self._checkpoint.key(self._metadata_name())
         try:
-            self._checkpoint.store.put(key, data, if_none_match=not self._overwrite)
+            self._checkpoint.store.put(key, data, overwrite=self._overwrite)
         except PreconditionFailedError:
             # A PUT whose response was lost is retried, and then finds its own object.
             if self._checkpoint.find(self._metadata_name()) != data:
