@@ -76,7 +76,7 @@ CASES = [
 
 def prepared(family: Family, location: Location) -> dict[str, Any]:
     """Writes the shards of a family and their index. Returns the fields of a job."""
-    from torchobj import TarIndex
+    from torchobj.shards import TarIndex
 
     root = nginx.objects_folder([family]) / nginx.BUCKET
     name = f"shards-{family.name.rstrip('/')}-{family.count}"

@@ -37,7 +37,7 @@ EXPECTED_ACCURACY = 0.97  # with the default settings; other seeds reach 0.98 or
 
 def seed_bucket(url: str) -> None:
     """Uploads the digits that are missing, as `train/<label>/<number>.png` and `test/<label>/<number>.png`."""
-    parsed = torchobj.parse_url(url)
+    parsed = torchobj.urls.parse_url(url)
     store, prefix = torchobj.Store(parsed.base), parsed.key
     present = {info.key for part in ("train", "test") for info in store.list(f"{prefix}{part}/")}
     if len(present) >= DIGITS:

@@ -72,10 +72,16 @@ def test_dir_shows_public_names_only_and_each_can_be_imported():
     assert "module 'torchobj' has no attribute 'nothing'" in done.stderr
 
 
-def test_set_budget_is_an_alias_of_set_memory_budget():
-    assert torchobj.set_budget is torchobj.set_memory_budget
+def test_a_budget_that_is_too_small_is_refused():
     with pytest.raises(torchobj.TorchobjError, match=r"budget_bytes=5: must be a number of bytes"):
         torchobj.set_memory_budget(5)
+
+
+def test_the_names_of_s3torchconnector_are_attributes_that_are_not_listed():
+    assert len(torchobj.__all__) <= 45
+    for name in torchobj.compat.__all__:
+        assert getattr(torchobj, name) is getattr(torchobj.compat, name)
+        assert name not in dir(torchobj)
 
 
 def documented(thing):
@@ -187,12 +193,12 @@ def test_a_callback_without_its_library_names_the_extra():
         "sys.modules['transformers'] = None\n"
         "import torchobj\n"
         "try:\n"
-        "    torchobj.LookaheadCallback\n"
+        "    torchobj.transformers.LookaheadCallback\n"
         "except ImportError as error:\n"
         "    print(error)\n"
     )
     done = warm_python.run(["-c", code], check=True)
-    assert "torchobj.LookaheadCallback needs transformers" in done.stdout
+    assert "torchobj.transformers.LookaheadCallback needs transformers" in done.stdout
     assert "pip install 'torchobj[transformers]'" in done.stdout
 
 

@@ -1,11 +1,13 @@
 """Train from object storage: PyTorch datasets and checkpoints for S3, GCS and files, with a Rust core.
 
 `Store` reads, writes and lists a bucket (`store`) · `files` transfers whole files and folders · `decode` turns objects
-into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`datasets`) · `ShardWriter` and
-`TarIndex` write and index tar shards (`shard_writer`, `tar_index`) · `save` and `load` are for
-checkpoints, `S3Checkpoint` and `open` return files over objects (`checkpoint`) · `StoreConfig` holds the settings
-(`config`) · exceptions are in `exceptions`. Importing torchobj and using a store do not import torch; names that need
-it are loaded at their first use.
+into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`datasets`) of a `Manifest` (`manifest`)
+or of tar shards (`shards`), which a `DataLoader` reads ahead (`loader`) · `save`, `load` and `CheckpointManager` are
+for checkpoints (`checkpoint`) · `StoreConfig` holds the settings (`config`) · exceptions are in `exceptions`, URLs in
+`urls`. `fsspec`, `wds`, `dcp`, `lightning` and `transformers` connect other libraries. The names of s3torchconnector
+(`compat`), such as `S3Checkpoint`, are attributes too, but `dir()` omits them.
+
+Importing torchobj and using a store do not import torch; names that need it are loaded at their first use.
 """
 
 import importlib
@@ -13,21 +15,32 @@ from typing import TYPE_CHECKING, Any
 
 from torchobj import _shutdown, decode, files
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef, __version__
-from torchobj.compat import S3Checkpoint, S3ClientConfig, S3Exception, S3Reader, S3ReaderConstructor, S3Writer
+from torchobj.compat import S3Checkpoint as S3Checkpoint
+from torchobj.compat import S3ClientConfig as S3ClientConfig
+from torchobj.compat import S3Exception as S3Exception
+from torchobj.compat import S3Reader as S3Reader
+from torchobj.compat import S3ReaderConstructor as S3ReaderConstructor
+from torchobj.compat import S3Writer as S3Writer
 from torchobj.config import FileOptions, GCSOptions, S3Options, StoreConfig, load_config
-from torchobj.datasets.memory_budget import set_budget, set_memory_budget
+from torchobj.datasets.memory_budget import set_memory_budget
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
-from torchobj.shards.index import TarIndex
-from torchobj.shards.tar_writer import TarWriter
-from torchobj.shards.writer import ShardWriter
-from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload
+from torchobj.shards import ShardWriter
+from torchobj.store import ObjectInfo, Store
 from torchobj.store.file_objects import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
 from torchobj.store.reads import get, get_many
-from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
-    from torchobj import checkpoint, collate, datasets, dcp, fsspec, lightning, loader, wds  # noqa: F401  lazy modules
+    from torchobj import checkpoint as checkpoint
+    from torchobj import collate as collate
+    from torchobj import datasets as datasets
+    from torchobj import dcp as dcp
+    from torchobj import fsspec as fsspec
+    from torchobj import lightning as lightning
+    from torchobj import loader as loader
+    from torchobj import transformers as transformers
+    from torchobj import wds as wds
+    from torchobj.checkpoint import CheckpointManager
     from torchobj.checkpoint.load import load
     from torchobj.checkpoint.save import save
     from torchobj.datasets.groups import GroupDataset
@@ -38,17 +51,16 @@ if TYPE_CHECKING:
     from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.one_provider import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
     from torchobj.datasets.parquet import ParquetIterableDataset
-    from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.table import TableDataset
     from torchobj.datasets.tar_map import TarMapDataset
     from torchobj.datasets.tar_stream import TarIterableDataset
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
-    from torchobj.transformers import LookaheadCallback as LookaheadCallback
 
 _shutdown.register()
 
 #: Names that need torch, and their modules.
 _LAZY = {
+    "CheckpointManager": "torchobj.checkpoint.manager",
     "DataLoader": "torchobj.loader",
     "ElasticDistributedSampler": "torchobj.loader",
     "GCSIterableDataset": "torchobj.datasets.one_provider",
@@ -57,13 +69,10 @@ _LAZY = {
     "ImageFolder": "torchobj.datasets.image_folder",
     "InterleaveDataset": "torchobj.datasets.interleave",
     "LookaheadBatchSampler": "torchobj.loader",
-    # Needs transformers, and is therefore not in __all__.
-    "LookaheadCallback": "torchobj.transformers",
     "ObjectDataset": "torchobj.datasets.objects",
     "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
     "ParquetIterableDataset": "torchobj.datasets.parquet",
-    "RaggedBatch": "torchobj.datasets.ragged",
     "S3IterableDataset": "torchobj.datasets.one_provider",
     "S3MapDataset": "torchobj.datasets.one_provider",
     "TableDataset": "torchobj.datasets.table",
@@ -74,11 +83,12 @@ _LAZY = {
     "save": "torchobj.checkpoint.save",
 }
 
-#: Modules of integrations, and those that need torch.
-_LAZY_MODULES = {"checkpoint", "collate", "datasets", "dcp", "fsspec", "lightning", "loader", "wds"}
+#: Modules that are imported at their first use: those that need torch, and integrations, which need another library.
+_LAZY_MODULES = {"checkpoint", "collate", "dcp", "fsspec", "lightning", "loader", "transformers", "wds"}
 
 __all__ = [
     "Buffer",
+    "CheckpointManager",
     "DataLoader",
     "ElasticDistributedSampler",
     "FileOptions",
@@ -88,7 +98,6 @@ __all__ = [
     "GroupDataset",
     "ImageFolder",
     "InterleaveDataset",
-    "ListPage",
     "LookaheadBatchSampler",
     "Manifest",
     "ObjectDataset",
@@ -99,31 +108,19 @@ __all__ = [
     "ObjectRef",
     "ObjectWriter",
     "ParquetIterableDataset",
-    "RaggedBatch",
-    "S3Checkpoint",
-    "S3ClientConfig",
-    "S3Exception",
     "S3IterableDataset",
     "S3MapDataset",
     "S3Options",
-    "S3Reader",
-    "S3ReaderConstructor",
-    "S3Writer",
     "ShardWriter",
     "Store",
     "StoreConfig",
     "StoreError",
     "TableDataset",
-    "TarIndex",
     "TarIterableDataset",
     "TarMapDataset",
-    "TarWriter",
     "TorchobjError",
-    "UnfinishedUpload",
-    "Url",
     "__version__",
     "attach",
-    "collate",
     "decode",
     "files",
     "get",
@@ -131,9 +128,7 @@ __all__ = [
     "load",
     "load_config",
     "open",
-    "parse_url",
     "save",
-    "set_budget",
     "set_memory_budget",
 ]
 

@@ -13,8 +13,9 @@ import torch.utils.data
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from torchobj.datasets.batch_memory import SMALL_BYTES, current_memory, view
+from torchobj.datasets.ragged import RaggedBatch
 
-__all__ = ["default_collate", "empty"]
+__all__ = ["RaggedBatch", "default_collate", "empty"]
 
 #: torch's own function, for collate functions that change the samples first.
 default_collate: Callable[[Any], Any] = torch.utils.data.default_collate

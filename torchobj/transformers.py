@@ -20,7 +20,7 @@ try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise ImportError(
-        f"torchobj.LookaheadCallback needs transformers ({error}): pip install 'torchobj[transformers]'"
+        f"torchobj.transformers.LookaheadCallback needs transformers ({error}): pip install 'torchobj[transformers]'"
     ) from error
 
 __all__ = ["LookaheadCallback"]
@@ -29,7 +29,7 @@ logger = logging.getLogger("torchobj")
 
 
 class LookaheadCallback(TrainerCallback):
-    """Attaches the loaders of a `transformers.Trainer`: `Trainer(..., callbacks=[torchobj.LookaheadCallback()])`.
+    """Attaches the loaders of a `transformers.Trainer`, as one of its `callbacks`.
 
     The training loader is attached when `train()` starts. The loader of an evaluation becomes visible with its first
     batch; the rest of its order is announced from there on, and a loader that is reused

@@ -116,7 +116,7 @@ def test_a_manifest_and_the_indexes_of_shards_are_loaded():
     names = [manifest.url(index).rpartition("/")[2] for index in range(len(manifest))]
     assert names == [f"{number:02}.txt" for number in range(12)]
     for name, counts in (("index", [20, 20]), ("shards/00.tar.index", [20]), ("shards/01.tar.index", [20])):
-        assert torchobj.TarIndex.load(FORMATS / "sets" / f"{name}.parquet").counts() == counts
+        assert torchobj.shards.TarIndex.load(FORMATS / "sets" / f"{name}.parquet").counts() == counts
 
 
 def test_an_unfinished_upload_is_found_and_aborted(folder):

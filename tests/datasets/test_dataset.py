@@ -141,7 +141,7 @@ def test_a_batch_is_read_concurrently_without_head_requests(filled, control):
 
 def test_raw_bytes_are_collated_raggedly(filled):
     batch = next(iter(DataLoader(dataset(filled), batch_size=5)))
-    assert isinstance(batch, torchobj.RaggedBatch)
+    assert isinstance(batch, torchobj.collate.RaggedBatch)
     assert [bytes(batch[index].numpy()) for index in range(5)] == [expected(number) for number in range(5)]
     assert batch.urls == [f"{filled.url}/train/{number:02}.bin" for number in range(5)]
     assert (batch.data.dtype, batch.offsets.dtype, len(batch.offsets)) == (torch.uint8, torch.int64, 6)

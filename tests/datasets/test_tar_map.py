@@ -175,7 +175,7 @@ def test_a_shard_that_is_replaced_later_is_an_error_of_its_samples():
 def test_an_index_older_than_its_shard_is_built_again_or_refused():
     base = "memory://tar-map-stale"
     for keys in (("a", "b"), ("c", "d", "e")):
-        with torchobj.TarWriter(f"{base}/0.tar", index=keys == ("a", "b")) as writer:
+        with torchobj.shards.TarWriter(f"{base}/0.tar", index=keys == ("a", "b")) as writer:
             for key in keys:
                 writer.write({"__key__": key, "txt": key})
         if keys == ("a", "b"):

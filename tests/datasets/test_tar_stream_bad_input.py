@@ -236,7 +236,7 @@ def test_a_shard_that_is_replaced_after_the_listing_is_an_error():
 
 def test_a_stale_index_beside_a_shard_is_not_used_to_divide_it():
     pytest.importorskip("pyarrow")
-    with torchobj.TarWriter(f"{STORE}/indexed.tar") as writer:
+    with torchobj.shards.TarWriter(f"{STORE}/indexed.tar") as writer:
         for name in "abc":
             writer.write({"__key__": name, "txt": b"1"})
     put("indexed.tar", GOOD)

@@ -230,7 +230,7 @@ def test_the_trainer_of_transformers_with_the_callback(data, tmp_path_factory, w
     )
     model = Model()
     trainer = transformers.Trainer(
-        model, arguments, train_dataset=data, eval_dataset=data, callbacks=[torchobj.LookaheadCallback()]
+        model, arguments, train_dataset=data, eval_dataset=data, callbacks=[torchobj.transformers.LookaheadCallback()]
     )
     with Taken() as taken:
         trainer.train()
@@ -244,7 +244,7 @@ def test_the_trainer_of_transformers_with_the_callback(data, tmp_path_factory, w
 
 def test_the_callback_ignores_other_datasets_and_warns_about_a_training_dataset(caplog, tmp_path):
     pytest.importorskip("transformers")
-    callback = torchobj.LookaheadCallback()
+    callback = torchobj.transformers.LookaheadCallback()
     callback.on_train_begin(None, None, None, train_dataloader=torch.utils.data.DataLoader(range(3)))
     callback.on_prediction_step(None, None, None, eval_dataloader=torch.utils.data.DataLoader(range(3)))
     [record] = caplog.records
@@ -262,7 +262,7 @@ def test_the_callback_warns_once_of_an_output_folder_that_is_not_local(
         output_dir=folder, report_to=[], use_cpu=True, max_steps=1, save_strategy="no", disable_tqdm=True,
         remove_unused_columns=False, dataloader_pin_memory=False,
     )  # fmt: skip
-    callback = torchobj.LookaheadCallback()
+    callback = torchobj.transformers.LookaheadCallback()
     trainer = transformers.Trainer(Model(), arguments, train_dataset=data, callbacks=[] if late else [callback])
     if late:
         trainer.add_callback(callback)

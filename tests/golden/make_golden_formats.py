@@ -81,7 +81,7 @@ def write_sets(folder):
     with torchobj.ShardWriter(f"{sets}/shards/%02d.tar", maxcount=20) as writer:
         for number in range(40):
             writer.write({"__key__": f"{number:04}", "cls": number, "json": {"half": number / 2}})
-    torchobj.TarIndex.build(f"{sets}/shards/").save(f"{sets}/index.parquet")
+    torchobj.shards.TarIndex.build(f"{sets}/shards/").save(f"{sets}/index.parquet")
     table = pyarrow.table({"number": list(range(40)), "name": [str(number) for number in range(40)]})
     pyarrow.parquet.write_table(table, f"{folder}/rows.parquet", row_group_size=8)
 

@@ -16,9 +16,9 @@ from webdataset import ShardWriter as WebdatasetShardWriter
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import torchobj
-from torchobj import ShardWriter, TarWriter, exceptions
+from torchobj import ShardWriter, exceptions
 from torchobj._torchobj import TarIndexer, TarReader
-from torchobj.shards import index_file
+from torchobj.shards import TarWriter, index_file
 from torchobj.shards.members import split_name
 
 MIB = 1 << 20

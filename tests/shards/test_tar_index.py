@@ -264,7 +264,7 @@ def test_progress_ends_with_all_shards_and_bytes():
 
 def test_many_stale_indexes_are_one_warning(caplog):
     pattern = shards_at("many-stale")
-    manifest = torchobj.TarIndex.build(pattern)
+    manifest = torchobj.shards.TarIndex.build(pattern)
     manifest.save_beside()
     for number in range(2):
         torchobj.Store(BASE).put(f"many-stale/{number}.tar", tar_of([("new.txt", b"%d" % number)]))

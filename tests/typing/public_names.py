@@ -17,7 +17,6 @@ from torchobj import (
     GroupDataset,
     ImageFolder,
     InterleaveDataset,
-    ListPage,
     LookaheadBatchSampler,
     Manifest,
     ObjectDataset,
@@ -28,7 +27,6 @@ from torchobj import (
     ObjectRef,
     ObjectWriter,
     ParquetIterableDataset,
-    RaggedBatch,
     S3Checkpoint,
     S3ClientConfig,
     S3Exception,
@@ -43,13 +41,9 @@ from torchobj import (
     StoreConfig,
     StoreError,
     TableDataset,
-    TarIndex,
     TarIterableDataset,
     TarMapDataset,
-    TarWriter,
     TorchobjError,
-    UnfinishedUpload,
-    Url,
     __version__,
     attach,
     collate,
@@ -60,12 +54,14 @@ from torchobj import (
     load,
     load_config,
     open,  # noqa: A004  the builtin's name, as in io and gzip
-    parse_url,
     save,
-    set_budget,
     set_memory_budget,
 )
+from torchobj.collate import RaggedBatch
 from torchobj.config import GCSCredentials, S3Credentials
+from torchobj.shards import TarIndex, TarWriter
+from torchobj.store import ListPage, UnfinishedUpload
+from torchobj.urls import Url, parse_url
 
 
 def length(reader: ObjectReader) -> int:
@@ -289,5 +285,4 @@ def label_of(sample: dict[str, Any]) -> int:
 def process() -> None:
     """Settings of the whole process."""
     set_memory_budget(1 << 30)
-    set_budget(1 << 30)
     assert_type(__version__, str)

@@ -8,7 +8,7 @@ from typing import Any
 from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
 
-__all__ = ["AHEAD_SHARE", "budget_bytes", "set_budget", "set_memory_budget", "times_set"]
+__all__ = ["AHEAD_SHARE", "budget_bytes", "set_memory_budget", "times_set"]
 
 #: Environment variable with the budget in bytes, for the process of each rank.
 VARIABLE = "TORCHOBJ_BUDGET_BYTES"
@@ -57,10 +57,6 @@ def set_memory_budget(budget_bytes: int) -> None:
     if allocated is not None:
         _torchobj.release_free_memory()
     _chosen, _times_set = budget_bytes, _times_set + 1
-
-
-#: Earlier name of `set_memory_budget`.
-set_budget = set_memory_budget
 
 
 def times_set() -> int:

@@ -111,7 +111,7 @@ class TarWriter:
 
     def __repr__(self) -> str:
         state = " (closed)" if self.closed else ""
-        return f"<torchobj.TarWriter {self._url}, {self.count} samples, {self._size} bytes{state}>"
+        return f"<torchobj.shards.TarWriter {self._url}, {self.count} samples, {self._size} bytes{state}>"
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Writes a sample.
