@@ -34,7 +34,7 @@ from benchmarks.fault_cells import Cell, Outcome
 from benchmarks.fault_kinds import Kind, kinds, rules
 from benchmarks.fault_operations import OPERATIONS, Location, attempt, prepare
 from tests.servers import launch
-from torchobj import S3Options, StoreConfig
+from torchobj import AdvancedOptions, S3Options, StoreConfig
 
 _MIB = 1 << 20
 #: Number of servers, and of concurrent cells: most of a cell's time is spent waiting.
@@ -51,8 +51,7 @@ _ROUNDS = 3
 #: Short timeouts, so that stalls take seconds; and the smallest parts that S3 allows.
 _SETTINGS: dict[str, Any] = {
     "part_bytes": 5 * _MIB,
-    "whole_below_bytes": 5 * _MIB,
-    "connect_timeout_s": 1.0,
+    "advanced": AdvancedOptions(whole_below_bytes=5 * _MIB, connect_timeout_s=1.0),
     "first_byte_timeout_s": 1.0,
     "idle_timeout_s": 1.0,
     "retry_timeout_s": 20.0,

@@ -85,7 +85,9 @@ class Training:
 def manager(url: str, upload_mbit_s: float | None = None) -> CheckpointManager:
     """Manages the checkpoints of a run, and keeps the newest three."""
     # The smallest parts that S3 allows, so that this small checkpoint is a multipart upload that can be observed.
-    config = torchobj.StoreConfig(upload_mbit_s=upload_mbit_s, whole_below_bytes=1 << 20, part_bytes=5 << 20)
+    config = torchobj.StoreConfig(
+        upload_mbit_s=upload_mbit_s, advanced=torchobj.AdvancedOptions(whole_below_bytes=1 << 20), part_bytes=5 << 20
+    )
     return CheckpointManager(url, keep_last=3, sharded=True, config=config)
 
 

@@ -21,7 +21,7 @@ from torchobj.compat import S3Exception as S3Exception
 from torchobj.compat import S3Reader as S3Reader
 from torchobj.compat import S3ReaderConstructor as S3ReaderConstructor
 from torchobj.compat import S3Writer as S3Writer
-from torchobj.config import FileOptions, GCSOptions, S3Options, StoreConfig, load_config
+from torchobj.config import AdvancedOptions, FileOptions, GCSOptions, S3Options, StoreConfig, load_config
 from torchobj.datasets.memory_budget import set_memory_budget
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
@@ -87,6 +87,7 @@ _LAZY = {
 _LAZY_MODULES = {"checkpoint", "collate", "dcp", "fsspec", "lightning", "loader", "transformers", "wds"}
 
 __all__ = [
+    "AdvancedOptions",
     "Buffer",
     "CheckpointManager",
     "DataLoader",

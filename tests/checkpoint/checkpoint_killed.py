@@ -8,12 +8,15 @@ import dataclasses
 import torch
 
 from tests.support.killing import serve
+from torchobj import AdvancedOptions
 from torchobj.checkpoint import CheckpointManager
 
 
 def save(orders):
     """Saves a step of 11 MB: in three parts, or as several objects."""
-    config = dataclasses.replace(orders["config"], part_bytes=5 << 20, whole_below_bytes=5 << 20)
+    config = dataclasses.replace(
+        orders["config"], part_bytes=5 << 20, advanced=AdvancedOptions(whole_below_bytes=5 << 20)
+    )
     manager = CheckpointManager(orders["url"], keep_last=2, config=config, sharded=orders["sharded"])
     step = orders["step"]
     state = {"x": torch.full((2_700_000,), float(step)), "step": step}

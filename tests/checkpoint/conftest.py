@@ -7,12 +7,13 @@ import pytest
 
 from tests.support.managers import Gate
 from tests.support.saved_objects import planning
+from torchobj import AdvancedOptions
 from torchobj.checkpoint import CheckpointManager
 
 
 @pytest.fixture
 def config(bucket):
-    return dataclasses.replace(bucket.config, part_bytes=5 << 20, whole_below_bytes=5 << 20)
+    return dataclasses.replace(bucket.config, part_bytes=5 << 20, advanced=AdvancedOptions(whole_below_bytes=5 << 20))
 
 
 @pytest.fixture

@@ -19,7 +19,9 @@ ANY, S3, GCS = torchobj.StoreConfig, torchobj.S3Options, torchobj.GCSOptions
 def test_defaults_are_the_same_as_in_rust():
     defaults, config = _torchobj.default_config(), torchobj.StoreConfig()
     assert defaults.pop("file") == dataclasses.asdict(config.file)
-    assert {name: getattr(config, name) for name in defaults} == defaults
+    values = vars(config) | vars(config.advanced)
+    assert {name: values[name] for name in defaults} == defaults
+    assert set(dataclasses.asdict(config.advanced)) <= set(defaults)
 
 
 def refused(kind, setting, words):
@@ -37,16 +39,27 @@ def refused(kind, setting, words):
         ({"part_bytes": True}, "part_bytes=True"),
         ({"max_in_flight": 0}, "max_in_flight=0: must be 1..4096"),
         ({"max_in_flight": "many"}, "max_in_flight='many'"),
-        ({"max_in_flight_cap": 0}, "max_in_flight_cap=0: must be 1..4096"),
         ({"max_attempts": -1}, "max_attempts=-1"),
         ({"idle_timeout_s": 0}, "idle_timeout_s=0: must be 0.01..86400 s"),
         ({"idle_timeout_s": float("nan")}, "idle_timeout_s=nan"),
-        ({"min_bytes_per_s": -1}, "min_bytes_per_s=-1: must be 0..1073741824"),
-        ({"min_bytes_per_s": 0.5}, "min_bytes_per_s=0.5"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_the_allowed_range(setting, words):
     refused(torchobj.StoreConfig, setting, words)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"max_in_flight_cap": 0}, "max_in_flight_cap=0: must be 1..4096"),
+        ({"min_bytes_per_s": -1}, "min_bytes_per_s=-1: must be 0..1073741824"),
+        ({"min_bytes_per_s": 0.5}, "min_bytes_per_s=0.5"),
+        ({"whole_below_bytes": 1}, "whole_below_bytes=1: must be 1 MiB..5 GiB"),
+        ({"commit_timeout_s": 0}, "commit_timeout_s=0: must be 0.01..86400 s"),
+    ],
+)
+def test_an_advanced_value_out_of_range_is_refused_with_the_allowed_range(setting, words):
+    refused(torchobj.AdvancedOptions, setting, words)
 
 
 @pytest.mark.parametrize(

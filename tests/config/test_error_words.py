@@ -125,8 +125,13 @@ def test_the_error_of_an_unknown_ca_names_the_setting(credentials):
 def test_a_commit_without_a_response_times_out_with_its_setting_and_a_log(control, strict_server, bucket, caplog):
     caplog.set_level(logging.WARNING)
     control.faults({"operation": "CompleteMultipartUpload", "action": {"delay_first_byte_s": 3600, "status": 500}})
-    waits = {"first_byte_timeout_s": 1.0, "idle_timeout_s": 1.0, "commit_timeout_s": 3.0}
-    store = torchobj.Store(bucket.url, config=config(strict_server, whole_below_bytes=1 << 20, **waits))
+    waits = {"first_byte_timeout_s": 1.0, "idle_timeout_s": 1.0}
+    store = torchobj.Store(
+        bucket.url,
+        config=config(
+            strict_server, advanced=torchobj.AdvancedOptions(whole_below_bytes=1 << 20, commit_timeout_s=3.0), **waits
+        ),
+    )
     with pytest.raises(exceptions.StoreTimeoutError, match="commit_timeout_s=3"):
         store.put("k", bytes(6 << 20))
     assert f"commit {bucket.url}/k: the store sent nothing for 1 s" in caplog.text

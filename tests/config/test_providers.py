@@ -96,7 +96,7 @@ def test_a_profile_that_the_caller_names_is_used_instead_of_keys_in_the_environm
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
     # Another configuration than that of the fixture, whose credentials are loaded already.
-    config = dataclasses.replace(bucket.config, keep_alive_s=7.5)
+    config = dataclasses.replace(bucket.config, advanced=torchobj.AdvancedOptions(keep_alive_s=7.5))
     assert bytes(torchobj.Store(bucket.url, config=config).get("k")) == b"x"
     unnamed = dataclasses.replace(config, s3=dataclasses.replace(config.s3, profile=None))
     with pytest.raises(exceptions.AccessDeniedError):

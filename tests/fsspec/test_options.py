@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
 import torchobj
-from torchobj import GCSOptions, S3Options, StoreConfig, exceptions
+from torchobj import AdvancedOptions, GCSOptions, S3Options, StoreConfig, exceptions
 from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, instances, s3fs_options
 
 KEY, SECRET, TOKEN = "canary-KEY-id", "canary8SECRET", "canary8TOKEN"
@@ -65,7 +65,11 @@ def test_options_of_botocore_set_shared_fields(tmp_path):
     config_kwargs = {"connect_timeout": 1, "read_timeout": 2, "retries": {"total_max_attempts": 3}}
     config = ObjectFileSystem(config_kwargs=config_kwargs, client_kwargs={"verify": str(tmp_path)})._config
     assert config == StoreConfig(
-        connect_timeout_s=1, first_byte_timeout_s=2, idle_timeout_s=2, max_attempts=3, ca_bundle=str(tmp_path)
+        advanced=AdvancedOptions(connect_timeout_s=1),
+        first_byte_timeout_s=2,
+        idle_timeout_s=2,
+        max_attempts=3,
+        ca_bundle=str(tmp_path),
     )
 
 

@@ -177,7 +177,7 @@ def of_rank(rank, ranks, folder):
 #: A process that ends where nothing can be cleaned up.
 UPLOAD = """
 import os, sys, time, torchobj
-config = torchobj.StoreConfig(part_bytes=5 << 20, whole_below_bytes=5 << 20)
+config = torchobj.StoreConfig(part_bytes=5 << 20, advanced=torchobj.AdvancedOptions(whole_below_bytes=5 << 20))
 writer = torchobj.open(sys.argv[1] + "/object", "wb", config=config)
 writer.write(bytes(11 << 20))
 time.sleep(2)

@@ -214,7 +214,7 @@ def held_by(pid):
 def look_at_workers(url, config):
     """Runs in its own process, where every TCP socket is torchobj's."""
     # Idle connections stay open long enough to be counted.
-    config = dataclasses.replace(config, keep_alive_s=600.0)
+    config = dataclasses.replace(config, advanced=torchobj.AdvancedOptions(keep_alive_s=600.0))
     data = torchobj.ObjectMapDataset(url, config=config, transform=torchobj.ObjectReader.read)
     settings = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork"}
     iterator = iter(torchobj.DataLoader(data, collate_fn=list, **settings))

@@ -104,7 +104,9 @@ def test_tls_certificates_are_verified_unless_disabled(credentials):
         os.environ["AWS_CA_BUNDLE"] = server.ca_file
         try:
             with pytest.raises(exceptions.BucketNotFoundError):
-                torchobj.Store(url, config=config(server, profile="tls", keep_alive_s=7.0)).get("k")
+                torchobj.Store(
+                    url, config=config(server, profile="tls", advanced=torchobj.AdvancedOptions(keep_alive_s=7.0))
+                ).get("k")
         finally:
             del os.environ["AWS_CA_BUNDLE"]
         with pytest.raises(exceptions.ConfigError, match="no-such-file"):
@@ -116,7 +118,7 @@ def test_endpoints_come_from_the_environment(bucket, strict_server, monkeypatch)
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.setenv(name, strict_server.endpoint)
         # Another configuration reads the environment again.
-        settings = s3_config(profile="strict", keep_alive_s=5.0 + len(name) / 100)
+        settings = s3_config(profile="strict", advanced=torchobj.AdvancedOptions(keep_alive_s=5.0 + len(name) / 100))
         assert torchobj.Store(bucket.url, config=settings).get("k") == b"x"
         monkeypatch.delenv(name)
 
@@ -124,14 +126,21 @@ def test_endpoints_come_from_the_environment(bucket, strict_server, monkeypatch)
 def test_a_proxy_is_used_unless_the_host_is_exempt(bucket, strict_server, monkeypatch):
     bucket.write("k", b"x")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    through = config(strict_server, max_attempts=1, keep_alive_s=6.0)
+    through = config(strict_server, max_attempts=1, advanced=torchobj.AdvancedOptions(keep_alive_s=6.0))
     with pytest.raises(exceptions.StoreConnectionError, match="127.0.0.1:9"):
         torchobj.Store(bucket.url, config=through).get("k")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert torchobj.Store(bucket.url, config=config(strict_server, keep_alive_s=6.1)).get("k") == b"x"
+    assert (
+        torchobj.Store(
+            bucket.url, config=config(strict_server, advanced=torchobj.AdvancedOptions(keep_alive_s=6.1))
+        ).get("k")
+        == b"x"
+    )
     monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:9")
     with pytest.raises(exceptions.ConfigError, match="http_proxy"):
-        torchobj.Store(bucket.url, config=config(strict_server, keep_alive_s=6.2)).get("k")
+        torchobj.Store(
+            bucket.url, config=config(strict_server, advanced=torchobj.AdvancedOptions(keep_alive_s=6.2))
+        ).get("k")
 
 
 def test_an_expiring_credential_is_renewed(control, strict_server, bucket, monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from torchobj import Store
+from torchobj import AdvancedOptions, Store
 from torchobj.checkpoint import CheckpointManager
 
 LARGE = bytes(6 << 20)
@@ -13,7 +13,10 @@ LARGE = bytes(6 << 20)
 def store_of(bucket, **options):
     s3 = dataclasses.replace(bucket.config.s3, **options)
     return Store(
-        bucket.url, config=dataclasses.replace(bucket.config, s3=s3, part_bytes=5 << 20, whole_below_bytes=1 << 20)
+        bucket.url,
+        config=dataclasses.replace(
+            bucket.config, s3=s3, part_bytes=5 << 20, advanced=AdvancedOptions(whole_below_bytes=1 << 20)
+        ),
     )
 
 

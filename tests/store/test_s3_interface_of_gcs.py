@@ -28,7 +28,11 @@ def lenient(bucket, control):
     ],
 )
 def test_the_endpoint_determines_whether_writes_are_conditional(endpoint, conditional):
-    config = StoreConfig(s3=S3Options(endpoint_url=endpoint, anonymous=True), max_attempts=1, connect_timeout_s=0.1)
+    config = StoreConfig(
+        s3=S3Options(endpoint_url=endpoint, anonymous=True),
+        max_attempts=1,
+        advanced=torchobj.AdvancedOptions(connect_timeout_s=0.1),
+    )
     with pytest.raises(exceptions.StoreError) as raised:
         Store("s3://bucket/", config=config).put("k", b"", overwrite=False)
     assert isinstance(raised.value, exceptions.UnsupportedError) != conditional

@@ -7,7 +7,9 @@ from typing import Any, assert_type
 import torch
 
 from torchobj import (
+    AdvancedOptions,
     Buffer,
+    CheckpointManager,
     DataLoader,
     ElasticDistributedSampler,
     FileOptions,
@@ -46,7 +48,6 @@ from torchobj import (
     TorchobjError,
     __version__,
     attach,
-    collate,
     decode,
     files,
     get,
@@ -57,7 +58,7 @@ from torchobj import (
     save,
     set_memory_budget,
 )
-from torchobj.collate import RaggedBatch
+from torchobj.collate import RaggedBatch, default_collate, empty
 from torchobj.config import GCSCredentials, S3Credentials
 from torchobj.shards import TarIndex, TarWriter
 from torchobj.store import ListPage, UnfinishedUpload
@@ -138,7 +139,12 @@ def loaders() -> None:
 
 def stores() -> None:
     """The methods of a store and their return types."""
-    config = StoreConfig(max_in_flight=32, s3=S3Options(region="us-east-1"), file=FileOptions(sync=False))
+    config = StoreConfig(
+        max_in_flight=32,
+        s3=S3Options(region="us-east-1"),
+        file=FileOptions(sync=False),
+        advanced=AdvancedOptions(keep_alive_s=5),
+    )
     load_config("/etc/torchobj.toml")
     S3Options(credential_provider=keys)
     StoreConfig(gcs=GCSOptions(credential_provider=token, parallel_upload=False))
@@ -199,8 +205,8 @@ def decoded(reader: ObjectReader, buffer: Buffer) -> None:
 
 def collated(samples: list[torch.Tensor]) -> torch.Tensor:
     """A collate function that fills the memory of the batch."""
-    collate.default_collate(samples)
-    return torch.stack(samples, out=collate.empty((len(samples), 3), dtype=torch.uint8))
+    default_collate(samples)
+    return torch.stack(samples, out=empty((len(samples), 3), dtype=torch.uint8))
 
 
 def datasets_of_labels(url: str) -> None:
@@ -228,6 +234,13 @@ def objects_as_files() -> None:
         assert_type(error, StoreError)
     except TorchobjError as error:
         assert_type(error.request_id, str | None)
+
+
+def steps(model: torch.nn.Module) -> None:
+    """Checkpoints by step."""
+    manager = CheckpointManager("s3://bucket/run", keep_last=3)
+    manager.save(1, {"model": model})
+    assert_type(manager.latest(), int | None)
 
 
 def tables() -> None:

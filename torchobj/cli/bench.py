@@ -14,7 +14,7 @@ from torchobj.cli.options import Command, settings
 from torchobj.cli.output import duration, human_size, print_json, print_line, shown
 from torchobj.cli.targets import parse_target
 from torchobj.cli.url_argument import URL
-from torchobj.config import StoreConfig
+from torchobj.config import AdvancedOptions
 from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 
 __all__ = ["bench"]
@@ -143,11 +143,12 @@ def suggestions(levels: Sequence[Level], mean_bytes: float, cores: int) -> list[
         f"This machine reads at most {rate}; a training job that needs more waits for data.",
         f"{enough.concurrency} concurrent requests give {share} % of it: {setting}.",
     ]
-    cap = StoreConfig.max_in_flight_cap
+    cap = AdvancedOptions.max_in_flight_cap
     if enough.concurrency <= cap:
         lines[-1] += f' The default max_in_flight="auto" finds the number itself, up to max_in_flight_cap={cap}.'
     else:
-        lines[-1] += f' max_in_flight="auto" needs max_in_flight_cap={enough.concurrency}, its default is {cap}.'
+        advanced = f"AdvancedOptions(max_in_flight_cap={enough.concurrency})"
+        lines[-1] += f' max_in_flight="auto" needs {advanced}; the default is {cap}.'
     previous = levels[-2] if len(levels) > 1 else None
     if enough is last and previous is not None and last.objects_per_s > _STILL_RISING * previous.objects_per_s:
         more = ",".join(str(min(_MOST_IN_FLIGHT, last.concurrency * factor)) for factor in (1, 2, 4))

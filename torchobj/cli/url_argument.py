@@ -7,7 +7,7 @@ from click.shell_completion import CompletionItem
 
 from torchobj.cli.options import Settings
 from torchobj.cli.targets import WILDCARD
-from torchobj.config import StoreConfig
+from torchobj.config import AdvancedOptions, StoreConfig
 from torchobj.store import Store
 from torchobj.urls import canonical_url, parse_url
 
@@ -59,8 +59,15 @@ def _escaped(key: str) -> str:
 def _keys(chosen: Settings, incomplete: str) -> list[str]:
     url = parse_url(incomplete)
     given = chosen.config(incomplete)
-    limits = {"connect_timeout_s": _LIMIT_S, "first_byte_timeout_s": _LIMIT_S, "retry_timeout_s": _LIMIT_S}
-    store = Store(url.base, config=StoreConfig(s3=given.s3, gcs=given.gcs, max_attempts=1, **limits))  # type: ignore[arg-type]
+    limited = StoreConfig(
+        s3=given.s3,
+        gcs=given.gcs,
+        max_attempts=1,
+        first_byte_timeout_s=_LIMIT_S,
+        retry_timeout_s=_LIMIT_S,
+        advanced=AdvancedOptions(connect_timeout_s=_LIMIT_S),
+    )
+    store = Store(url.base, config=limited)
     for page in store.list(url.key, "/").pages():
         return sorted(f"{url.base}/{key}" for key in [info.key for info in page.objects] + page.prefixes)[:_MOST]
     return []

@@ -1,8 +1,9 @@
 """Configuration of stores: frozen dataclasses, checked at construction, and a file with settings by URL prefix.
 
-`StoreConfig` (`store`) holds what all providers share; the options of one provider are in `S3Options` and `FileOptions`
-(`options`), and `GCSOptions` (`gcs_options`). `S3ClientConfig` (`s3_client`) is s3torchconnector's class. `load_config`
-reads a file (`config_file`), and `resolved` merges the arguments of a call with it (`resolve`); every store is created
+`StoreConfig` (`store`) holds what all providers share, in `AdvancedOptions` what few need to change; the options of one
+provider are in `S3Options` and `FileOptions` (`options`), and `GCSOptions` (`gcs_options`). `S3ClientConfig`
+(`s3_client`) is s3torchconnector's class. `load_config` reads a file (`config_file`), and `resolved` merges the
+arguments of a call with it (`resolve`), for which configurations record their `explicit_fields`; every store is created
 from a resolved configuration.
 Credentials are found as by the SDKs of AWS and Google, or returned by a callable (`credentials`) when a request needs
 them. Keys that are passed to `S3Options` are in no repr, log or file.
@@ -22,9 +23,10 @@ from torchobj.config.resolve import (
     store_config_of_all,
 )
 from torchobj.config.s3_client import S3ClientConfig
-from torchobj.config.store import StoreConfig
+from torchobj.config.store import AdvancedOptions, StoreConfig
 
 __all__ = [
+    "AdvancedOptions",
     "FileOptions",
     "GCSCredentialProvider",
     "GCSCredentials",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from torchobj.config.explicit_fields import ExplicitFields, field_names, nearest
 from torchobj.config.gcs_options import GCSOptions
 from torchobj.config.options import FileOptions, S3Options
-from torchobj.config.store import StoreConfig
+from torchobj.config.store import AdvancedOptions, StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.urls import SCHEMES, canonical_url, shown_url
 
@@ -19,10 +19,11 @@ VARIABLE = "TORCHOBJ_CONFIG"
 _SECRET = re.compile(r"secret|token|passw|access_key|credential|private_key", re.IGNORECASE)
 
 #: The tables of options, by name.
-_KINDS: dict[str, type[S3Options | GCSOptions | FileOptions]] = {
+_KINDS: dict[str, type[S3Options | GCSOptions | FileOptions | AdvancedOptions]] = {
     "s3": S3Options,
     "gcs": GCSOptions,
     "file": FileOptions,
+    "advanced": AdvancedOptions,
 }
 
 _Options = TypeVar("_Options", bound=ExplicitFields)
@@ -84,9 +85,10 @@ def load_config(path: str | os.PathLike[str]) -> None:
     of each object in `get_many`, `from_objects` and `ObjectDataset`, and the URL that is passed to `open`, `save`,
     `load` and checkpoints. In `from_objects` one prefix must apply to all objects of a bucket.
 
-    The keys of a table are the fields of `StoreConfig`; those of `S3Options`, `GCSOptions` and `FileOptions` are in its
-    tables `s3`, `gcs` and `file`. Arguments of a call override single fields: `region=`, `endpoint_url=`, and each
-    field that was passed to the constructor of its `config=`, also with its default value.
+    The keys of a table are the fields of `StoreConfig`; those of `S3Options`, `GCSOptions`, `FileOptions` and
+    `AdvancedOptions` are in its tables `s3`, `gcs`, `file` and `advanced`. Arguments of a call override single fields:
+    `region=`, `endpoint_url=`, and each field that was passed to the constructor of its `config=`, also with its
+    default value.
 
     Args:
         path: A TOML file, such as:

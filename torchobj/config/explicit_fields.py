@@ -2,16 +2,15 @@
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 
 class ExplicitFields:
-    """Base class of a dataclass that records the names of the fields that are passed to its constructor.
+    """Base class of the classes that `configuration` decorates."""
 
-    An unknown name is a `TypeError` that suggests a similar one.
-    """
-
+    #: The names of the fields that were passed to the constructor.
     _explicit: frozenset[str]
 
     @classmethod
@@ -19,17 +18,28 @@ class ExplicitFields:
         """Raises the error of names that are not fields."""
         raise TypeError(f"{cls.__name__} has no field {names[0]!r}{nearest(names[0], field_names(cls))}")
 
-    # Hidden from type checkers and editors, which otherwise ignore the signature of the dataclass.
-    if not TYPE_CHECKING:
 
-        def __new__(cls, *_: Any, **fields: Any) -> Self:
-            """Records the names of fields."""
-            known = field_names(cls)
-            if unknown := [name for name in fields if name not in known]:
-                cls._refuse(unknown)
-            self = super().__new__(cls)
-            object.__setattr__(self, "_explicit", frozenset(fields))
-            return self
+_Config = TypeVar("_Config", bound=ExplicitFields)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+def configuration(kind: type[_Config]) -> type[_Config]:
+    """Makes a class a frozen keyword-only dataclass whose instances record the fields that their constructor received.
+
+    An unknown name is a `TypeError` that suggests a similar one.
+    """
+    kind = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+    construct, known = kind.__init__, field_names(kind)
+
+    @functools.wraps(construct)
+    def record(self: _Config, **fields: Any) -> None:
+        if unknown := [name for name in fields if name not in known]:
+            kind._refuse(unknown)
+        object.__setattr__(self, "_explicit", frozenset(fields))
+        construct(self, **fields)
+
+    kind.__init__ = record  # type: ignore[assignment]
+    return kind
 
 
 def field_names(kind: type[ExplicitFields]) -> set[str]:
@@ -42,9 +52,6 @@ def nearest(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> s
     names = sorted(known)
     similar = difflib.get_close_matches(name, [*names, *elsewhere], n=1, cutoff=0.5)
     return f"; did you mean {similar[0]}?" if similar else f": its fields are {', '.join(names)}"
-
-
-_Config = TypeVar("_Config", bound=ExplicitFields)
 
 
 def explicit_fields(config: ExplicitFields) -> dict[str, Any]:

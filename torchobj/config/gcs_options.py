@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from torchobj.config.checks import check, check_auto_or_bool, check_kinds
 from torchobj.config.credentials import GCSCredentialProvider
+from torchobj.config.explicit_fields import configuration
 from torchobj.config.provider_options import ProviderOptions
 
 _PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -18,7 +19,7 @@ def _matches(pattern: re.Pattern[str], value: str | None) -> bool:
     return value is None or pattern.fullmatch(value) is not None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@configuration
 class GCSOptions(ProviderOptions):
     """Options of Google Cloud Storage: `StoreConfig(gcs=GCSOptions(...))`. They apply to `gs://` URLs only, also if
     these are written as `gcs://`.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from torchobj.config.checks import check, check_auto_or_bool, check_choices, check_kinds
 from torchobj.config.credentials import CredentialSource, S3CredentialProvider, StaticCredentials, source_of
-from torchobj.config.explicit_fields import ExplicitFields
+from torchobj.config.explicit_fields import ExplicitFields, configuration
 from torchobj.config.provider_options import ProviderOptions
 from torchobj.exceptions import ConfigError
 
@@ -30,7 +30,7 @@ def _is_region(region: str | None) -> bool:
     return region is None or re.fullmatch(r"[A-Za-z0-9._-]{1,64}", region) is not None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@configuration
 class S3Options(ProviderOptions):
     """Options of S3 and of S3-compatible stores: `StoreConfig(s3=S3Options(...))`. Other URLs are not affected.
 
@@ -178,7 +178,7 @@ class S3Options(ProviderOptions):
         return super().__getstate__()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@configuration
 class FileOptions(ExplicitFields):
     """Options of `file://` URLs: `StoreConfig(file=FileOptions(...))`. Other URLs are not affected.
 

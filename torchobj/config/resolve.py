@@ -148,7 +148,7 @@ def _merged(file: ConfigFile, prefix: Prefix | None, config: StoreConfig) -> Sto
     if prefix is None:
         return type(config)(**fields).completed()
     settings = file.settings[prefix]
-    options: dict[str, ExplicitFields] = {"s3": config.s3, "gcs": config.gcs, "file": config.file}
+    options: dict[str, ExplicitFields] = {name: getattr(config, name) for name in ("s3", "gcs", "file", "advanced")}
     try:
         for name, given in options.items():
             merged = {**explicit_fields(getattr(settings, name)), **explicit_fields(given)}

@@ -1,4 +1,4 @@
-"""`StoreConfig`: the settings that all providers share, and the options of each."""
+"""`StoreConfig`: the settings that all providers share, with the less usual ones, and the options of each."""
 
 import dataclasses
 import os
@@ -7,15 +7,60 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from torchobj.config.checks import GIB, KIB, MIB, check, check_kinds, check_number
-from torchobj.config.explicit_fields import ExplicitFields, field_names, nearest
+from torchobj.config.explicit_fields import ExplicitFields, configuration, field_names, nearest
 from torchobj.config.gcs_options import GCSOptions
 from torchobj.config.options import FileOptions, S3Options
 from torchobj.exceptions import ConfigError
 
+#: Limits of a time, in seconds.
+_SECONDS = (0.01, 86_400, " s")
+
+
+@configuration
+class AdvancedOptions(ExplicitFields):
+    """Settings of all providers that few need to change: `StoreConfig(advanced=AdvancedOptions(...))`.
+
+    Args:
+        whole_below_bytes: Objects below this size are read and written in one request, if their size is known.
+        max_in_flight_cap: Upper limit of `max_in_flight="auto"`, for all ranks of a host together. 1..4096.
+        connect_timeout_s: Limit of a TCP connect, and of a TLS handshake.
+        commit_timeout_s: Limit of the commit of a multipart upload, including retries. S3 may send white space for
+            minutes while it assembles the parts; if a store sends nothing for longer than `first_byte_timeout_s` and
+            `idle_timeout_s`, the commit is retried. After an attempt without a response, the store is checked for the
+            object until this time has elapsed. If the object is still missing then, the error states that the outcome
+            is unknown, and the upload is not aborted, because the store may still be committing it. 0.01..86400 s.
+        min_bytes_per_s: Minimum rate of the body of a read, on average over `idle_timeout_s`; a slower read continues
+            on another connection. On a network that is too slow for `max_in_flight` requests at this rate, lower one of
+            them. 0: no minimum. 0..1 GiB.
+        keep_alive_s: Time for which an idle connection is kept. S3 closes idle connections after 5 to 20 s.
+
+    Raises:
+        ConfigError: A value is not allowed; the message names the field and the allowed values.
+
+    Example:
+        >>> AdvancedOptions(connect_timeout_s=2).commit_timeout_s
+        900.0
+    """
+
+    whole_below_bytes: int = 16 * MIB
+    max_in_flight_cap: int = 512
+    connect_timeout_s: float = 5.0
+    commit_timeout_s: float = 900.0
+    min_bytes_per_s: int = 16 * KIB
+    keep_alive_s: float = 8.0
+
+    def __post_init__(self) -> None:
+        check_number("whole_below_bytes", self.whole_below_bytes, MIB, 5 * GIB)
+        check_number("max_in_flight_cap", self.max_in_flight_cap, 1, 4096)
+        check_number("min_bytes_per_s", self.min_bytes_per_s, 0, GIB)
+        for name in ("connect_timeout_s", "commit_timeout_s", "keep_alive_s"):
+            check_number(name, getattr(self, name), *_SECONDS, whole=False)
+
+
 #: Names of options that are not fields of `StoreConfig`, by the field that holds them; names of both by that of S3.
 _OPTIONS: dict[str, tuple[str, type]] = {
     field.name: (name, kind)
-    for name, kind in (("gcs", GCSOptions), ("s3", S3Options))
+    for name, kind in (("gcs", GCSOptions), ("s3", S3Options), ("advanced", AdvancedOptions))
     for field in dataclasses.fields(kind)
 }
 
@@ -38,7 +83,7 @@ def _moved(names: list[str]) -> str:
     return f"{', '.join(same)}: {verb} in {kind.__name__}: StoreConfig({name}={kind.__name__}({options}))"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@configuration
 class StoreConfig(ExplicitFields):
     """Configures access to stores: parts, concurrency, retries, timeouts, TLS, and the options of each provider.
 
@@ -49,11 +94,11 @@ class StoreConfig(ExplicitFields):
         s3: Options of `s3://` URLs.
         gcs: Options of `gs://` URLs.
         file: Options of `file://` URLs.
+        advanced: Settings of all providers that few need to change.
         verify_tls: Whether to verify the certificate of the server.
         ca_bundle: PEM file of trusted certificates. None: those of the system; for `s3://`, `AWS_CA_BUNDLE` first.
         part_bytes: Size of the ranges of a large read, and of the first parts of an upload. AWS recommends 8 or 16 MiB.
             5 MiB..5 GiB.
-        whole_below_bytes: Objects below this size are read and written in one request, if their size is known.
         write_buffer_bytes: Memory of one writer for parts that are being filled or sent; at least two parts.
         upload_mbit_s: Bandwidth limit of all uploads of an account, in 10^6 bits per second, so that a checkpoint does
             not slow down a loader. The limit applies to whole parts. None: no limit.
@@ -61,7 +106,6 @@ class StoreConfig(ExplicitFields):
             process. `auto`: starts with 64, increases while that raises the throughput, and decreases while the store
             throttles. The ranks of a host share it: with `LOCAL_WORLD_SIZE=8`, as torchrun sets it, each starts with 8.
             A number is fixed, per process. 1..4096.
-        max_in_flight_cap: Upper limit of `max_in_flight="auto"`, for all ranks of a host together. 1..4096.
         hedge: Whether reads whose response is late are hedged with a second request on another connection: at most one
             in twenty, and none for 10 s after the store throttled.
         verify_checksums: Whether `Store.get`, `get_many` and the prefetcher compare objects that they read whole with
@@ -71,19 +115,9 @@ class StoreConfig(ExplicitFields):
             While the store throttles (503, 429) or sends `Retry-After`, attempts are not counted, and only
             `retry_timeout_s` ends them. 1: no retries. 1..1000.
         retry_timeout_s: No attempt starts later than this after the first, including attempts of throttled requests.
-            For the commit of a multipart upload, `commit_timeout_s` replaces it.
-        connect_timeout_s: Limit of a TCP connect, and of a TLS handshake.
+            For the commit of a multipart upload, `AdvancedOptions.commit_timeout_s` replaces it.
         first_byte_timeout_s: Limit from a request to the head of its response.
         idle_timeout_s: Limit without progress of a transfer. There is no limit on the total time.
-        commit_timeout_s: Limit of the commit of a multipart upload, including retries. S3 may send white space for
-            minutes while it assembles the parts; if a store sends nothing for longer than `first_byte_timeout_s` and
-            `idle_timeout_s`, the commit is retried. After an attempt without a response, the store is checked for the
-            object until this time has elapsed. If the object is still missing then, the error states that the outcome
-            is unknown, and the upload is not aborted, because the store may still be committing it. 0.01..86400 s.
-        min_bytes_per_s: Minimum rate of the body of a read, on average over `idle_timeout_s`; a slower read continues
-            on another connection. On a network that is too slow for `max_in_flight` requests at this rate, lower one of
-            them. 0: no minimum. 0..1 GiB.
-        keep_alive_s: Time for which an idle connection is kept. S3 closes idle connections after 5 to 20 s.
 
     Raises:
         ConfigError: A value is not allowed, or the field belongs to the options of a provider; the message
@@ -103,24 +137,19 @@ class StoreConfig(ExplicitFields):
     s3: S3Options = dataclasses.field(default_factory=S3Options)
     gcs: GCSOptions = dataclasses.field(default_factory=GCSOptions)
     file: FileOptions = dataclasses.field(default_factory=FileOptions)
+    advanced: AdvancedOptions = dataclasses.field(default_factory=AdvancedOptions)
     verify_tls: bool = True
     ca_bundle: str | Path | None = None
     part_bytes: int = 8 * MIB
-    whole_below_bytes: int = 16 * MIB
     write_buffer_bytes: int = 64 * MIB
     upload_mbit_s: float | None = None
     max_in_flight: int | Literal["auto"] = "auto"
-    max_in_flight_cap: int = 512
     hedge: bool = True
     verify_checksums: bool = False
     max_attempts: int = 10
     retry_timeout_s: float = 180.0
-    connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 30.0
     idle_timeout_s: float = 20.0
-    commit_timeout_s: float = 900.0
-    min_bytes_per_s: int = 16 * KIB
-    keep_alive_s: float = 8.0
 
     @classmethod
     def _refuse(cls, names: list[str]) -> NoReturn:
@@ -133,28 +162,19 @@ class StoreConfig(ExplicitFields):
         check("s3", type(self.s3), "an S3Options", ok=isinstance(self.s3, S3Options))
         check("gcs", type(self.gcs), "a GCSOptions", ok=isinstance(self.gcs, GCSOptions))
         check("file", type(self.file), "a FileOptions", ok=isinstance(self.file, FileOptions))
+        check("advanced", type(self.advanced), "an AdvancedOptions", ok=isinstance(self.advanced, AdvancedOptions))
         check_kinds(self, "True or False", (bool,), "verify_tls", "hedge", "verify_checksums")
         is_path = isinstance(self.ca_bundle, (str, os.PathLike, NoneType))
         check("ca_bundle", type(self.ca_bundle), "a path, or None", ok=is_path)
         check_number("part_bytes", self.part_bytes, 5 * MIB, 5 * GIB)
-        check_number("whole_below_bytes", self.whole_below_bytes, MIB, 5 * GIB)
         check_number("write_buffer_bytes", self.write_buffer_bytes, 5 * MIB, 64 * GIB)
         if self.upload_mbit_s is not None:
             check_number("upload_mbit_s", self.upload_mbit_s, 1, 1_000_000, " Mbit/s", whole=False)
         if self.max_in_flight != "auto":
             check_number("max_in_flight", self.max_in_flight, 1, 4096)
-        check_number("max_in_flight_cap", self.max_in_flight_cap, 1, 4096)
         check_number("max_attempts", self.max_attempts, 1, 1000)
-        check_number("min_bytes_per_s", self.min_bytes_per_s, 0, GIB)
-        timeouts = (
-            "retry_timeout_s",
-            "connect_timeout_s",
-            "first_byte_timeout_s",
-            "idle_timeout_s",
-            "commit_timeout_s",
-        )
-        for name in (*timeouts, "keep_alive_s"):
-            check_number(name, getattr(self, name), 0.01, 86_400, " s", whole=False)
+        for name in ("retry_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
+            check_number(name, getattr(self, name), *_SECONDS, whole=False)
 
     @property
     def is_complete(self) -> bool:

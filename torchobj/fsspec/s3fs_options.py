@@ -180,7 +180,12 @@ def s3fs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
     translated.ignored += [name for name in ("session", "version_aware") if given.get(name)]
     warn_ignored(translated.ignored)
     fields = translated.s3_fields()
-    return replace_fields(config, s3=replace_fields(config.s3, **fields), **translated.shared)
+    return replace_fields(
+        config,
+        s3=replace_fields(config.s3, **fields),
+        advanced=replace_fields(config.advanced, **translated.advanced),
+        **translated.shared,
+    )
 
 
 def _mapping(options: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -196,6 +201,7 @@ class _Translated:
     def __init__(self) -> None:
         self.s3: dict[str, Any] = {}
         self.shared: dict[str, Any] = {}
+        self.advanced: dict[str, Any] = {}
         self.keys: dict[str, Any] = {}
         self.ignored: list[str] = []
 
@@ -237,7 +243,7 @@ class _Translated:
         elif "max_attempts" in retries:
             self.shared["max_attempts"] = retries["max_attempts"] + 1
         if "connect_timeout" in options:
-            self.shared["connect_timeout_s"] = options.pop("connect_timeout")
+            self.advanced["connect_timeout_s"] = options.pop("connect_timeout")
         if "read_timeout" in options:
             self.shared["first_byte_timeout_s"] = self.shared["idle_timeout_s"] = options.pop("read_timeout")
         self.ignored += [f"config_kwargs[{name!r}]" for name in options]

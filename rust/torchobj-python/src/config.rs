@@ -59,6 +59,17 @@ struct FileOptions {
     sync: bool,
 }
 
+/// A `torchobj.AdvancedOptions`.
+#[derive(FromPyObject)]
+struct AdvancedOptions {
+    whole_below_bytes: u64,
+    max_in_flight_cap: usize,
+    connect_timeout_s: f64,
+    commit_timeout_s: f64,
+    min_bytes_per_s: u64,
+    keep_alive_s: f64,
+}
+
 /// A value, or "auto".
 #[derive(FromPyObject)]
 enum AutoOr<T> {
@@ -72,24 +83,19 @@ pub(crate) struct StoreConfig {
     s3: S3Options,
     gcs: GcsOptions,
     file: FileOptions,
+    advanced: AdvancedOptions,
     verify_tls: bool,
     ca_bundle: Option<PathBuf>,
     part_bytes: u64,
-    whole_below_bytes: u64,
     write_buffer_bytes: u64,
     upload_mbit_s: Option<f64>,
     max_in_flight: AutoOr<usize>,
-    max_in_flight_cap: usize,
     hedge: bool,
     verify_checksums: bool,
     max_attempts: u32,
     retry_timeout_s: f64,
-    connect_timeout_s: f64,
     first_byte_timeout_s: f64,
     idle_timeout_s: f64,
-    commit_timeout_s: f64,
-    min_bytes_per_s: u64,
-    keep_alive_s: f64,
 }
 
 impl StoreConfig {
@@ -104,8 +110,8 @@ impl StoreConfig {
 
     fn http(&self) -> HttpConfig {
         HttpConfig {
-            connect_timeout: Duration::from_secs_f64(self.connect_timeout_s),
-            keep_alive: Duration::from_secs_f64(self.keep_alive_s),
+            connect_timeout: Duration::from_secs_f64(self.advanced.connect_timeout_s),
+            keep_alive: Duration::from_secs_f64(self.advanced.keep_alive_s),
             verify_tls: self.verify_tls,
             ca_bundle: self.ca_bundle.clone(),
         }
@@ -117,12 +123,12 @@ impl StoreConfig {
             AutoOr::Fixed(number) => (number, None),
             AutoOr::Auto(_) => {
                 let start = Policy::default().max_in_flight;
-                (start.min(self.max_in_flight_cap), Some(self.max_in_flight_cap))
+                (start.min(self.advanced.max_in_flight_cap), Some(self.advanced.max_in_flight_cap))
             }
         };
         let policy = Policy {
             part_bytes: self.part_bytes,
-            whole_below_bytes: self.whole_below_bytes,
+            whole_below_bytes: self.advanced.whole_below_bytes,
             max_in_flight,
             max_in_flight_cap,
             hedge: self.hedge,
@@ -133,8 +139,8 @@ impl StoreConfig {
             retry_timeout: Duration::from_secs_f64(self.retry_timeout_s),
             first_byte_timeout: Duration::from_secs_f64(self.first_byte_timeout_s),
             idle_timeout: Duration::from_secs_f64(self.idle_timeout_s),
-            commit_timeout: Duration::from_secs_f64(self.commit_timeout_s),
-            min_bytes_per_s: self.min_bytes_per_s,
+            commit_timeout: Duration::from_secs_f64(self.advanced.commit_timeout_s),
+            min_bytes_per_s: self.advanced.min_bytes_per_s,
         };
         policy.shared_by(local_ranks())
     }

@@ -7,6 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tests.support.killing import serve
+from torchobj import AdvancedOptions
 from torchobj.checkpoint import StorageWriter
 
 warnings.filterwarnings("ignore")
@@ -14,7 +15,9 @@ warnings.filterwarnings("ignore")
 
 def save(orders):
     """Saves two files, one of them in parts."""
-    config = dataclasses.replace(orders["config"], part_bytes=5 << 20, whole_below_bytes=5 << 20)
+    config = dataclasses.replace(
+        orders["config"], part_bytes=5 << 20, advanced=AdvancedOptions(whole_below_bytes=5 << 20)
+    )
     writer = StorageWriter(orders["url"], config=config, thread_count=2)
     value = float(orders["value"])
     dcp.save({"x": torch.full((1_500_000,), value), "y": torch.full((10,), value)}, storage_writer=writer)
