@@ -264,6 +264,7 @@ def test_an_invalid_state_or_one_of_another_loader_is_refused_with_the_name_of_i
         ("generator", 5, "state=5"),
         ("generator", {}, "version=None"),
         ("generator", shuffled | {"version": 3}, "version=3"),
+        ("generator", shuffled | {"version": 1}, "version=1"),
         ("generator", shuffled | {"batches": -1}, "batches=-1"),
         ("generator", shuffled | {"within_epoch": 1}, "within_epoch=1"),
         ("generator", shuffled | {"rng": None}, "rng=None"),

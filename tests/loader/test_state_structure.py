@@ -112,51 +112,6 @@ def test_the_structure_is_always_the_same(folder, kind, workers):
     assert all(each == found["fresh"] for each in found.values()), found
 
 
-def old_layout(state):
-    """A state in format 1."""
-    rng = state["rng"] or b""
-    size = len(rng) // (2 if state["within_epoch"] else 1) or 1
-    parts = [rng[start : start + size] for start in range(0, len(rng), size)]
-    own = state["sampler"]
-    if isinstance(own, bytes):
-        own = torch.load(io.BytesIO(own), weights_only=True)
-    return state | {
-        "version": 1,
-        "rng": [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts],
-        "sampler": own,
-    }
-
-
-@pytest.mark.parametrize("kind", ["generator", "distributed", "elastic", "stateful", "torchdata"])
-def test_states_of_format_1_are_resumed(folder, kind):
-    torch.manual_seed(3)
-    loader = loader_of(folder, kind, 0)
-    states, batches = [loader.state_dict()], []
-    for batch in loader:
-        batches.append(str(batch))
-        states.append(loader.state_dict())
-    for done in (0, 3):
-        torch.manual_seed(3)
-        resumed = loader_of(folder, kind, 0)
-        resumed.load_state_dict(old_layout(states[done]))
-        if done:
-            assert structure(resumed.state_dict()) == structure(states[done])
-        assert [str(batch) for batch in resumed] == batches[done:]
-
-
-def test_a_format_1_state_of_our_iterable_dataset_is_resumed(folder):
-    whole = list(iterable(folder))
-    data = iterable(folder)
-    iterator = iter(data)
-    for _ in range(8):
-        next(iterator)
-    state = torchobj.DataLoader(iterable(folder), batch_size=4).state_dict()
-    state |= {"version": 1, "within_epoch": True, "batches": 2, "rng": [], "dataset": data.state_dict()}
-    resumed = torchobj.DataLoader(iterable(folder), batch_size=4)
-    resumed.load_state_dict(state)
-    assert [number for batch in resumed for number in batch.tolist()] == whole[8:]
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(
     ("kind", "workers"),
@@ -181,39 +136,6 @@ def test_a_sharded_checkpoint_from_mid_epoch_is_restored_into_a_fresh_loader(fol
     with CheckpointManager(f"file://{tmp_path}/run", sharded=True) as manager:
         manager.restore(into={"loader": fresh, "weights": weights})
     assert weights.tolist() == [1, 1, 1]
-    assert [str(batch) for batch in fresh] == rest
-
-
-class OfTheFirstLayout:
-    """A loader with the state of earlier releases."""
-
-    def __init__(self, loader):
-        self.loader = loader
-
-    def state_dict(self):
-        return old_layout(self.loader.state_dict())
-
-    def load_state_dict(self, state):
-        raise AssertionError("this one saves only")
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("kind", ["generator", "shuffled"])
-@pytest.mark.parametrize("done", [0, 3])
-def test_a_sharded_checkpoint_of_format_1_is_restored(folder, tmp_path, kind, done):
-    torch.manual_seed(5)
-    loader = loader_of(folder, kind, 0)
-    iterator = iter(loader) if done else None
-    for _ in range(done):
-        next(iterator)
-    with CheckpointManager(f"file://{tmp_path}/run", sharded=True) as manager:
-        manager.save(1, {"loader": OfTheFirstLayout(loader), "weights": torch.ones(3)})
-    rng = torch.get_rng_state()
-    rest = [str(batch) for batch in iterator or loader]
-    fresh = loader_of(folder, kind, 0)
-    with CheckpointManager(f"file://{tmp_path}/run", sharded=True) as manager:
-        manager.restore(into={"loader": fresh, "weights": torch.zeros(3)})
-    torch.set_rng_state(rng)
     assert [str(batch) for batch in fresh] == rest
 
 

@@ -160,8 +160,8 @@ def iterable_position(loader: Any, latest: IterablePass | None, *, within_epoch:
     return {"batch_size": loader.batch_size, "dataset": ours, "sampler": own}
 
 
-def resume(loader: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Prepares the dataset of a loader for the pass of a state. Returns the state in the current layout.
+def resume(loader: Any, state: Mapping[str, Any]) -> None:
+    """Prepares the dataset of a loader for the pass of a state.
 
     Raises:
         ConfigError: Samples would be lost or repeated; names the field.
@@ -170,11 +170,6 @@ def resume(loader: Any, state: dict[str, Any]) -> dict[str, Any]:
     own, num_workers = state.get("dataset"), loader.num_workers
     if isinstance(dataset, PassDataset) != isinstance(own, Mapping):
         raise ConfigError(f"dataset={own!r}: in the state; the dataset now is a {name}")
-    if isinstance(own, Mapping) and own["done"]:
-        # Layout 1 stored the position here.
-        states = [(True, dict(own), None)]
-        state |= {"sampler": packed({"dataset": None, "workers": states, "last_worker": -1})}
-        state["dataset"] = own = {**own, "done": 0, "shape": {}}
     saved = _saved(state)
     if state["within_epoch"]:
         now = {"num_workers": num_workers, "batch_size": loader.batch_size}
@@ -194,14 +189,13 @@ def resume(loader: Any, state: dict[str, Any]) -> dict[str, Any]:
     parent = None if saved is None else unpacked(state["sampler"], "sampler")["dataset"]
     if own is not None or parent is not None:
         dataset.load_state_dict(parent if own is None else own)
-    return state
 
 
 def _warn_of_replay(dataset: Any, batches: int) -> None:
     name = type(dataset).__name__
     reason = f"{name} has no state_dict and load_state_dict"
     if is_stateful(dataset):
-        reason = f"the state of the loader was written by an earlier torchobj and contains no state of {name}"
+        reason = f"the state of the loader contains no state of {name}"
     logger.warning("%s: %d batches are read again and dropped", reason, batches)
 
 

@@ -26,7 +26,6 @@ from torchobj.loader.sampler_state import (
     drawing_from_a_copy,
     state_between_passes,
     state_of,
-    upgraded_state,
 )
 from torchobj.loader.stats import Meter
 from torchobj.loader.unwrap import in_batches
@@ -279,11 +278,11 @@ class DataLoader(LookaheadMixin[Batch_co]):
         check(state_dict)
         _check_manifest(state_dict.get("manifest"), self.dataset)
         sampler = self._index_sampler
+        state = dict(state_dict)
         if isinstance(sampler, Lookahead):
-            state = upgraded_state(state_dict, sampler.sampler)
             sampler.resume(state)
         else:
-            state = resume(self, upgraded_state(state_dict, None))
+            resume(self, state)
         self._loaded, self._progress = state, None
 
 

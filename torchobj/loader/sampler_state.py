@@ -29,16 +29,13 @@ __all__ = [
     "preserved_rng",
     "state_between_passes",
     "state_of",
-    "upgraded_state",
 ]
 
 logger = logging.getLogger("torchobj")
 
-#: The layout of the states that are written. Version 1 had a list of 0 to 2 tensors as `rng`, and the unpacked state of
-#: a sampler's iterator. torch.distributed.checkpoint flattens lists and dicts, so that a checkpoint from mid-epoch did
-#: not fit a fresh loader.
+#: The layout of states. Its values are no lists or dicts of varying keys, because torch.distributed.checkpoint flattens
+#: them, and a checkpoint from mid-epoch must fit a fresh loader.
 VERSION = 2
-_READABLE = (1, VERSION)
 
 _END = object()
 
@@ -255,26 +252,10 @@ def _joined(rng: Iterable[torch.Tensor]) -> bytes | None:
 
 def _rng_of(state: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
     """The generator states within a state."""
-    rng = state["rng"] or ()
-    if not isinstance(rng, bytes):
-        return tuple(rng)
-    size = max(1, len(rng) // 2) if state["within_epoch"] else len(rng)
+    rng: bytes = state["rng"] or b""
+    size = max(1, len(rng) // (2 if state["within_epoch"] else 1))
     parts = [rng[start : start + size] for start in range(0, len(rng), size)]
     return tuple(torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts)
-
-
-def upgraded_state(state: Mapping[str, Any], sampler: Any) -> dict[str, Any]:
-    """A state that `check` has accepted, in the current layout.
-
-    Args:
-        state: A state in any readable layout.
-        sampler: The sampler of the order; None for an iterable dataset.
-    """
-    rng = _joined(state["rng"]) if isinstance(state["rng"], list) else state["rng"]
-    own = state["sampler"]
-    if own is not None and sampler is not None and _stateful_sampler(sampler) is None and not isinstance(own, bytes):
-        own = packed(own)
-    return {**state, "version": VERSION, "rng": rng, "sampler": own}
 
 
 def check(state: Any) -> None:
@@ -285,17 +266,13 @@ def check(state: Any) -> None:
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"state={state!r}: not a loader's state; must be the return value of state_dict()")
-    if state.get("version") not in _READABLE:
-        raise ConfigError(
-            f"version={state.get('version')!r}: in the state; this version of torchobj reads 1 and {VERSION}"
-        )
+    if state.get("version") != VERSION:
+        raise ConfigError(f"version={state.get('version')!r}: in the state; this version of torchobj reads {VERSION}")
     within, rng = state.get("within_epoch"), state.get("rng")
     tests = {
         "within_epoch": isinstance(within, bool),
         "batches": isinstance(state.get("batches"), int) and state["batches"] >= 0,
-        "rng": ("rng" in state and rng is None)
-        or isinstance(rng, bytes)
-        or (isinstance(rng, list) and all(isinstance(each, torch.Tensor) for each in rng)),
+        "rng": ("rng" in state and rng is None) or isinstance(rng, bytes),
     }
     tests |= {name: name in state for name in ("order", *_SHAPE, "epoch", "sampler")}
     for name, holds in tests.items():

@@ -38,8 +38,8 @@ class PassState(NamedTuple):
     """The return value of `dataset.state_dict()`."""
     iterator: Any
     """The same for its iterator, if that is another object."""
-    ended: bool = False
-    """Whether the iterator had raised `StopIteration`. Earlier states lack it."""
+    ended: bool
+    """Whether the iterator had raised `StopIteration`."""
 
 
 class BatchWithState(NamedTuple):
