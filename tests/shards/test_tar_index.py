@@ -105,7 +105,7 @@ def test_a_shard_that_the_index_lacks_is_an_error():
 
 def test_an_index_beside_its_shard_is_used_and_others_are_built(monkeypatch):
     pattern = shards_at("beside")
-    urls = TarIndex.build(f"{BASE}/beside/{{0..1}}.tar").save_beside()
+    urls = TarIndex.build(f"{BASE}/beside/{{0..1}}.tar").save_per_shard()
     assert urls == [f"{BASE}/beside/{number}.tar.index.parquet" for number in range(2)]
     built = []
     read = index_build.members_of
@@ -128,7 +128,7 @@ def test_the_index_of_the_shard_writer_is_used(monkeypatch):
 
 def test_a_stale_index_beside_its_shard_is_built_again(caplog):
     pattern = shards_at("stale")
-    TarIndex.build(pattern).save_beside()
+    TarIndex.build(pattern).save_per_shard()
     torchobj.Store(BASE).put("stale/1.tar", tar_of([("new.txt", b"1")]))
     index = TarIndex.load_or_build(shard_manifest(pattern))
     assert [sample.key for sample in all_samples(index)] == ["0a", "0b", "new", "2a", "2b"]
@@ -138,7 +138,7 @@ def test_a_stale_index_beside_its_shard_is_built_again(caplog):
 
 def test_a_damaged_index_beside_its_shard_is_built_again(caplog):
     pattern = shards_at("damaged")
-    TarIndex.build(pattern).save_beside()
+    TarIndex.build(pattern).save_per_shard()
     torchobj.Store(BASE).put("damaged/1.tar.index.parquet", b"not an index")
     assert TarIndex.load_or_build(shard_manifest(pattern)).counts() == [2, 2, 2]
     assert "not a Parquet file" in caplog.text
@@ -150,7 +150,7 @@ def test_a_damaged_index_beside_its_shard_is_built_again(caplog):
 ])  # fmt: skip
 def test_an_index_that_names_a_shard_by_no_url_is_refused_and_built_again(name, caplog):
     pattern = shards_at("named")
-    TarIndex.build(pattern).save_beside()
+    TarIndex.build(pattern).save_per_shard()
     numbers = {"offset": [512], "size": [0], "begin": [0], "end": [1024]}
     file = io.BytesIO()
     write(
@@ -265,7 +265,7 @@ def test_progress_ends_with_all_shards_and_bytes():
 def test_many_stale_indexes_are_one_warning(caplog):
     pattern = shards_at("many-stale")
     manifest = torchobj.shards.TarIndex.build(pattern)
-    manifest.save_beside()
+    manifest.save_per_shard()
     for number in range(2):
         torchobj.Store(BASE).put(f"many-stale/{number}.tar", tar_of([("new.txt", b"%d" % number)]))
     TarIndex.load_or_build(shard_manifest(pattern))

@@ -20,7 +20,7 @@ from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 __all__ = ["bench"]
 
 _LEVELS = "1,4,16,64,128,256"
-_MOST_IN_FLIGHT = 4096
+_MAX_IN_FLIGHT = 4096
 
 #: Share of the highest throughput at which more requests are not worth their load.
 _ENOUGH = 0.9
@@ -37,8 +37,8 @@ def _levels(_: click.Context, parameter: click.Parameter, value: str) -> list[in
         levels = sorted({int(part) for part in value.split(",")})
     except ValueError:
         levels = []
-    if not levels or not all(1 <= level <= _MOST_IN_FLIGHT for level in levels):
-        raise click.BadParameter(f"{value!r}: must be numbers of 1..{_MOST_IN_FLIGHT}, as {_LEVELS}", param=parameter)
+    if not levels or not all(1 <= level <= _MAX_IN_FLIGHT for level in levels):
+        raise click.BadParameter(f"{value!r}: must be numbers of 1..{_MAX_IN_FLIGHT}, as {_LEVELS}", param=parameter)
     return levels
 
 
@@ -151,7 +151,7 @@ def suggestions(levels: Sequence[Level], mean_bytes: float, cores: int) -> list[
         lines[-1] += f' max_in_flight="auto" needs {advanced}; the default is {cap}.'
     previous = levels[-2] if len(levels) > 1 else None
     if enough is last and previous is not None and last.objects_per_s > _STILL_RISING * previous.objects_per_s:
-        more = ",".join(str(min(_MOST_IN_FLIGHT, last.concurrency * factor)) for factor in (1, 2, 4))
+        more = ",".join(str(min(_MAX_IN_FLIGHT, last.concurrency * factor)) for factor in (1, 2, 4))
         lines.append(f"The throughput was still rising: try --concurrency {more}.")
     if best.cpu_s / best.seconds > _CPU_BUSY * cores:
         lines.append(f"The CPU is the limit: {best.cpu_s / best.seconds:.1f} of {cores} cores were busy.")

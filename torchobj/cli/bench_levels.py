@@ -22,7 +22,7 @@ _READERS = 2
 _PROBES = 2
 #: Maximum size of the batches in memory.
 _BATCH_BYTES = 128 << 20
-_MOST_IN_BATCH = 4096
+_MAX_BATCH_OBJECTS = 4096
 #: Maximum number of concurrent requests of the timed reads; no level leaves this number to the readers.
 _OTHER = 4096
 
@@ -132,7 +132,7 @@ def measure(url: str, objects: Sequence[ObjectRef], config: StoreConfig, concurr
         seconds: Time after which no more reads are started. Each thread makes at least one.
     """
     mean = max(1, sum(ref.size or 0 for ref in objects) // len(objects))
-    batch = max(1, min(4 * concurrency, _MOST_IN_BATCH, _BATCH_BYTES // mean))
+    batch = max(1, min(4 * concurrency, _MAX_BATCH_OBJECTS, _BATCH_BYTES // mean))
     run = _Run(objects, batch, seconds)
     timed = min(_PROBES, concurrency)
     threads = []

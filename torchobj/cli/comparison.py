@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from torchobj.cli.targets import Target
-from torchobj.cli.transfer_plan import Item, Transfer, is_fifo, items
+from torchobj.cli.transfer_plan import Item, PlannedTransfer, is_fifo, items
 from torchobj.config import StoreConfig
 from torchobj.exceptions import BucketNotFoundError, ObjectNotFoundError
 from torchobj.store import Store
@@ -23,7 +23,7 @@ __all__ = ["compared", "copies_of", "sources_of"]
 _HEADS = 1000
 
 
-def sources_of(transfer: Transfer, config: StoreConfig) -> Iterator[Item]:
+def sources_of(transfer: PlannedTransfer, config: StoreConfig) -> Iterator[Item]:
     """The files or objects that are transferred; a single one has the name "".
 
     Raises:
@@ -34,7 +34,7 @@ def sources_of(transfer: Transfer, config: StoreConfig) -> Iterator[Item]:
     return _single(transfer.source, config)
 
 
-def copies_of(transfer: Transfer, config: StoreConfig) -> dict[str, Item]:
+def copies_of(transfer: PlannedTransfer, config: StoreConfig) -> dict[str, Item]:
     """What is at the destination, by the names of `sources_of`."""
     destination = transfer.destination
     if is_fifo(transfer) or (destination.is_local and not destination.path.exists()):
@@ -58,14 +58,14 @@ def _single(target: Target, config: StoreConfig) -> Iterator[Item]:
 
 
 def compared(
-    transfer: Transfer, found: Iterable[Item], there: Mapping[str, Item], config: StoreConfig
+    transfer: PlannedTransfer, found: Iterable[Item], copies: Mapping[str, Item], config: StoreConfig
 ) -> Iterator[tuple[Item, bool | None]]:
     """Yields each item with whether its copy is unchanged; None if it has the same size, and nothing else to compare.
 
     Args:
         transfer: The transfer.
         found: Its files or objects.
-        there: What is at the destination.
+        copies: What is at the destination.
         config: The configuration of both stores.
     """
     has_etags = transfer.source.url.scheme == transfer.destination.url.scheme == "s3"
@@ -73,7 +73,7 @@ def compared(
     while part := list(islice(remaining, _HEADS)):
         known: dict[str, bool | None] = {}
         for item in part:
-            copy = there.get(item.name)
+            copy = copies.get(item.name)
             if copy is None or copy.size is None or copy.size != item.size:
                 known[item.name] = False
             elif has_etags and item.version is not None and item.version == copy.version:
@@ -83,7 +83,7 @@ def compared(
         yield from ((item, known[item.name]) for item in part)
 
 
-def _are_unchanged(transfer: Transfer, names: list[str], config: StoreConfig) -> Iterator[bool | None]:
+def _are_unchanged(transfer: PlannedTransfer, names: list[str], config: StoreConfig) -> Iterator[bool | None]:
     """Whether files or objects equal their copies, by the metadata of both; None if that is not known."""
     source, destination = transfer.source, transfer.destination
     if source.is_local or destination.is_local:

@@ -33,7 +33,7 @@ def index(shards: tuple[str, ...], *, file: str | None) -> None:
     manifest = shard_manifest(urls, config)
     with reporting("index", quiet=chosen.json) as report:
         if file is None:
-            written = TarIndex.update_beside(manifest, config=config, progress=report)
+            written = TarIndex.update_per_shard(manifest, config=config, progress=report)
         else:
             target = str(parse_target(file, raw=True).url)
             TarIndex.load_or_build(manifest, config=config, progress=report).save(target, config=config)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torchobj.checkpoint.keys import without_links
 from torchobj.cli.errors import CommandError
 from torchobj.cli.progress import Report
-from torchobj.cli.transfer_plan import Transfer, items
+from torchobj.cli.transfer_plan import PlannedTransfer, items
 from torchobj.cli.transfer_run import Failure, Options, Outcome, concurrently, run_all
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ObjectNotFoundError, PreconditionFailedError, UnsupportedError
@@ -21,7 +21,7 @@ __all__ = ["MovedSource", "move_all", "sources_to_move"]
 class MovedSource(NamedTuple):
     """A source before its transfer."""
 
-    transfer: Transfer
+    transfer: PlannedTransfer
     name: str
     """Its path below a tree; empty for a single file or object."""
     size: int | None
@@ -35,7 +35,7 @@ class MovedSource(NamedTuple):
         return source.child(self.name).shown if self.name else source.shown
 
 
-def move_all(transfers: list[Transfer], sources: list[MovedSource], options: Options, report: Report) -> Outcome:
+def move_all(transfers: list[PlannedTransfer], sources: list[MovedSource], options: Options, report: Report) -> Outcome:
     """Moves files and objects, given what `sources_to_move` returns for the transfers.
 
     A source is deleted if its transfer succeeded, it has not changed, and its copy has its size, and the version that
@@ -66,7 +66,7 @@ def _is_copied(source: MovedSource, outcome: Outcome) -> bool:
     return source.name not in missing
 
 
-def sources_to_move(transfer: Transfer, config: StoreConfig) -> list[MovedSource]:
+def sources_to_move(transfer: PlannedTransfer, config: StoreConfig) -> list[MovedSource]:
     """The files or objects of a transfer, and their states before it."""
     source = transfer.source
     if transfer.is_tree:
@@ -82,7 +82,7 @@ def sources_to_move(transfer: Transfer, config: StoreConfig) -> list[MovedSource
     return [MovedSource(transfer, "", info.size, info.version)]
 
 
-def _of_file(transfer: Transfer, name: str, path: Path) -> MovedSource:
+def _of_file(transfer: PlannedTransfer, name: str, path: Path) -> MovedSource:
     state = path.stat()
     return MovedSource(transfer, name, state.st_size, _state(state))
 

@@ -95,14 +95,14 @@ def pack(
     _check_next(plan, pattern, start_shard, config)
     if plan.left_out and not chosen.json:
         chosen.note(_left_out(plan))
-    mine = [shard for shard in plan.shards if shard.number % part[1] == part[0]]
+    selected = [shard for shard in plan.shards if shard.number % part[1] == part[0]]
     if dry_run:
-        for shard in mine:
+        for shard in selected:
             _print_planned(chosen, shard)
         return
     started = time.monotonic()
     with reporting("pack", quiet=chosen.json or check) as report:
-        outcome = _Packing(plan, config, report, check=check).run(mine, parallel)
+        outcome = _Packing(plan, config, report, check=check).run(selected, parallel)
     _print_outcome(chosen, plan, outcome, time.monotonic() - started)
 
 

@@ -122,12 +122,12 @@ def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
     yield Check("connection", "ok", f"response after {took}" + (", with TLS" if endpoint.startswith("https") else ""))
     if url.scheme == "s3":
         given = config.s3.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        there = headers.get("x-amz-bucket-region")
-        if there is not None and given is not None and there != given:
-            advice = f"--region {there} saves a redirect"
-            yield Check("region", "warning", f"{given} is configured, the bucket is in {there}", advice)
+        found = headers.get("x-amz-bucket-region")
+        if found is not None and given is not None and found != given:
+            advice = f"--region {found} saves a redirect"
+            yield Check("region", "warning", f"{given} is configured, the bucket is in {found}", advice)
         else:
-            yield Check("region", "note", there or given or "not configured, and not in the response; it is detected")
+            yield Check("region", "note", found or given or "not configured, and not in the response; it is detected")
     date = headers.get("date")
     try:
         skew = None if date is None else (parsedate_to_datetime(date) - datetime.now(UTC)).total_seconds()

@@ -12,7 +12,7 @@ from torchobj.cli.output import counted, escaped
 from torchobj.cli.progress import reporting
 from torchobj.cli.removing import delete_keys
 from torchobj.cli.targets import Target, check_bucket
-from torchobj.cli.transfer_plan import STREAM, Transfer, is_temporary, plan
+from torchobj.cli.transfer_plan import STREAM, PlannedTransfer, is_temporary, plan
 from torchobj.cli.transfer_run import Options, run_all
 from torchobj.cli.transfers import check_attributes, print_action, print_outcome, print_plan
 from torchobj.cli.url_argument import URL
@@ -67,12 +67,12 @@ def sync(
     if delete:
         action = "deletes what is not in the source"
         check_bucket((transfer.destination, transfer.source), action, whole_bucket=whole_bucket or dry_run)
-    here = {item.name for item in sources_of(transfer, config)} if delete else set()
-    if delete and not here and not force:
+    names = {item.name for item in sources_of(transfer, config)} if delete else set()
+    if delete and not names and not force:
         raise CommandError(f"{source}: has no files; --force deletes everything below {destination}")
     options = Options(config, skip_unchanged=True, attributes=attributes)
     if dry_run:
-        extra = _extra(transfer, here, config) if delete else []
+        extra = _extra(transfer, names, config) if delete else []
         print_plan(chosen, [transfer], options, "would copy", nothing=_nothing(extra))
         _note_count(chosen, "would delete", extra, transfer.destination)
         for name in extra:
@@ -86,8 +86,8 @@ def sync(
     elapsed_s, extra = time.monotonic() - started, []
     if delete and not outcome.failures:
         # Listed again: what others wrote below the source meanwhile is kept.
-        here |= {item.name for item in sources_of(transfer, config)}
-        extra = _extra(transfer, here, config)
+        names |= {item.name for item in sources_of(transfer, config)}
+        extra = _extra(transfer, names, config)
     # Ends the command after a failure.
     print_outcome(chosen, outcome, "copied", elapsed_s, nothing=_nothing(extra))
     _note_count(chosen, "deleting", extra, transfer.destination)
@@ -104,13 +104,13 @@ def _note_count(chosen: Settings, action: str, extra: list[str], folder: Target)
         chosen.note(f"{action} {counted(len(extra), 'file')} below {escaped(folder.shown)}")
 
 
-def _extra(transfer: Transfer, here: set[str], config: StoreConfig) -> list[str]:
+def _extra(transfer: PlannedTransfer, names: set[str], config: StoreConfig) -> list[str]:
     """Names below the destination that are not below the source, and not excluded.
 
     Temporary files are not deleted, because a listing of local files omits them.
     """
-    names = (name for name in copies_of(transfer, config) if selects(transfer.patterns, name))
-    return [name for name in names if name not in here and not is_temporary(name)]
+    copies = (name for name in copies_of(transfer, config) if selects(transfer.patterns, name))
+    return [name for name in copies if name not in names and not is_temporary(name)]
 
 
 def _delete(chosen: Settings, folder: Target, extra: list[str], config: StoreConfig) -> None:

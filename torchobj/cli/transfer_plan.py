@@ -10,7 +10,7 @@ from torchobj.config import StoreConfig
 from torchobj.files.patterns import Pattern, selects
 from torchobj.store import Store
 
-__all__ = ["STREAM", "Item", "Transfer", "check_destinations", "is_fifo", "is_temporary", "items", "plan"]
+__all__ = ["STREAM", "Item", "PlannedTransfer", "check_destinations", "is_fifo", "is_temporary", "items", "plan"]
 
 #: Standard input or output.
 STREAM = "-"
@@ -28,7 +28,7 @@ class Item(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Transfer:
+class PlannedTransfer:
     """One transfer: of a file or object to another name, or of a tree into a folder."""
 
     source: Target
@@ -46,7 +46,7 @@ class Transfer:
 
 def plan(
     sources: Sequence[str], destination: str, *, recursive: bool, raw: bool, patterns: tuple[Pattern, ...] = ()
-) -> list[Transfer]:
+) -> list[PlannedTransfer]:
     """The transfers of a command.
 
     Args:
@@ -67,20 +67,20 @@ def plan(
             raise CommandError(f"{text} and {destination} are both local; one of them must be s3:// or gs://")
         if source.glob is not None:
             folder, glob = source.split_glob()
-            transfers.append(Transfer(folder, into.folder(), is_tree=True, glob=glob, patterns=patterns))
+            transfers.append(PlannedTransfer(folder, into.folder(), is_tree=True, glob=glob, patterns=patterns))
         elif recursive and not (source.is_local and source.path.is_file()):
-            transfers.append(Transfer(source.folder(), into.folder(), is_tree=True, patterns=patterns))
+            transfers.append(PlannedTransfer(source.folder(), into.folder(), is_tree=True, patterns=patterns))
         elif source.names_folder:
             raise CommandError(f"{text}: names a folder; --recursive transfers all that is in it")
         elif selects(patterns, source.url.key.rpartition("/")[2]):
-            transfers.append(Transfer(source, _named(into, source, several=len(sources) > 1), is_tree=False))
+            transfers.append(PlannedTransfer(source, _named(into, source, several=len(sources) > 1), is_tree=False))
     for transfer in transfers:
         _check(transfer)
     _check_distinct(transfer.destination.shown for transfer in transfers if not transfer.is_tree)
     return transfers
 
 
-def check_destinations(transfers: list[Transfer], config: StoreConfig) -> None:
+def check_destinations(transfers: list[PlannedTransfer], config: StoreConfig) -> None:
     """Checks that no two transfers write the same file or object. Lists trees if there are several transfers.
 
     Raises:
@@ -90,7 +90,7 @@ def check_destinations(transfers: list[Transfer], config: StoreConfig) -> None:
         _check_distinct(name for transfer in transfers for name in _destinations(transfer, config))
 
 
-def _destinations(transfer: Transfer, config: StoreConfig) -> Iterator[str]:
+def _destinations(transfer: PlannedTransfer, config: StoreConfig) -> Iterator[str]:
     if not transfer.is_tree:
         yield transfer.destination.shown
         return
@@ -106,7 +106,7 @@ def _check_distinct(destinations: Iterable[str]) -> None:
         seen.add(name)
 
 
-def is_fifo(transfer: Transfer) -> bool:
+def is_fifo(transfer: PlannedTransfer) -> bool:
     """Whether the source is a FIFO, such as that of `<(command)` in a shell. It has no size and is read once."""
     return not transfer.is_tree and transfer.source.is_local and transfer.source.path.is_fifo()
 
@@ -123,7 +123,7 @@ def _named(into: Target, source: Target, *, several: bool) -> Target:
     return into.folder().child(name)
 
 
-def _check(transfer: Transfer) -> None:
+def _check(transfer: PlannedTransfer) -> None:
     source, destination = transfer.source, transfer.destination
     if source.is_local and not source.path.exists():
         raise CommandError(f"{source.text}: no such file or folder")

@@ -13,7 +13,7 @@ from torchobj.cli.content_types import guessed_type, types_by_end
 from torchobj.cli.errors import described
 from torchobj.cli.output import escaped
 from torchobj.cli.progress import Report, of_stream
-from torchobj.cli.transfer_plan import Item, Transfer, is_fifo
+from torchobj.cli.transfer_plan import Item, PlannedTransfer, is_fifo
 from torchobj.config import StoreConfig
 from torchobj.exceptions import TransferError
 from torchobj.files.streams import upload_stream
@@ -58,11 +58,11 @@ class Outcome:
     skipped: int = 0
     failures: list[Failure] = dataclasses.field(default_factory=list)
     #: Version of the copy of each single file or object; None if it has none or is a file.
-    versions: dict[Transfer, str | None] = dataclasses.field(default_factory=dict)
+    versions: dict[PlannedTransfer, str | None] = dataclasses.field(default_factory=dict)
     #: Trees that were listed to the end, and the names in them that were not transferred.
-    trees: dict[Transfer, set[str]] = dataclasses.field(default_factory=dict)
+    trees: dict[PlannedTransfer, set[str]] = dataclasses.field(default_factory=dict)
     #: Names in trees that the server copied within a provider, with `names_copies`.
-    copies: dict[Transfer, set[str]] = dataclasses.field(default_factory=dict)
+    copies: dict[PlannedTransfer, set[str]] = dataclasses.field(default_factory=dict)
 
     def add(self, result: TreeTransfer) -> None:
         """Adds the result of the transfer of a tree."""
@@ -122,7 +122,7 @@ def concurrently(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def run_all(transfers: list[Transfer], options: Options, report: Report) -> Outcome:
+def run_all(transfers: list[PlannedTransfer], options: Options, report: Report) -> Outcome:
     """Runs transfers. A failure does not end the others.
 
     Raises:
@@ -134,7 +134,7 @@ def run_all(transfers: list[Transfer], options: Options, report: Report) -> Outc
         return outcome
     singles = [(number, transfer) for number, transfer in enumerate(transfers) if not transfer.is_tree]
 
-    def single(job: tuple[int, Transfer]) -> Outcome:
+    def single(job: tuple[int, PlannedTransfer]) -> Outcome:
         alone = Outcome()
         _run(job[1], options, total.part(job[0]), alone)
         return alone
@@ -155,7 +155,7 @@ def run_all(transfers: list[Transfer], options: Options, report: Report) -> Outc
     return outcome
 
 
-def _run(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+def _run(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
     if not (transfer.source.is_local or transfer.destination.is_local):
         _copy(transfer, options, report, outcome)
     elif transfer.is_tree:
@@ -164,7 +164,7 @@ def _run(transfer: Transfer, options: Options, report: Report, outcome: Outcome)
         _single(transfer, options, report, outcome)
 
 
-def _single(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+def _single(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
     source, url = transfer.source, str(transfer.destination.url)
     attributes = {"content_type": guessed_type(source.path.name, url), **options.attributes}
     if is_fifo(transfer):
@@ -182,7 +182,7 @@ def _single(transfer: Transfer, options: Options, report: Report, outcome: Outco
     outcome.versions[transfer] = done.version if source.is_local else None
 
 
-def _tree(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+def _tree(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
     shared: dict[str, Any] = {
         "config": options.config,
         "glob": transfer.glob,
@@ -204,7 +204,7 @@ def _tree(transfer: Transfer, options: Options, report: Report, outcome: Outcome
     outcome.add(result)
 
 
-def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+def _copy(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
     """Copies an object, or a tree, from bucket to bucket."""
     source, destination, config = transfer.source, transfer.destination, options.config
     if not transfer.is_tree:
@@ -238,7 +238,7 @@ def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome
     outcome.trees[transfer] = missing
 
 
-def _changed(transfer: Transfer, options: Options, outcome: Outcome) -> Iterator[Item]:
+def _changed(transfer: PlannedTransfer, options: Options, outcome: Outcome) -> Iterator[Item]:
     """The objects to copy from bucket to bucket. Counts the unchanged ones, if they are skipped."""
     found = sources_of(transfer, options.config)
     if not options.skip_unchanged:

@@ -17,7 +17,7 @@ from torchobj.cli.options import Command, PatternCommand, Settings, fail_with, s
 from torchobj.cli.output import counted, duration, human_size, print_json, print_line, shown
 from torchobj.cli.progress import of_stream, reporting
 from torchobj.cli.targets import check_bucket, check_wildcards, parse_target
-from torchobj.cli.transfer_plan import STREAM, Item, Transfer, check_destinations, is_fifo, plan
+from torchobj.cli.transfer_plan import STREAM, Item, PlannedTransfer, check_destinations, is_fifo, plan
 from torchobj.cli.transfer_run import Options, Outcome, failure_line, run_all
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
@@ -159,7 +159,7 @@ def _given(attributes: dict[str, Any]) -> dict[str, Any]:
     return given | ({"metadata": {name: value for name, _, value in pairs}} if pairs else {})
 
 
-def check_attributes(transfers: list[Transfer], given: dict[str, Any]) -> None:
+def check_attributes(transfers: list[PlannedTransfer], given: dict[str, Any]) -> None:
     """Checks that arguments of uploads are given for uploads only.
 
     Raises:
@@ -201,24 +201,24 @@ def _stream(
 
 
 def print_plan(
-    chosen: Settings, transfers: list[Transfer], options: Options, action: str, *, nothing: str = "nothing to do"
+    chosen: Settings, transfers: list[PlannedTransfer], options: Options, action: str, *, nothing: str = "nothing to do"
 ) -> int:
     """Prints what would be transferred, and counts what has nothing to compare. Returns the number of sources."""
     found, printed, by_checksum, without = 0, 0, 0, 0
     for transfer in transfers:
         between = not (transfer.source.is_local or transfer.destination.is_local)
-        there: dict[str, Item] = {}
+        copies: dict[str, Item] = {}
         states: Iterable[tuple[Item, bool | None]]
         if options.skip_unchanged:
-            there = copies_of(transfer, options.config)
-            states = compared(transfer, sources_of(transfer, options.config), there, options.config)
+            copies = copies_of(transfer, options.config)
+            states = compared(transfer, sources_of(transfer, options.config), copies, options.config)
         elif transfer.is_tree:
             states = ((item, False) for item in sources_of(transfer, options.config))
         else:
             states = [(Item("", None, None), False)]
         for item, is_unchanged in states:
             found += 1
-            copy = there.get(item.name)
+            copy = copies.get(item.name)
             compares = copy is not None and copy.size == item.size and not between
             if is_unchanged is None and compares:
                 by_checksum += 1
@@ -279,12 +279,12 @@ def print_outcome(
         fail_with()
 
 
-def _check_found(transfers: list[Transfer], outcome: Outcome) -> None:
+def _check_found(transfers: list[PlannedTransfer], outcome: Outcome) -> None:
     if not (outcome.files or outcome.skipped or outcome.failures):
         raise _nothing(transfers)
 
 
-def _nothing(transfers: list[Transfer]) -> CommandError:
+def _nothing(transfers: list[PlannedTransfer]) -> CommandError:
     names = " ".join(transfer.source.text for transfer in transfers)
     if any(transfer.patterns for transfer in transfers):
         return CommandError(f"{names}: no file or key is selected by --exclude and --include")

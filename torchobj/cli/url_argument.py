@@ -14,7 +14,7 @@ from torchobj.urls import canonical_url, parse_url
 __all__ = ["URL"]
 
 #: Maximum number of keys that are offered.
-_MOST = 200
+_MAX_KEYS = 200
 #: A wildcard that stands for itself.
 _ESCAPED = re.compile(r"\[([*?\[{}\\])\]")
 #: Limit of a listing for completion.
@@ -69,7 +69,7 @@ def _keys(chosen: Settings, incomplete: str) -> list[str]:
     )
     store = Store(url.base, config=limited)
     for page in store.list(url.key, "/").pages():
-        return sorted(f"{url.base}/{key}" for key in [info.key for info in page.objects] + page.prefixes)[:_MOST]
+        return sorted(f"{url.base}/{key}" for key in [info.key for info in page.objects] + page.prefixes)[:_MAX_KEYS]
     return []
 
 

@@ -215,12 +215,12 @@ class TarIndex:
         index_file.check_installed()
         shards = _shards_of(manifest)
         if index is None:
-            return cls._beside(shards, store_config(config), progress)
+            return cls._per_shard(shards, store_config(config), progress)
         loaded = index if isinstance(index, TarIndex) else cls.load(index, config=config)
         return loaded._selected(shards, "index" if isinstance(index, TarIndex) else url_of_file(index))
 
     @classmethod
-    def update_beside(
+    def update_per_shard(
         cls,
         manifest: Manifest,
         *,
@@ -243,13 +243,13 @@ class TarIndex:
         """
         chosen = store_config(config)
         shards = list({shard.name: shard for shard in _shards_of(manifest)}.values())
-        found = cls._found_beside(shards, chosen)
+        found = cls._found_per_shard(shards, chosen)
         stale = [shard for shard in shards if shard.name not in found]
-        return cls(stale, *columns_of(members_of(stale, chosen, progress), "index")).save_beside(config=chosen)
+        return cls(stale, *columns_of(members_of(stale, chosen, progress), "index")).save_per_shard(config=chosen)
 
     @classmethod
-    def _beside(cls, shards: list[TarShard], config: StoreConfig, progress: ProgressCallback | None) -> Self:
-        found = cls._found_beside(shards, config)
+    def _per_shard(cls, shards: list[TarShard], config: StoreConfig, progress: ProgressCallback | None) -> Self:
+        found = cls._found_per_shard(shards, config)
         missing = list({shard.name: shard for shard in shards if shard.name not in found}.values())
         if missing:
             logger.info(
@@ -261,7 +261,7 @@ class TarIndex:
         return cls(shards, *columns_of([found[shard.name] for shard in shards], "index"))
 
     @classmethod
-    def _found_beside(cls, shards: list[TarShard], config: StoreConfig) -> dict[str, list[Any]]:
+    def _found_per_shard(cls, shards: list[TarShard], config: StoreConfig) -> dict[str, list[Any]]:
         """The members of the shards that have a current index beside them, by the URL of the shard."""
         found: dict[str, list[Any]] = {}
         unusable: list[TarIndexError] = []
@@ -337,7 +337,7 @@ class TarIndex:
         table, _ = index._expanded(url)
         index_file.write(file, [shard._replace(name=name_in(url, shard.name)) for shard in shards], table)
 
-    def save_beside(self, *, config: StoreConfig | S3ClientConfig | None = None) -> list[str]:
+    def save_per_shard(self, *, config: StoreConfig | S3ClientConfig | None = None) -> list[str]:
         """Writes the index of each shard beside it, as `<URL of the shard>.index.parquet`.
 
         Args:
