@@ -10,12 +10,12 @@ use rustix::process::{Resource, getrlimit};
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::read::Read;
-use crate::store::ObjectStore;
-use crate::transfer::{
+use crate::policy::{
     Attempts, ConcurrencyLimit, HedgeDelay, MemoryLimit, Metrics, Permit, Policy, Quota, RateLimit, with_idle_timeout,
     within,
 };
+use crate::read::Read;
+use crate::store::ObjectStore;
 use crate::types::{Condition, ListEntry, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
 use crate::upload::check_unchanged;
 use crate::url::ObjectUrl;

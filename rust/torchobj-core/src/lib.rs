@@ -4,7 +4,7 @@
 //!
 //! * [`error`], [`url`], [`types`], [`crc32`]: plain data. [`fork`], [`runtime`]: the process. [`buffer`]: memory.
 //! * [`store`]: the trait of a store. [`memory`] and [`wrap`] implement it; the crate `torchobj-conformance` is its test suite.
-//! * [`transfer`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
+//! * [`policy`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
 //! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name.
 //! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
 //! * `memory_pressure`: whether memory is short.
@@ -26,6 +26,7 @@ pub mod memory;
 mod memory_pressure;
 pub mod object_ref;
 pub mod pickle;
+pub mod policy;
 #[cfg(target_os = "linux")]
 pub mod prefetch;
 pub mod read;
@@ -34,7 +35,6 @@ pub mod store;
 pub mod tar;
 #[cfg(test)]
 mod test_folder;
-pub mod transfer;
 pub mod types;
 pub mod upload;
 pub mod url;

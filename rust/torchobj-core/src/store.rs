@@ -1,5 +1,5 @@
 //! The trait of a store. A call makes one attempt and classifies its failure by [`ErrorKind`]. Retries, resume, timeouts and
-//! permits are implemented once for all stores, in `transfer`.
+//! permits are implemented once for all stores, in `policy`.
 
 use std::fmt::Debug;
 use std::ops::Range;

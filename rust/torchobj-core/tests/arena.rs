@@ -15,9 +15,9 @@ use torchobj_core::arena::{Announcement, Reply, Worker};
 use torchobj_core::client::Client;
 use torchobj_core::manifest::Manifest;
 use torchobj_core::memory::MemoryStore;
+use torchobj_core::policy::Policy;
 use torchobj_core::prefetch::{Object, Prefetcher, Source};
 use torchobj_core::runtime::runtime;
-use torchobj_core::transfer::Policy;
 use torchobj_core::types::PutOptions;
 
 const OBJECTS: u8 = 60;

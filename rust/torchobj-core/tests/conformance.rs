@@ -9,8 +9,8 @@ use torchobj_conformance::SUITE;
 use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Operation};
 use torchobj_core::memory::MemoryStore;
+use torchobj_core::policy::Policy;
 use torchobj_core::store::ObjectStore;
-use torchobj_core::transfer::Policy;
 use torchobj_core::types::{Payload, PutOptions};
 use torchobj_core::wrap::{Fault, FaultyStore, PrefixStore};
 

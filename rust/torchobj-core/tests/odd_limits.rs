@@ -16,9 +16,9 @@ use torchobj_conformance::SUITE;
 use torchobj_core::buffer::Dest;
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::policy::Policy;
 use torchobj_core::runtime::cleaned_up;
 use torchobj_core::store::{GetResult, ObjectChecksum, ObjectStore};
-use torchobj_core::transfer::Policy;
 use torchobj_core::types::{
     Attributes, ByteRange, Capabilities, ChecksumAlgorithm, Condition, GetRequest, KeyRules, ListEntry, ListPage,
     ListRequest, ObjectHead, PartReceipt, Payload, PutOptions, Upload, Version,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use torchobj_core::transfer::Policy;
+use torchobj_core::policy::Policy;
 use torchobj_store::config::{
     Addressing, Checksum, Encryption, FileConfig, GcsConfig, HttpConfig, ParallelUpload, ProviderConfigs, S3Config,
 };

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use torchobj_core::transfer::Counts;
+use torchobj_core::policy::Counts;
 
 use crate::prefetcher::existing;
 

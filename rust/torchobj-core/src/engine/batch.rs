@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::{Halt, Source, Tasks, pump};
 use crate::error::Result;
-use crate::transfer::{ConcurrencyLimit, within};
+use crate::policy::{ConcurrencyLimit, within};
 
 /// Interval at which a batch checks for a raised limit while no request completes.
 const RECHECK_EVERY: Duration = Duration::from_millis(100);

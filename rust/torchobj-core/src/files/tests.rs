@@ -9,9 +9,9 @@ use super::*;
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation};
 use crate::memory::MemoryStore;
+use crate::policy::Policy;
 use crate::read::Read;
 use crate::test_folder::TestFolder;
-use crate::transfer::Policy;
 use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
 

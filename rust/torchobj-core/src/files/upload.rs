@@ -13,8 +13,8 @@ use super::{Transferred, mtime, same};
 use crate::buffer::Buffer;
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
+use crate::policy::ReservedMemory;
 use crate::read::{Read, parts};
-use crate::transfer::ReservedMemory;
 use crate::types::{ByteRange, ChecksumAlgorithm, Payload, PutOptions, Version};
 use crate::upload::Session;
 

@@ -180,7 +180,7 @@ mod tests {
     use crate::list::{Filter, Listed};
     use crate::manifest::Manifest;
     use crate::memory::MemoryStore;
-    use crate::transfer::Policy;
+    use crate::policy::Policy;
     use crate::wrap::FaultyStore;
 
     /// A client whose listing pages are returned by `page`, called with the page number from 0 and the request.

@@ -14,8 +14,8 @@ use super::{ListOptions, ListStream};
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation};
 use crate::memory::MemoryStore;
+use crate::policy::Policy;
 use crate::store::ObjectStore;
-use crate::transfer::Policy;
 use crate::types::{Payload, PutOptions};
 use crate::wrap::{Fault, FaultyStore};
 

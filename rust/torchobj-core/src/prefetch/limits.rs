@@ -7,7 +7,7 @@ use super::{KnownSource, Prefetcher};
 use crate::client::Client;
 use crate::engine::add_once;
 use crate::fork;
-use crate::transfer::{ConcurrencyLimit, Metrics, MetricsSnapshot};
+use crate::policy::{ConcurrencyLimit, Metrics, MetricsSnapshot};
 
 impl Prefetcher {
     fn limits(&self) -> MutexGuard<'_, Vec<Arc<ConcurrencyLimit>>> {

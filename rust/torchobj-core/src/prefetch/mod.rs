@@ -50,9 +50,9 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::manifest::Manifest;
 use crate::object_ref::ObjectRef;
+use crate::policy::{ConcurrencyLimit, Metrics};
 use crate::read::ReadResult;
 use crate::runtime::runtime;
-use crate::transfer::{ConcurrencyLimit, Metrics};
 
 /// Assumed size of an object of unknown size, before one was read.
 const UNKNOWN_BYTES: u64 = 128 << 10;

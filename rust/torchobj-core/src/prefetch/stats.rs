@@ -11,7 +11,7 @@ use crate::arena::Usage;
 use crate::client::Client;
 use crate::engine::Halt;
 use crate::fork;
-use crate::transfer::MetricsSnapshot;
+use crate::policy::MetricsSnapshot;
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::*;
 use crate::arena::{Announcement, Reply, Unanswered, Worker};
 use crate::memory::MemoryStore;
-use crate::transfer::Policy;
+use crate::policy::Policy;
 use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
 

@@ -14,7 +14,7 @@ use crate::client::Client;
 use crate::engine::{Allocate, Heap, Request, Sink, permitted, try_run_all};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::manifest::Object;
-use crate::transfer::{Stall, until_stalled};
+use crate::policy::{Stall, until_stalled};
 use crate::types::{ByteRange, GetRequest, Version};
 
 /// An object, or a range of it, to read.

@@ -63,7 +63,7 @@ mod tests {
 
     use super::*;
     use crate::memory::MemoryStore;
-    use crate::transfer::Policy;
+    use crate::policy::Policy;
     use crate::types::PutOptions;
     use crate::wrap::{Fault, FaultyStore};
 

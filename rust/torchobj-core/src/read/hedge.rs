@@ -1,6 +1,6 @@
 //! Opens a read and sends a second request, on another connection, when the response is late. Only response heads race:
 //! the loser is dropped before a byte of its body is read, so that one response alone writes to the destination.
-//! `transfer` decides when a response is late and how many second requests are allowed.
+//! `policy` decides when a response is late and how many second requests are allowed.
 
 use std::pin::{Pin, pin};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::error::{Operation, Result, Retry};
+use crate::policy::{Permit, within};
 use crate::store::GetResult;
-use crate::transfer::{Permit, within};
 use crate::types::GetRequest;
 
 /// Time after a throttled response in which no second request is sent.
@@ -105,8 +105,8 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
     use crate::memory::MemoryStore;
+    use crate::policy::Policy;
     use crate::read::{Job, Read, ReadResult, try_get_many};
-    use crate::transfer::Policy;
     use crate::types::PutOptions;
     use crate::wrap::{Fault, FaultyStore};
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::transfer::Policy;
+use crate::policy::Policy;
 use crate::types::ByteRange;
 
 /// The range of the first request for `want`; `None` requests the whole object.

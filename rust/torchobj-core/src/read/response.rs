@@ -4,8 +4,8 @@ use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
+use crate::policy::Permit;
 use crate::store::GetResult;
-use crate::transfer::Permit;
 use crate::types::{ByteRange, GetRequest, Version};
 
 /// What all responses to one read must match, as far as it is known from a listing or from the first response.

@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
     use crate::memory::MemoryStore;
-    use crate::transfer::{Policy, within};
+    use crate::policy::{Policy, within};
     use crate::types::PutOptions;
     use crate::wrap::{Fault, FaultyStore};
 

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation};
 use crate::memory::MemoryStore;
+use crate::policy::Policy;
 use crate::read::Read;
-use crate::transfer::Policy;
 use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
 

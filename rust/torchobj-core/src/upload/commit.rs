@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::error::{Error, ErrorKind, Operation, Result, Retry};
+use crate::policy::{Attempts, ConcurrencyLimit, Permit, Policy, backoff, with_idle_timeout, within};
 use crate::store::ObjectStore;
-use crate::transfer::{Attempts, ConcurrencyLimit, Permit, Policy, backoff, with_idle_timeout, within};
 use crate::types::{Condition, PartReceipt, Upload, Version};
 
 /// Doubles with each check, up to 20 s: a commit of 900 s is checked about a hundred times.

@@ -10,8 +10,8 @@ use super::Writer;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::memory::MemoryStore;
+use crate::policy::Policy;
 use crate::runtime::runtime;
-use crate::transfer::Policy;
 use crate::types::{Condition, PutOptions, Version};
 use crate::wrap::{Fault, FaultyStore};
 

@@ -16,8 +16,8 @@ use super::commit::{Commit, CommitFailure};
 use crate::client::Client;
 use crate::engine::{Batch, Request};
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::policy::{with_idle_timeout, within};
 use crate::runtime::clean_up;
-use crate::transfer::{with_idle_timeout, within};
 use crate::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
 
 /// Timeout of an abort, which delays the error of a failed upload.

@@ -8,8 +8,8 @@ use std::pin::pin;
 use std::time::Duration;
 
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::policy::within;
 use torchobj_core::store::ObjectStore;
-use torchobj_core::transfer::within;
 use torchobj_core::types::{Condition, KeyRules, PartReceipt, Payload, PutOptions, Upload, Version};
 
 use super::put::{TemporaryFile, path_conflict};

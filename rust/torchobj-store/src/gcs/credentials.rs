@@ -13,7 +13,7 @@ use google_cloud_auth::errors::CredentialsError;
 use http::{Extensions, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use tokio::sync::Mutex;
-use torchobj_core::transfer::within;
+use torchobj_core::policy::within;
 
 use crate::credentials::{CALL_TIMEOUT, CredentialProvider, Credentials, Fresh, LoadError, Loader, failed, required};
 use crate::env;

@@ -8,8 +8,8 @@ use aws_sdk_s3::types::StorageClass;
 use futures_util::StreamExt;
 use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::policy::Policy;
 use torchobj_core::runtime::clean_up;
-use torchobj_core::transfer::Policy;
 use torchobj_core::types::{Condition, ObjectHead, PartReceipt, PutOptions, Upload, Version};
 use torchobj_core::upload::{Commit, CommitFailure, abort, begin};
 use torchobj_core::url::ObjectUrl;
@@ -201,8 +201,8 @@ fn copy_source(bucket: &str, key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use torchobj_core::policy::within;
     use torchobj_core::runtime::runtime;
-    use torchobj_core::transfer::within;
     use torchobj_core::types::Attributes;
 
     use super::*;

@@ -127,9 +127,9 @@ mod tests {
     use torchobj_core::buffer::{Memory, PendingBuffer};
     use torchobj_core::client::Client;
     use torchobj_core::list::try_head_many;
+    use torchobj_core::policy::Policy;
     use torchobj_core::runtime::runtime;
     use torchobj_core::store::ObjectStore;
-    use torchobj_core::transfer::Policy;
     use torchobj_core::types::Attributes;
 
     use super::*;

@@ -6,8 +6,8 @@ use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Result};
 use torchobj_core::list::Filter;
 use torchobj_core::manifest::Manifest;
+use torchobj_core::policy::{Policy, within};
 use torchobj_core::read::{Job, Read, try_get_many};
-use torchobj_core::transfer::{Policy, within};
 use torchobj_core::types::{ByteRange, Version};
 
 use super::{Account, S3Store};

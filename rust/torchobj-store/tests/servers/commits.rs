@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
 use torchobj_core::error::ErrorKind;
+use torchobj_core::policy::Policy;
 use torchobj_core::read::Read;
-use torchobj_core::transfer::Policy;
 use torchobj_core::types::PutOptions;
 use torchobj_store::config::S3Config;
 

@@ -4,7 +4,7 @@
 
 use crate::server::Server;
 use torchobj_conformance::SUITE;
-use torchobj_core::transfer::Policy;
+use torchobj_core::policy::Policy;
 use torchobj_store::config::{GcsConfig, ParallelUpload};
 
 /// What fake-gcs-server 1.56 does not implement.

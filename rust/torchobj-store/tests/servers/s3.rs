@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::server::Server;
 use torchobj_conformance::SUITE;
 use torchobj_core::client::Client;
-use torchobj_core::transfer::Policy;
+use torchobj_core::policy::Policy;
 use torchobj_store::config::{Addressing, Checksum, S3Config};
 
 /// Small parts of reads. Those of writes have the minimum size of S3.

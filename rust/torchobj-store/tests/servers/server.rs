@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::Value;
 use tokio::task::JoinSet;
 use torchobj_core::client::Client;
-use torchobj_core::transfer::Policy;
+use torchobj_core::policy::Policy;
 use torchobj_store::config::{GcsConfig, S3Config};
 use torchobj_store::credentials::{CredentialProvider, CredentialSender, CredentialSource, ProvidedCredentials};
 use torchobj_store::gcs::{self, GcsStore};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::memory::MemoryStore;
-use crate::transfer::Policy;
+use crate::policy::Policy;
 use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
 

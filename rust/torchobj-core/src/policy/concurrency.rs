@@ -224,7 +224,7 @@ impl ConcurrencyLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transfer::within;
+    use crate::policy::within;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -39,7 +39,7 @@ impl RateLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transfer::within;
+    use crate::policy::within;
 
     #[tokio::test(start_paused = true)]
     async fn parts_follow_each_other_at_the_rate() {
