@@ -16,7 +16,7 @@ use torchobj_core::client::Client;
 use torchobj_core::manifest::Manifest;
 use torchobj_core::memory::MemoryStore;
 use torchobj_core::policy::Policy;
-use torchobj_core::prefetch::{Object, Prefetcher, Source};
+use torchobj_core::prefetch::{ListedSource, ObjectId, Prefetcher};
 use torchobj_core::runtime::runtime;
 use torchobj_core::types::PutOptions;
 
@@ -44,7 +44,8 @@ fn prefetcher() -> (Arc<Prefetcher>, u64) {
         }
     });
     let prefetcher = Prefetcher::start(BUDGET).unwrap();
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
+    let source =
+        prefetcher.add_source(ListedSource { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     (prefetcher, source)
 }
 
@@ -103,7 +104,7 @@ fn announce(prefetcher: &Arc<Prefetcher>, source: u64, adopted: &Receiver<()>) -
     loop {
         let iterator = prefetcher.new_iterator(0);
         for _ in 0..random.u8(1..20) {
-            let order = (0..20).map(|_| Object { source, index: random.u64(0..OBJECTS.into()) });
+            let order = (0..20).map(|_| ObjectId { source, index: random.u64(0..OBJECTS.into()) });
             prefetcher.announce(iterator, &order.collect::<Vec<_>>());
             if adopted.recv().is_err() {
                 prefetcher.cancel(iterator);

@@ -11,7 +11,7 @@ use torchobj_core::arena::{Announcement, Worker};
 use torchobj_core::error::Error;
 use torchobj_core::fork;
 use torchobj_core::manifest::Manifest as Packed;
-use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
+use torchobj_core::prefetch::{ListedSource, ObjectId, Prefetcher, charge};
 
 use crate::announcing::{AnnouncingIterator, Side};
 use crate::buffer::{Buffer, ObjectReader};
@@ -54,7 +54,7 @@ impl NativeSource {
         let clients = stores.iter().map(|store| store.get().client(py)).collect::<PyResult<Vec<_>>>()?;
         let prefetcher = py.detach(|| own(budget))?;
         let manifest = manifest.packed();
-        let number = prefetcher.add_source(Source { manifest: manifest.clone(), clients, pinned });
+        let number = prefetcher.add_source(ListedSource { manifest: manifest.clone(), clients, pinned });
         let prefetcher = PrefetcherHandle::started(prefetcher);
         Ok(Self { owner: fork::generation(), number, manifest, prefetcher })
     }
@@ -164,7 +164,7 @@ fn take(
     source: u64,
     indices: &[u64],
 ) -> PyResult<Vec<Result<Buffer, Error>>> {
-    let objects: Vec<Object> = indices.iter().map(|index| Object { source, index: *index }).collect();
+    let objects: Vec<ObjectId> = indices.iter().map(|index| ObjectId { source, index: *index }).collect();
     let (prefetcher, loader) = (Arc::clone(prefetcher), loader::of_thread());
     let fetched = wait(py, async move { prefetcher.take(loader, &objects).await })?;
     Ok(fetched.into_iter().map(|fetched| fetched.map(|fetched| Buffer::from(fetched.buffer))).collect())
@@ -221,8 +221,8 @@ impl NativeIteration {
         let results = match self.iterator.side() {
             Side::Inherited => return source.read(py, indices, return_errors),
             Side::Owner(prefetcher, iterator) => {
-                let announced: Vec<Object> =
-                    ahead.iter().map(|index| Object { source: source.number, index: *index }).collect();
+                let announced: Vec<ObjectId> =
+                    ahead.iter().map(|index| ObjectId { source: source.number, index: *index }).collect();
                 py.detach(|| prefetcher.announce(iterator, &announced));
                 take(py, prefetcher, source.number, &indices)?
             }
@@ -272,7 +272,7 @@ impl Announcer {
         if self.owner != fork::generation() {
             return;
         }
-        let objects: Vec<Object> = objects.into_iter().map(|(source, index)| Object { source, index }).collect();
+        let objects: Vec<ObjectId> = objects.into_iter().map(|(source, index)| ObjectId { source, index }).collect();
         py.detach(|| self.prefetcher.announce(self.number, &objects));
         // A trainer with workers may never wait for a read, which would deliver events.
         crate::log::deliver(py);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::job::Next;
+use super::decision::Decision;
 
 /// Duration of a shortage before a warning: a large batch is over by then.
 const WARN_AFTER: Duration = Duration::from_secs(10);
@@ -34,25 +34,25 @@ impl Shortage {
     /// Records a decision of the window at `now`. Returns a warning to log.
     pub(super) fn observe<B>(
         &mut self,
-        next: &Next<B>,
+        next: &Decision<B>,
         now: Instant,
         holders: impl FnOnce() -> Holders,
     ) -> Option<String> {
-        let job = match next {
-            Next::Start(job) if job.exceeds_budget => job,
-            Next::Start(_) => {
+        let read = match next {
+            Decision::Read(read) if read.exceeds_budget => read,
+            Decision::Read(_) => {
                 self.started_at = None;
                 return None;
             }
-            Next::OutOfMemory => {
+            Decision::OutOfMemory => {
                 self.started_at.get_or_insert(now);
                 return None;
             }
-            Next::Evict(..) | Next::Idle => return None,
+            Decision::Evict(..) | Decision::Idle => return None,
         };
         let started_at = *self.started_at.get_or_insert(now);
         let holders = holders();
-        let charge = job.first.reservation.bytes();
+        let charge = read.first.reservation.bytes();
         if charge > holders.budget && !self.warned_large {
             self.warned_large = true;
             let budget = holders.budget;
@@ -88,13 +88,13 @@ fn describe(holders: Holders, lasted: Duration) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::job::{Job, Needed, Object, Reading, Reservation};
+    use super::super::decision::{CoalescedRead, EntryRead, Needed, ObjectId, Reservation};
     use super::*;
 
-    fn start(charge: u64, exceeds_budget: bool) -> Next<()> {
+    fn start(charge: u64, exceeds_budget: bool) -> Decision<()> {
         let reservation = Reservation::new(&Arc::default(), charge);
-        let first = Reading { number: 1, object: Object { source: 1, index: 1 }, loader: 0, reservation };
-        Next::Start(Job { first, neighbours: Vec::new(), exceeds_budget, needed: Needed::new() })
+        let first = EntryRead { number: 1, object: ObjectId { source: 1, index: 1 }, loader: 0, reservation };
+        Decision::Read(CoalescedRead { first, neighbours: Vec::new(), exceeds_budget, needed: Needed::new() })
     }
 
     fn holders() -> Holders {
@@ -105,7 +105,7 @@ mod tests {
     fn a_long_shortage_is_warned_of_with_the_holders_and_not_at_every_read() {
         let (mut shortage, began) = (Shortage::default(), Instant::now());
         let after = |seconds| began + Duration::from_secs(seconds);
-        assert_eq!(shortage.observe(&Next::<()>::OutOfMemory, after(0), holders), None);
+        assert_eq!(shortage.observe(&Decision::<()>::OutOfMemory, after(0), holders), None);
         assert_eq!(shortage.observe(&start(MIB, true), after(9), holders), None);
         let warning = shortage.observe(&start(MIB, true), after(11), holders).unwrap();
         for figure in ["for 11 s", "budget of 64 MiB", "workers hold 50 MiB", "this process holds 15 MiB"] {
@@ -119,7 +119,7 @@ mod tests {
     fn a_read_within_the_budget_ends_a_shortage() {
         let (mut shortage, began) = (Shortage::default(), Instant::now());
         let after = |seconds| began + Duration::from_secs(seconds);
-        assert_eq!(shortage.observe(&Next::<()>::OutOfMemory, after(0), holders), None);
+        assert_eq!(shortage.observe(&Decision::<()>::OutOfMemory, after(0), holders), None);
         assert_eq!(shortage.observe(&start(MIB, false), after(8), holders), None);
         assert_eq!(shortage.observe(&start(MIB, true), after(12), holders), None);
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::job::TakeOutcome;
+use super::decision::TakeOutcome;
 use crate::arena::Usage;
 use crate::client::Client;
 use crate::engine::Halt;

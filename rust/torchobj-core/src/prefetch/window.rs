@@ -14,40 +14,40 @@
 //!
 //! How far an iterator reads ahead is limited further while entries are ready in time, see [`ReadAheadLimit`].
 
-mod coalesce;
-mod eviction;
-mod figures;
 mod iterator;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use self::iterator::{IteratorState, ReadAheadLimit};
-use super::job::{Job, Needed, Next, Object, Reading, Reservation, TakeOutcome};
+use super::decision::{CoalescedRead, Decision, EntryRead, Needed, ObjectId, Reservation, TakeOutcome};
 use crate::error::{Error, Result};
 
 /// Iterator of entries that were not announced.
 const UNANNOUNCED: u64 = 0;
 
+/// Maximum number of entries that are added to a read: their results are handed over one after the other.
+const MAX_NEIGHBOURS: usize = 255;
+
 #[derive(Debug)]
 struct Entry<B, W> {
-    object: Object,
+    object: ObjectId,
     iterator: u64,
     /// The loader that the object is read for: that of its iterator, or that of the caller.
     loader: u64,
     charge: u64,
     /// Not read together with other entries, because such a read failed.
     alone: bool,
-    state: State<B>,
+    state: EntryState<B>,
     /// Reserves memory for the copy of a following entry.
     reservation: Option<Reservation>,
     waiter: Option<W>,
 }
 
 #[derive(Debug)]
-enum State<B> {
+enum EntryState<B> {
     Queued,
     Filling(Arc<Needed>),
     Following,
@@ -60,9 +60,9 @@ enum State<B> {
 pub(super) struct Window<B, W> {
     entries: BTreeMap<u64, Entry<B, W>>,
     /// Entries that were not taken, in announced order.
-    untaken: HashMap<Object, VecDeque<u64>>,
+    untaken: HashMap<ObjectId, VecDeque<u64>>,
     /// Objects that are being read, with the entries that follow the read.
-    reading: HashMap<Object, Vec<u64>>,
+    reading: HashMap<ObjectId, Vec<u64>>,
     demanded: VecDeque<u64>,
     ready: BTreeSet<u64>,
     iterators: HashMap<u64, IteratorState>,
@@ -94,7 +94,7 @@ pub(super) type Delivery<B, W> = (W, Result<B>);
 
 impl<B, W> Window<B, W> {
     /// Appends an entry to the order of `iterator`. `charge` is the number of bytes that it takes of the budget.
-    pub(super) fn announce(&mut self, iterator: u64, object: Object, charge: u64) {
+    pub(super) fn announce(&mut self, iterator: u64, object: ObjectId, charge: u64) {
         let loader = self.iterators.get(&iterator).map_or(0, |iterator_state| iterator_state.loader);
         let number = self.add(iterator, loader, object, charge, None);
         self.untaken.entry(object).or_default().push_back(number);
@@ -105,11 +105,20 @@ impl<B, W> Window<B, W> {
         iterator_state.announced += charge;
     }
 
-    fn add(&mut self, iterator: u64, loader: u64, object: Object, charge: u64, waiter: Option<W>) -> u64 {
+    fn add(&mut self, iterator: u64, loader: u64, object: ObjectId, charge: u64, waiter: Option<W>) -> u64 {
         self.next += 1;
         self.entries.insert(
             self.next,
-            Entry { object, iterator, loader, charge, alone: false, state: State::Queued, reservation: None, waiter },
+            Entry {
+                object,
+                iterator,
+                loader,
+                charge,
+                alone: false,
+                state: EntryState::Queued,
+                reservation: None,
+                waiter,
+            },
         );
         self.next
     }
@@ -118,7 +127,7 @@ impl<B, W> Window<B, W> {
     /// or failed; otherwise keeps `waiter`.
     pub(super) fn take(
         &mut self,
-        object: Object,
+        object: ObjectId,
         loader: u64,
         charge: u64,
         waiter: W,
@@ -137,21 +146,21 @@ impl<B, W> Window<B, W> {
             iterator_state.last_used = clock;
             iterator_state.taken += 1;
             iterator_state.paused = false;
-            if !matches!(entry.state, State::Ready(_) | State::Failed(_)) {
+            if !matches!(entry.state, EntryState::Ready(_) | EntryState::Failed(_)) {
                 self.read_ahead_limit.on_late(iterator_state.held);
             }
         }
         match &entry.state {
-            State::Ready(_) | State::Failed(_) => {
-                let hit = matches!(entry.state, State::Ready(_));
+            EntryState::Ready(_) | EntryState::Failed(_) => {
+                let hit = matches!(entry.state, EntryState::Ready(_));
                 let result = self.remove(number).expect("it is ready or failed");
                 (if hit { TakeOutcome::Hit } else { TakeOutcome::InFlight }, Some((waiter, result)))
             }
-            State::Filling(_) | State::Following => {
+            EntryState::Filling(_) | EntryState::Following => {
                 entry.waiter = Some(waiter);
                 (TakeOutcome::InFlight, None)
             }
-            State::Queued => {
+            EntryState::Queued => {
                 entry.waiter = Some(waiter);
                 self.demanded.push_back(number);
                 if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
@@ -162,7 +171,7 @@ impl<B, W> Window<B, W> {
         }
     }
 
-    fn first_untaken(&mut self, object: Object, loader: u64) -> Option<u64> {
+    fn first_untaken(&mut self, object: ObjectId, loader: u64) -> Option<u64> {
         let untaken = self.untaken.get_mut(&object)?;
         let own = untaken.iter().position(|number| self.entries[number].loader == loader);
         let number = untaken.remove(own.unwrap_or(0));
@@ -181,22 +190,22 @@ impl<B, W> Window<B, W> {
             iterator_state.queued.remove(&number);
         }
         match entry.state {
-            State::Queued => None,
-            State::Filling(_) | State::Following => {
+            EntryState::Queued => None,
+            EntryState::Filling(_) | EntryState::Following => {
                 self.subtract_held(entry.iterator, entry.charge);
                 None
             }
-            State::Ready(body) => {
+            EntryState::Ready(body) => {
                 self.subtract_held(entry.iterator, entry.charge);
                 Some(Ok(body))
             }
-            State::Failed(error) => Some(Err(error)),
+            EntryState::Failed(error) => Some(Err(error)),
         }
     }
 
     /// The next action for demanded entries. `fits(bytes, reserved)` returns whether the budget has space for `bytes`
     /// in addition to the `reserved` bytes.
-    pub(super) fn next_demanded(&mut self, fits: impl Fn(u64, u64) -> bool) -> Option<Next<B>> {
+    pub(super) fn next_demanded(&mut self, fits: impl Fn(u64, u64) -> bool) -> Option<Decision<B>> {
         while let Some(&number) = self.demanded.front() {
             let Some(entry) = self.entries.get(&number) else {
                 self.demanded.pop_front();
@@ -217,14 +226,14 @@ impl<B, W> Window<B, W> {
                 return Some(self.evict(last, iterator));
             }
             self.demanded.pop_front();
-            return Some(Next::Start(self.start(number, exceeds_budget)));
+            return Some(Decision::Read(self.start(number, exceeds_budget)));
         }
         None
     }
 
     /// The next action: for demanded entries first, then for read-ahead. `fits` as in
     /// [`next_demanded`](Self::next_demanded).
-    pub(super) fn next(&mut self, fits: impl Fn(u64, u64) -> bool) -> Next<B> {
+    pub(super) fn next(&mut self, fits: impl Fn(u64, u64) -> bool) -> Decision<B> {
         if let Some(next) = self.next_demanded(&fits) {
             return next;
         }
@@ -260,30 +269,30 @@ impl<B, W> Window<B, W> {
                     self.follow(number);
                     continue;
                 }
-                return Next::Start(self.start(number, false));
+                return Decision::Read(self.start(number, false));
             }
         }
-        if out_of_memory { Next::OutOfMemory } else { Next::Idle }
+        if out_of_memory { Decision::OutOfMemory } else { Decision::Idle }
     }
 
-    fn start(&mut self, number: u64, exceeds_budget: bool) -> Job {
+    fn start(&mut self, number: u64, exceeds_budget: bool) -> CoalescedRead {
         let needed = Needed::new();
         let first = self.read(number, &needed);
-        Job { first, neighbours: Vec::new(), exceeds_budget, needed }
+        CoalescedRead { first, neighbours: Vec::new(), exceeds_budget, needed }
     }
 
-    fn read(&mut self, number: u64, needed: &Arc<Needed>) -> Reading {
+    fn read(&mut self, number: u64, needed: &Arc<Needed>) -> EntryRead {
         let entry = self.entries.get_mut(&number).expect("the caller checked that it exists");
-        entry.state = State::Filling(needed.clone());
+        entry.state = EntryState::Filling(needed.clone());
         let (object, loader, charge, iterator) = (entry.object, entry.loader, entry.charge, entry.iterator);
         self.add_held(iterator, charge);
         self.reading.insert(object, Vec::new());
-        Reading { number, object, loader, reservation: Reservation::new(&self.reserved, charge) }
+        EntryRead { number, object, loader, reservation: Reservation::new(&self.reserved, charge) }
     }
 
     fn follow(&mut self, number: u64) {
         let entry = self.entries.get_mut(&number).expect("the caller checked that it exists");
-        entry.state = State::Following;
+        entry.state = EntryState::Following;
         entry.reservation = Some(Reservation::new(&self.reserved, entry.charge));
         let (object, charge, iterator) = (entry.object, entry.charge, entry.iterator);
         self.add_held(iterator, charge);
@@ -292,11 +301,11 @@ impl<B, W> Window<B, W> {
 
     /// Ends a read: no further entry follows it. Returns the entries that followed, and queued entries of the same
     /// object as far as `fits` returns true: each of them receives a copy.
-    pub(super) fn take_followers(&mut self, object: Object, fits: impl Fn(u64, u64) -> bool) -> Vec<u64> {
+    pub(super) fn take_followers(&mut self, object: ObjectId, fits: impl Fn(u64, u64) -> bool) -> Vec<u64> {
         let queued: Vec<u64> = self.untaken.get(&object).into_iter().flatten().copied().collect();
         for number in queued {
             let entry = &self.entries[&number];
-            if matches!(entry.state, State::Queued) && fits(entry.charge, self.reserved()) {
+            if matches!(entry.state, EntryState::Queued) && fits(entry.charge, self.reserved()) {
                 let iterator = entry.iterator;
                 if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
                     iterator_state.queued.remove(&number);
@@ -327,12 +336,12 @@ impl<B, W> Window<B, W> {
         }
         match result {
             Ok(body) => {
-                entry.state = State::Ready(body);
+                entry.state = EntryState::Ready(body);
                 self.ready.insert(number);
             }
             Err(error) => {
                 let (iterator, charge) = (entry.iterator, entry.charge);
-                entry.state = State::Failed(error);
+                entry.state = EntryState::Failed(error);
                 self.subtract_held(iterator, charge);
             }
         }
@@ -342,7 +351,7 @@ impl<B, W> Window<B, W> {
     /// Queues an entry again, because the read that it followed failed or memory for its copy is missing.
     pub(super) fn requeue(&mut self, number: u64) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
-        entry.state = State::Queued;
+        entry.state = EntryState::Queued;
         drop(entry.reservation.take());
         let (iterator, charge, demanded) = (entry.iterator, entry.charge, entry.waiter.is_some());
         self.subtract_held(iterator, charge);
@@ -373,7 +382,7 @@ impl<B, W> Window<B, W> {
         let mut bodies = Vec::new();
         for number in numbers {
             let entry = &self.entries[&number];
-            if let State::Filling(needed) = &entry.state
+            if let EntryState::Filling(needed) = &entry.state
                 && self.reading.get(&entry.object).is_none_or(Vec::is_empty)
             {
                 needed.subtract();
@@ -384,6 +393,161 @@ impl<B, W> Window<B, W> {
         }
         self.iterators.remove(&iterator);
         bodies
+    }
+
+    /// Starts an iterator of `loader`.
+    pub(super) fn begin(&mut self, iterator: u64, loader: u64) {
+        let last_used = self.clock;
+        self.iterators.insert(iterator, IteratorState { loader, last_used, ..Default::default() });
+    }
+
+    pub(super) fn add_held(&mut self, iterator: u64, charge: u64) {
+        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.held += charge;
+            iterator_state.held_entries += 1;
+        }
+    }
+
+    pub(super) fn subtract_held(&mut self, iterator: u64, charge: u64) {
+        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.held -= charge;
+            iterator_state.held_entries -= 1;
+        }
+    }
+
+    /// Adds the entries to `read` that are next in its order, as long as `joins` returns true for their objects and the
+    /// budget has space for them. The limit of read-ahead is not observed: near it, each read would be of one entry.
+    /// `fits` as in [`next_demanded`](Self::next_demanded).
+    pub(super) fn extend(
+        &mut self,
+        read: &mut CoalescedRead,
+        mut joins: impl FnMut(ObjectId) -> bool,
+        fits: impl Fn(u64, u64) -> bool,
+    ) {
+        let Some(first) = self.entries.get(&read.first.number).filter(|first| !first.alone) else { return };
+        let (iterator, demanded) = (first.iterator, first.waiter.is_some());
+        while read.neighbours.len() < MAX_NEIGHBOURS {
+            let next = match demanded {
+                true => self.demanded.front().copied(),
+                false => self
+                    .iterators
+                    .get(&iterator)
+                    .and_then(|iterator_state| iterator_state.queued.range(read.first.number..).next().copied()),
+            };
+            let Some((number, entry)) = next.and_then(|number| Some((number, self.entries.get(&number)?))) else {
+                return;
+            };
+            let is_separate = entry.alone || self.reading.contains_key(&entry.object);
+            if is_separate || !fits(entry.charge, self.reserved()) || !joins(entry.object) {
+                return;
+            }
+            if demanded {
+                self.demanded.pop_front();
+            } else if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+                iterator_state.queued.remove(&number);
+            }
+            read.needed.add();
+            let neighbour = self.read(number, &read.needed);
+            read.neighbours.push(neighbour);
+        }
+    }
+
+    /// Queues an entry again whose read together with others failed. It is read alone then.
+    pub(super) fn requeue_alone(&mut self, number: u64) {
+        if let Some(entry) = self.entries.get_mut(&number) {
+            entry.alone = true;
+            self.requeue(number);
+        }
+    }
+
+    /// The equal share of an active iterator in the bytes that iterators hold.
+    pub(super) fn share(&self) -> u64 {
+        let busy =
+            self.iterators.values().filter(|iterator_state| iterator_state.held > 0 || iterator_state.reads_ahead());
+        let (count, held) = busy.fold((0, 0), |(count, held), iterator_state| (count + 1, held + iterator_state.held));
+        held / count.max(1)
+    }
+
+    /// The last ready entry of the iterators other than `iterator`.
+    pub(super) fn last_of_others(&self, iterator: u64) -> Option<u64> {
+        self.ready.iter().rev().find(|number| self.entries[number].iterator != iterator).copied()
+    }
+
+    /// The last ready entry of an iterator that was last used before `last_used`.
+    pub(super) fn last_of_less_recent(&self, last_used: u64) -> Option<u64> {
+        let idle = |number: &&u64| {
+            self.iterators
+                .get(&self.entries[number].iterator)
+                .is_none_or(|iterator_state| iterator_state.last_used < last_used)
+        };
+        self.ready.iter().rev().find(idle).copied()
+    }
+
+    /// Evicts a ready entry in favour of the iterator `winner`: queues it again. Its result is to be dropped.
+    pub(super) fn evict(&mut self, number: u64, winner: u64) -> Decision<B> {
+        self.ready.remove(&number);
+        let entry = self.entries.get_mut(&number).expect("each number in `ready` has an entry");
+        let EntryState::Ready(body) = std::mem::replace(&mut entry.state, EntryState::Queued) else {
+            unreachable!("each number in `ready` has a ready entry");
+        };
+        let (iterator, loader, charge) = (entry.iterator, entry.loader, entry.charge);
+        self.subtract_held(iterator, charge);
+        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.queued.insert(number);
+            iterator_state.paused |= iterator != winner;
+        }
+        Decision::Evict(body, loader)
+    }
+
+    /// Removes an entry if its waiter has stopped waiting, as `closed` reports. Returns the waiter.
+    pub(super) fn remove_abandoned(&mut self, number: u64, closed: impl Fn(&W) -> bool) -> Option<W> {
+        let waiter = self.entries.get_mut(&number)?.waiter.take_if(|waiter| closed(waiter))?;
+        self.remove(number);
+        Some(waiter)
+    }
+
+    /// Number of entries that are announced or demanded and not taken.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns whether an entry is waiting to be read ahead.
+    pub(super) fn is_queued(&self) -> bool {
+        self.iterators.values().any(IteratorState::reads_ahead)
+    }
+
+    /// Numbers of the objects of a source that are announced or demanded and not taken.
+    pub(super) fn numbers_of(&self, source: u64) -> HashSet<u64> {
+        let objects = self.entries.values().map(|entry| entry.object);
+        objects.filter(|object| object.source == source).map(|object| object.index).collect()
+    }
+
+    /// Bytes that the entries of an iterator hold, or will hold once they are read.
+    pub(super) fn announced_bytes(&self, iterator: u64) -> u64 {
+        self.iterators.get(&iterator).map_or(0, |iterator_state| iterator_state.announced)
+    }
+
+    /// Number of entries of an iterator that were taken.
+    pub(super) fn taken(&self, iterator: u64) -> u64 {
+        self.iterators.get(&iterator).map_or(0, |iterator_state| iterator_state.taken)
+    }
+
+    /// Bytes of entries that are ready or being read.
+    pub(super) fn held(&self) -> u64 {
+        let begun = |entry: &&Entry<B, W>| {
+            matches!(entry.state, EntryState::Filling(_) | EntryState::Following | EntryState::Ready(_))
+        };
+        self.entries.values().filter(begun).map(|entry| entry.charge).sum()
+    }
+
+    /// Bytes of running reads that have no memory yet.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that entries hold and no caller has taken.
+    pub(super) fn ahead(&self) -> u64 {
+        self.held().saturating_sub(self.reserved())
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::Window;
-
 /// Bytes that an iterator reads ahead at first, and number of entries that it reads ahead in any case.
 const START_BYTES: u64 = 128 << 20;
 const MIN_ENTRIES: usize = 64;
@@ -70,28 +68,6 @@ impl IteratorState {
     /// Returns whether an entry of `charge` bytes may be read ahead, as far as the budget allows it.
     pub(super) fn may_read(&self, charge: u64, limit: &ReadAheadLimit) -> bool {
         self.held_entries < MIN_ENTRIES || self.held + charge <= limit.bytes
-    }
-}
-
-impl<B, W> Window<B, W> {
-    /// Starts an iterator of `loader`.
-    pub(in crate::prefetch) fn begin(&mut self, iterator: u64, loader: u64) {
-        let last_used = self.clock;
-        self.iterators.insert(iterator, IteratorState { loader, last_used, ..Default::default() });
-    }
-
-    pub(super) fn add_held(&mut self, iterator: u64, charge: u64) {
-        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
-            iterator_state.held += charge;
-            iterator_state.held_entries += 1;
-        }
-    }
-
-    pub(super) fn subtract_held(&mut self, iterator: u64, charge: u64) {
-        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
-            iterator_state.held -= charge;
-            iterator_state.held_entries -= 1;
-        }
     }
 }
 

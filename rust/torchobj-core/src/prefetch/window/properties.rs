@@ -18,28 +18,28 @@ const ITERATORS: u64 = 3;
 
 /// A result; adds its size to `used` while it lives.
 #[derive(Debug)]
-struct Body {
-    object: Object,
+struct FilledSegment {
+    object: ObjectId,
     used: Rc<Cell<u64>>,
 }
 
-fn object(index: u64) -> Object {
-    Object { source: 1, index }
+fn object(index: u64) -> ObjectId {
+    ObjectId { source: 1, index }
 }
 
 /// The last object is larger than the budget.
-fn charge(object: Object) -> u64 {
+fn charge(object: ObjectId) -> u64 {
     [1, 2, 3, 5, 7, 20][usize::try_from(object.index % OBJECTS).unwrap()]
 }
 
-impl Body {
-    fn new(object: Object, used: &Rc<Cell<u64>>) -> Self {
+impl FilledSegment {
+    fn new(object: ObjectId, used: &Rc<Cell<u64>>) -> Self {
         used.set(used.get() + charge(object));
         Self { object, used: used.clone() }
     }
 }
 
-impl Drop for Body {
+impl Drop for FilledSegment {
     fn drop(&mut self) {
         self.used.set(self.used.get() - charge(self.object));
     }
@@ -81,19 +81,19 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// The entries of a read.
-fn readings(job: &Job) -> impl Iterator<Item = &Reading> {
-    std::iter::once(&job.first).chain(&job.neighbours)
+fn readings(read: &CoalescedRead) -> impl Iterator<Item = &EntryRead> {
+    std::iter::once(&read.first).chain(&read.neighbours)
 }
 
 /// A prefetcher without threads.
 #[derive(Default)]
 struct Simulation {
-    window: Window<Body, u64>,
+    window: Window<FilledSegment, u64>,
     used: Rc<Cell<u64>>,
-    reading: Vec<Job>,
+    reading: Vec<CoalescedRead>,
     /// Waiters without a result, and their objects.
-    waiting: BTreeMap<u64, Object>,
-    taken: Vec<Body>,
+    waiting: BTreeMap<u64, ObjectId>,
+    taken: Vec<FilledSegment>,
     waiters: u64,
 }
 
@@ -120,7 +120,7 @@ impl Simulation {
         self.check();
     }
 
-    fn take(&mut self, object: Object) {
+    fn take(&mut self, object: ObjectId) {
         self.waiters += 1;
         self.waiting.insert(self.waiters, object);
         let (found, delivery) = self.window.take(object, 0, charge(object), self.waiters);
@@ -128,7 +128,7 @@ impl Simulation {
         self.deliver(delivery);
     }
 
-    fn deliver(&mut self, delivery: Option<Delivery<Body, u64>>) {
+    fn deliver(&mut self, delivery: Option<Delivery<FilledSegment, u64>>) {
         let Some((waiter, result)) = delivery else { return };
         let object = self.waiting.remove(&waiter).expect("each waiter gets one result");
         if let Ok(body) = result {
@@ -144,32 +144,32 @@ impl Simulation {
             let fits = self.fits();
             let available = BUDGET.saturating_sub(self.used.get() + self.window.reserved());
             match self.window.next(fits) {
-                Next::Start(mut job) => {
-                    let mut last = job.first.object;
-                    let joins = |next: Object| {
+                Decision::Read(mut read) => {
+                    let mut last = read.first.object;
+                    let joins = |next: ObjectId| {
                         let joined = (next.source, next.index) == (last.source, last.index + 1);
                         last = if joined { next } else { last };
                         joined
                     };
-                    self.window.extend(&mut job, joins, self.fits());
-                    assert!(readings(&job).is_sorted_by(|one, next| one.object.index + 1 == next.object.index));
-                    let charged: u64 = readings(&job).map(|reading| charge(reading.object)).sum();
-                    let exceeds_budget = job.exceeds_budget && job.neighbours.is_empty();
+                    self.window.extend(&mut read, joins, self.fits());
+                    assert!(readings(&read).is_sorted_by(|one, next| one.object.index + 1 == next.object.index));
+                    let charged: u64 = readings(&read).map(|reading| charge(reading.object)).sum();
+                    let exceeds_budget = read.exceeds_budget && read.neighbours.is_empty();
                     assert!(exceeds_budget || charged <= available, "announced work exceeds the budget");
-                    let is_new = |other: &Reading| readings(&job).all(|reading| reading.object != other.object);
+                    let is_new = |other: &EntryRead| readings(&read).all(|reading| reading.object != other.object);
                     assert!(self.reading.iter().flat_map(readings).all(is_new), "it is being read");
-                    self.reading.push(job);
+                    self.reading.push(read);
                 }
-                Next::Evict(body, _) => {
+                Decision::Evict(body, _) => {
                     drop(body);
                     evicted += 1;
                     assert!(evicted < 10_000, "evicts and reads for ever");
                 }
-                Next::Idle => {
+                Decision::Idle => {
                     assert!(self.window.iterators.values().all(|of| of.queued.is_empty() || of.paused));
                     break;
                 }
-                Next::OutOfMemory => break,
+                Decision::OutOfMemory => break,
             }
         }
         if self.reading.is_empty() {
@@ -177,9 +177,9 @@ impl Simulation {
         }
     }
 
-    /// Does what `Prefetcher::run_job` does.
+    /// Does what `Source::run` of the prefetcher does.
     fn finish(&mut self, which: usize, end: End) {
-        let Job { first, neighbours, needed, .. } = self.reading.swap_remove(which);
+        let CoalescedRead { first, neighbours, needed, .. } = self.reading.swap_remove(which);
         let is_needed = needed.none().now_or_never().is_none();
         let end = if end == End::Separate && neighbours.is_empty() { End::Failed } else { end };
         for reading in std::iter::once(first).chain(neighbours) {
@@ -187,10 +187,10 @@ impl Simulation {
         }
     }
 
-    fn finish_entry(&mut self, reading: Reading, end: End, is_needed: bool) {
-        let Reading { number, object, reservation, .. } = reading;
+    fn finish_entry(&mut self, reading: EntryRead, end: End, is_needed: bool) {
+        let EntryRead { number, object, reservation, .. } = reading;
         let result = match end {
-            End::Read => Some(Ok(Body::new(object, &self.used))),
+            End::Read => Some(Ok(FilledSegment::new(object, &self.used))),
             End::Failed => Some(Err(Error::new(ErrorKind::NotFound, Operation::Get, "", "injected"))),
             End::Separate => None,
         };
@@ -199,8 +199,10 @@ impl Simulation {
         let read = matches!(result, Some(Ok(_)));
         let fits = self.fits();
         let followers = self.window.take_followers(object, |bytes, reserved| read && fits(bytes, reserved));
-        let copies: Vec<_> =
-            followers.into_iter().map(|number| (number, read.then(|| Body::new(object, &self.used)))).collect();
+        let copies: Vec<_> = followers
+            .into_iter()
+            .map(|number| (number, read.then(|| FilledSegment::new(object, &self.used))))
+            .collect();
         match result {
             Some(result) => {
                 let delivery = self.window.complete(number, result);
@@ -225,16 +227,17 @@ impl Simulation {
     /// Asserts that the state is consistent.
     fn check(&self) {
         let Window { entries, untaken, reading, demanded, ready, iterators, .. } = &self.window;
-        let sum = |chosen: &dyn Fn(&Entry<Body, u64>) -> bool| -> u64 {
+        let sum = |chosen: &dyn Fn(&Entry<FilledSegment, u64>) -> bool| -> u64 {
             entries.values().filter(|used| chosen(used)).map(|used| used.charge).sum()
         };
-        let holds =
-            |used: &Entry<Body, u64>| matches!(used.state, State::Filling(_) | State::Following | State::Ready(_));
+        let holds = |used: &Entry<FilledSegment, u64>| {
+            matches!(used.state, EntryState::Filling(_) | EntryState::Following | EntryState::Ready(_))
+        };
         for (iterator, iterator_state) in iterators {
             assert_eq!(iterator_state.announced, sum(&|used| used.iterator == *iterator));
             assert_eq!(iterator_state.held, sum(&|used| used.iterator == *iterator && holds(used)));
-            let queued = |used: &Entry<Body, u64>| {
-                used.iterator == *iterator && used.waiter.is_none() && matches!(used.state, State::Queued)
+            let queued = |used: &Entry<FilledSegment, u64>| {
+                used.iterator == *iterator && used.waiter.is_none() && matches!(used.state, EntryState::Queued)
             };
             let expected: BTreeSet<u64> =
                 entries.iter().filter(|(_, used)| queued(used)).map(|(number, _)| *number).collect();
@@ -242,7 +245,7 @@ impl Simulation {
         }
         let expected: BTreeSet<u64> = entries
             .iter()
-            .filter(|(_, used)| matches!(used.state, State::Ready(_)))
+            .filter(|(_, used)| matches!(used.state, EntryState::Ready(_)))
             .map(|(number, _)| *number)
             .collect();
         assert_eq!(*ready, expected);
@@ -260,16 +263,19 @@ impl Simulation {
         // Each waiter has an entry that will be read.
         for (number, used) in entries.iter().filter(|(_, used)| used.waiter.is_some()) {
             let will_be_read = match used.state {
-                State::Queued => demanded.contains(number),
-                State::Filling(_) => self.reading.iter().flat_map(readings).any(|reading| reading.number == *number),
-                State::Following => reading[&used.object].contains(number),
-                State::Ready(_) | State::Failed(_) => false,
+                EntryState::Queued => demanded.contains(number),
+                EntryState::Filling(_) => {
+                    self.reading.iter().flat_map(readings).any(|reading| reading.number == *number)
+                }
+                EntryState::Following => reading[&used.object].contains(number),
+                EntryState::Ready(_) | EntryState::Failed(_) => false,
             };
             assert!(will_be_read, "{used:?}");
         }
-        let is_read = |object: &Object| self.reading.iter().flat_map(readings).any(|reading| reading.object == *object);
+        let is_read =
+            |object: &ObjectId| self.reading.iter().flat_map(readings).any(|reading| reading.object == *object);
         assert!(reading.keys().all(is_read));
-        let following = sum(&|used| matches!(used.state, State::Following));
+        let following = sum(&|used| matches!(used.state, EntryState::Following));
         let reading: u64 = self.reading.iter().flat_map(readings).map(|reading| reading.reservation.bytes()).sum();
         assert_eq!(self.window.reserved(), following + reading);
     }
@@ -323,9 +329,10 @@ fn settle(simulation: &mut Simulation) -> u64 {
 fn iterators_used_in_turn_do_not_evict_each_other() {
     let mut simulation = Simulation::default();
     // A third of the budget is held by callers.
-    simulation.taken = vec![Body::new(object(1), &simulation.used), Body::new(object(1), &simulation.used)];
+    simulation.taken =
+        vec![FilledSegment::new(object(1), &simulation.used), FilledSegment::new(object(1), &simulation.used)];
     // Objects of one byte, each announced once.
-    let nth = |iterator: u64, number: u64| Object { source: iterator, index: OBJECTS * number };
+    let nth = |iterator: u64, number: u64| ObjectId { source: iterator, index: OBJECTS * number };
     for iterator in [1, 2] {
         (0..60).for_each(|number| simulation.window.announce(iterator, nth(iterator, number), 1));
     }
@@ -346,7 +353,7 @@ fn iterators_used_in_turn_do_not_evict_each_other() {
 #[test]
 fn entries_of_an_idle_iterator_are_reread_at_most_once_per_use() {
     let mut simulation = Simulation::default();
-    let nth = |iterator: u64, number: u64| Object { source: iterator, index: OBJECTS * number };
+    let nth = |iterator: u64, number: u64| ObjectId { source: iterator, index: OBJECTS * number };
     (0..BUDGET).for_each(|number| simulation.window.announce(1, nth(1, number), 1));
     assert_eq!(settle(&mut simulation), BUDGET);
     // Unannounced objects take memory from the idle iterator too.

@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::super::sources::UNKNOWN_BYTES;
 use super::*;
 use crate::arena::{Announcement, Reply, Unanswered, Worker};
+use crate::client::Client;
+use crate::manifest::Manifest;
 use crate::memory::MemoryStore;
 use crate::policy::Policy;
 use crate::types::PutOptions;
@@ -15,7 +18,7 @@ use crate::wrap::{Fault, FaultyStore};
 
 mod coalesce;
 mod faults;
-mod figures;
+mod stats;
 
 const MIB: u64 = 1 << 20;
 
@@ -32,18 +35,19 @@ fn prefetcher(budget: u64, count: u8, size: usize) -> (Arc<Prefetcher>, u64, Arc
         }
     });
     let prefetcher = Prefetcher::start(budget).unwrap();
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
+    let source =
+        prefetcher.add_source(ListedSource { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     (prefetcher, source, store)
 }
 
-fn objects(source: u64, indices: impl IntoIterator<Item = u64>) -> Vec<Object> {
-    indices.into_iter().map(|index| Object { source, index }).collect()
+fn objects(source: u64, indices: impl IntoIterator<Item = u64>) -> Vec<ObjectId> {
+    indices.into_iter().map(|index| ObjectId { source, index }).collect()
 }
 
 fn client_of(prefetcher: &Prefetcher, source: u64) -> Arc<Client> {
-    match &prefetcher.sources()[&source] {
-        KnownSource::Listed(source) => source.clients[0].clone(),
-        KnownSource::Named(_) => panic!("the source is listed"),
+    match &prefetcher.sources.lock()[&source] {
+        RegisteredSource::Listed(source) => source.clients[0].clone(),
+        RegisteredSource::Named(_) => panic!("the source is listed"),
     }
 }
 
@@ -170,7 +174,8 @@ fn a_failed_read_is_an_error_of_its_object_only() {
     for key in ["k0", "missing", "k2"] {
         manifest.push("memory://m", key, None, None);
     }
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
+    let source =
+        prefetcher.add_source(ListedSource { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..3));
     let taken = runtime().block_on(prefetcher.take(0, &objects(source, 0..4)));
@@ -189,7 +194,8 @@ fn announced_reads_keep_permits_free_for_demanded_ones() {
     let mut manifest = Manifest::default();
     (0..20).for_each(|index| manifest.push("memory://m", &format!("k{index}"), Some(1000), None));
     let prefetcher = Prefetcher::start(8 * MIB).unwrap();
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
+    let source =
+        prefetcher.add_source(ListedSource { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     faulty.script(Operation::Get, [Fault::Delay(Duration::from_secs(3600)); 12]);
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..20));
@@ -210,13 +216,13 @@ fn metrics_include_each_client_once_and_remain_after_its_source_is_removed() {
     let faulty = Arc::new(FaultyStore::new(store));
     let client = Arc::new(Client::new(faulty.clone(), Policy::default()));
     faulty.script(Operation::Get, [Fault::Fail(ErrorKind::Reset), Fault::Fail(ErrorKind::Throttled)]);
-    let manifest = match &prefetcher.sources()[&source] {
-        KnownSource::Listed(source) => source.manifest.clone(),
-        KnownSource::Named(_) => panic!("the source is listed"),
+    let manifest = match &prefetcher.sources.lock()[&source] {
+        RegisteredSource::Listed(source) => source.manifest.clone(),
+        RegisteredSource::Named(_) => panic!("the source is listed"),
     };
     let another =
-        prefetcher.add_source(Source { manifest: manifest.clone(), clients: vec![client.clone()], pinned: true });
-    let same = prefetcher.add_source(Source { manifest, clients: vec![client], pinned: true });
+        prefetcher.add_source(ListedSource { manifest: manifest.clone(), clients: vec![client.clone()], pinned: true });
+    let same = prefetcher.add_source(ListedSource { manifest, clients: vec![client], pinned: true });
     assert_eq!(prefetcher.stats().limit, 2 * 60);
     let demands: Vec<_> = [source, another, same].iter().flat_map(|source| objects(*source, 0..10)).collect();
     assert!(runtime().block_on(prefetcher.take(0, &demands)).into_iter().all(|fetched| fetched.is_ok()));

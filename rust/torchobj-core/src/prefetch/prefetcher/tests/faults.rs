@@ -10,7 +10,8 @@ fn faulty(prefetcher: &Prefetcher, store: Arc<MemoryStore>, size: u64, policy: P
     let client = Arc::new(Client::new(faulty.clone(), policy));
     let mut manifest = Manifest::default();
     (0..20).for_each(|index| manifest.push("memory://m", &format!("k{index}"), Some(size), None));
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
+    let source =
+        prefetcher.add_source(ListedSource { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     (faulty, source)
 }
 
@@ -58,7 +59,7 @@ fn an_announcement_concurrent_with_pump_is_read_at_once() {
             for _ in 0..5000 {
                 round.wait();
                 for _ in 0..3 {
-                    prefetcher.pump();
+                    pump(&prefetcher);
                 }
                 round.wait();
             }
@@ -82,7 +83,7 @@ fn demands_without_a_waiting_caller_are_not_read() {
     for index in 0..10 {
         let (sender, receiver) = oneshot::channel();
         drop(receiver);
-        prefetcher.demand(0, std::iter::once((Demand::Number(Object { source, index }), Waiter::Local(sender))));
+        prefetcher.demand(0, std::iter::once((Demand::Number(ObjectId { source, index }), Waiter::Local(sender))));
     }
     eventually("all demands are dropped", || prefetcher.stats().in_flight == 0 && prefetcher.stats().announced == 0);
     assert_eq!((prefetcher.stats().objects, prefetcher.stats().memory.used), (0, 0));

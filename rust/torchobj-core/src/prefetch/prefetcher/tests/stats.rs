@@ -9,7 +9,8 @@ fn limited_prefetcher(store: Arc<FaultyStore>, count: u64, size: u64) -> (Arc<Pr
     let mut manifest = Manifest::default();
     (0..count).for_each(|index| manifest.push("memory://m", &format!("k{index}"), Some(size), None));
     let prefetcher = Prefetcher::start(8 * MIB).unwrap();
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
+    let source =
+        prefetcher.add_source(ListedSource { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     (prefetcher, source)
 }
 

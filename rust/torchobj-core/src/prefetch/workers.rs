@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::{Body, Delivered, Demand, Object, Prefetcher, Waiter};
-use crate::arena::{Answers, Handler, Request, RequestedObjects, Segment};
-use crate::buffer::PendingBuffer;
+use super::decision::ObjectId;
+use super::prefetcher::{Prefetcher, Waiter};
+use super::sources::Demand;
+use crate::arena::{Answers, Handler, Request, RequestedObjects};
+use crate::engine::pump;
 use crate::error::{Error, ErrorKind, Operation};
 use crate::memory_pressure::is_memory_short;
 use crate::object_ref::ObjectRef;
@@ -22,9 +24,9 @@ impl Handler for Arc<Prefetcher> {
         if !announced.is_empty() {
             let new_iterator = || self.new_iterator(loader);
             let iterator = *self.worker_iterators().entry((worker, iterator)).or_insert_with(new_iterator);
-            let announced: Vec<Object> = match announced {
+            let announced: Vec<ObjectId> = match announced {
                 RequestedObjects::Numbers(numbers) => {
-                    numbers.into_iter().map(|index| Object { source, index }).collect()
+                    numbers.into_iter().map(|index| ObjectId { source, index }).collect()
                 }
                 RequestedObjects::Names(names) => {
                     let names: Vec<ObjectRef> =
@@ -52,7 +54,7 @@ impl Handler for Arc<Prefetcher> {
             self.arena.reclaim_orphans();
         }
         self.release_free_memory(Instant::now(), is_memory_short);
-        self.pump();
+        pump(self);
     }
 }
 
@@ -60,35 +62,7 @@ fn invalid_name() -> Error {
     Error::new(ErrorKind::Config, Operation::Get, "", "a worker requested an object by an invalid name: a bug")
 }
 
-/// Interval between decisions about the pages of free segments and unused blocks.
-const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
-
 impl Prefetcher {
-    /// Releases the pages of free segments, and unused blocks, if memory is short. If that is unknown, or no worker is
-    /// attached, releases them after an interval without a read and without a request for a block.
-    pub(super) fn release_free_memory(&self, now: Instant, is_memory_short: impl FnOnce() -> Option<bool>) {
-        let requests = || self.stats.objects() + self.arena.usage().granted_blocks;
-        let is_idle = {
-            let mut checked = self.release_checked.lock().expect("no holder of this lock panics");
-            let (at, before) = checked.get_or_insert_with(|| (now, requests()));
-            if now.duration_since(*at) < RELEASE_INTERVAL {
-                return;
-            }
-            *at = now;
-            let requests = requests();
-            std::mem::replace(before, requests) == requests && !self.has_announced() && self.tasks.running() == 0
-        };
-        let release = match is_memory_short() {
-            Some(true) => true,
-            // Attached workers will need the memory again.
-            Some(false) => is_idle && !self.arena.has_workers(),
-            None => is_idle,
-        };
-        if release {
-            self.arena.release_free_pages();
-        }
-    }
-
     /// Only the service task locks it.
     fn worker_iterators(&self) -> MutexGuard<'_, HashMap<(u32, u32), u64>> {
         self.worker_iterators.lock().expect("no holder of this lock panics")
@@ -104,7 +78,7 @@ impl Prefetcher {
         let waiter = |position| Waiter::Answer { answers: answers.clone(), position, timer: timer.clone() };
         match objects {
             RequestedObjects::Numbers(numbers) => {
-                let demands = numbers.into_iter().map(|index| Demand::Number(Object { source, index }));
+                let demands = numbers.into_iter().map(|index| Demand::Number(ObjectId { source, index }));
                 self.demand(loader, demands.enumerate().map(|(position, demand)| (demand, waiter(position))));
             }
             RequestedObjects::Names(names) => {
@@ -119,40 +93,5 @@ impl Prefetcher {
                 self.demand(loader, demands.into_iter());
             }
         }
-    }
-
-    /// Sends a result to its waiter.
-    pub(super) fn deliver(&self, (waiter, result): Delivered) {
-        match (waiter, result) {
-            // Sending fails if the caller was interrupted.
-            (Waiter::Local(sender), Ok(Body { result, segment })) => {
-                drop(segment);
-                drop(sender.send(Ok(result)));
-            }
-            (Waiter::Local(sender), Err(error)) => drop(sender.send(Err(error))),
-            (Waiter::Answer { answers, position, timer }, Ok(body)) => {
-                drop(body.result);
-                let segment = Arc::into_inner(body.segment).expect("a body has the only view of its segment");
-                answers.complete(position, segment);
-                drop(timer);
-            }
-            (Waiter::Answer { answers, position, timer }, Err(error)) => {
-                // If there is no memory for the error, the object is refused.
-                if let Some(segment) = self.serialize_error(&error) {
-                    answers.fail(position, segment);
-                }
-                drop(timer);
-            }
-        }
-    }
-
-    fn serialize_error(&self, error: &Error) -> Option<Segment> {
-        let text = error.to_bytes();
-        let segment = self.arena.segment(text.len() as u64).ok()?;
-        let (pending, mut dest) = PendingBuffer::new(segment.memory());
-        dest.fill(&text);
-        drop(dest);
-        drop(pending);
-        Arc::into_inner(segment)
     }
 }

@@ -1,4 +1,4 @@
-//! Types that the window exchanges with its users: objects, jobs and decisions.
+//! Types that the window exchanges with its users: objects, reads and decisions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 /// An object of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Object {
+pub struct ObjectId {
     /// Number of the source.
     pub source: u64,
     /// Number of the object in the source.
@@ -73,9 +73,9 @@ impl Needed {
 
 /// An entry of a read.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub(crate) struct EntryRead {
     pub(super) number: u64,
-    pub(super) object: Object,
+    pub(super) object: ObjectId,
     /// The loader that the object is read for.
     pub(super) loader: u64,
     pub(super) reservation: Reservation,
@@ -83,10 +83,10 @@ pub(crate) struct Reading {
 
 /// A read to run.
 #[derive(Debug)]
-pub(crate) struct Job {
-    pub(super) first: Reading,
+pub(crate) struct CoalescedRead {
+    pub(super) first: EntryRead,
     /// Entries that are read with the same request.
-    pub(super) neighbours: Vec<Reading>,
+    pub(super) neighbours: Vec<EntryRead>,
     /// The read is demanded and exceeds the budget.
     pub(super) exceeds_budget: bool,
     pub(super) needed: Arc<Needed>,
@@ -94,9 +94,9 @@ pub(crate) struct Job {
 
 /// The next action.
 #[derive(Debug)]
-pub(super) enum Next<B> {
+pub(super) enum Decision<B> {
     /// Run this read.
-    Start(Job),
+    Read(CoalescedRead),
     /// Drop this result, which was read for a loader, then call again.
     Evict(B, u64),
     /// No object is queued.
@@ -116,4 +116,11 @@ pub(super) enum TakeOutcome {
     Queued,
     /// It was not announced.
     Unannounced,
+}
+
+impl TakeOutcome {
+    /// Position of the counter of this outcome.
+    pub(super) fn index(self) -> usize {
+        self as usize
+    }
 }
