@@ -1,4 +1,4 @@
-//! The memory of one batch: a file of its own, which a worker fills and the trainer reads. `blocks` keeps unused ones.
+//! The memory of one batch: a file of its own, which a worker fills and the trainer reads. `block_pool` keeps unused ones.
 //!
 //! A block has a file of its own, because a process that is forked while the trainer holds a batch keeps a view of its
 //! memory: such a block is *discarded* instead of reused, and its pages live until the last of these processes exits.
@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{Mode, OFlags, open};
 
 use super::map::Map;
-use super::owner::Arena;
 use crate::buffer::{Buffer, Memory, PendingBuffer};
 use crate::fork;
 
@@ -146,27 +145,27 @@ pub fn in_block(address: usize) -> bool {
     VIEWED.lock().expect("no holder of this lock panics").iter().any(|range| range.contains(&address))
 }
 
+/// Where an adopted block returns to.
+pub(super) trait BlockOwner: Send + Sync {
+    /// Takes back a block after the last view.
+    fn reuse(&self, viewed: &ViewedBlock);
+}
+
 /// A block while the trainer holds it.
 struct HeldBlock {
-    arena: Arc<Arena>,
+    owner: Arc<dyn BlockOwner>,
     viewed: ViewedBlock,
 }
 
 impl Drop for HeldBlock {
     fn drop(&mut self) {
-        // A forked child has copies of its parent's blocks and must not free them.
-        if self.arena.is_ours() {
-            // No fork between the two.
-            let _inside = fork::enter();
-            let block = self.viewed.end().clone();
-            self.arena.state().blocks.give(block);
-        }
+        self.owner.reuse(&self.viewed);
     }
 }
 
-/// The first `len` bytes of a block that the trainer adopted. The block is reused after the last view.
-pub(super) fn adopted(arena: &Arc<Arena>, block: Arc<Block>, len: u64) -> Buffer {
-    let held = HeldBlock { arena: arena.clone(), viewed: ViewedBlock::new(block, len) };
+/// The first `len` bytes of a block that the trainer adopted. It returns to `owner` after the last view.
+pub(super) fn adopted(owner: Arc<dyn BlockOwner>, block: Arc<Block>, len: u64) -> Buffer {
+    let held = HeldBlock { owner, viewed: ViewedBlock::new(block, len) };
     let start = held.viewed.at(len);
     let len = usize::try_from(len).expect("it is mapped");
     // SAFETY: `held` keeps the mapping, and the owner grants the block again only after `held` is dropped. The worker has

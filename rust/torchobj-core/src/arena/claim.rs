@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::attachment::Attachment;
 use super::block::{Block, ViewedBlock};
 use super::layout::{Answer, Header};
 use super::owner::notify;
 use super::sync;
-use super::worker::Worker;
 use crate::buffer::{Buffer, Memory, PendingBuffer};
 
 /// A segment that was granted to a worker. Dropping the claim transfers an offered segment to the trainer, and returns
 /// any other to the owner.
 pub struct Claim {
-    worker: Arc<Worker>,
+    attachment: Arc<Attachment>,
     answer: Answer,
     /// The block; `None` for a segment of the arena.
     block: Option<ViewedBlock>,
@@ -34,15 +34,15 @@ pub struct Offer {
 }
 
 impl Claim {
-    /// The claim of `worker` on the segment that was granted by `answer`.
-    pub(super) fn new(worker: Arc<Worker>, answer: Answer) -> Arc<Self> {
-        Arc::new(Self { worker, answer, block: None, taken: AtomicBool::new(false) })
+    /// The claim of the attached worker on the segment that was granted by `answer`.
+    pub(super) fn new(attachment: Arc<Attachment>, answer: Answer) -> Arc<Self> {
+        Arc::new(Self { attachment, answer, block: None, taken: AtomicBool::new(false) })
     }
 
-    /// The claim of `worker` on `block`, which was granted by `answer`.
-    pub(super) fn of_block(worker: Arc<Worker>, answer: Answer, block: Arc<Block>) -> Arc<Self> {
+    /// The claim of the attached worker on `block`, which was granted by `answer`.
+    pub(super) fn of_block(attachment: Arc<Attachment>, answer: Answer, block: Arc<Block>) -> Arc<Self> {
         let block = Some(ViewedBlock::new(block, answer.len));
-        Arc::new(Self { worker, answer, block, taken: AtomicBool::new(false) })
+        Arc::new(Self { attachment, answer, block, taken: AtomicBool::new(false) })
     }
 
     /// Returns whether this is the memory of a block. The worker may write to it at any time: a batch may contain tensors
@@ -63,7 +63,7 @@ impl Claim {
 
     /// Process id of the arena's owner.
     pub fn owner(&self) -> u32 {
-        Header(&self.worker.map).owner().load(Relaxed)
+        self.attachment.owner()
     }
 
     /// Offers the segment to the trainer, which adopts its memory once this claim is dropped, and copies the bytes
@@ -71,7 +71,7 @@ impl Claim {
     /// segment was offered before, and in a forked child of the worker.
     pub fn offer(&self) -> Option<Offer> {
         let Answer { id, generation, .. } = self.answer;
-        let offered = self.worker.is_ours() && sync::offer(Header(&self.worker.map).state(id), generation);
+        let offered = self.attachment.is_ours() && sync::offer(Header(&self.attachment.map).state(id), generation);
         offered.then_some(Offer { id, generation })
     }
 
@@ -84,12 +84,12 @@ impl Claim {
         let Answer { offset, len, .. } = self.answer;
         let start = match &self.block {
             Some(block) => block.at(len),
-            None => self.worker.map.at(offset, len),
+            None => self.attachment.map.at(offset, len),
         };
         let len = usize::try_from(len).expect("it is mapped");
         // SAFETY: the owner granted the segment to this process alone, and frees it only after the claim, which is
         // passed to `borrowed`, is dropped; `buffer` returns it once, as was just checked; the mapping lives as long as the
-        // worker or the block, which the claim keeps; the owner wrote these bytes before it answered, and those of a block
+        // attachment or the block, which the claim keeps; the owner wrote these bytes before it answered, and those of a block
         // are zeroes or an earlier batch. After an offer (`offer`) the owner may read the segment too, and neither process
         // writes to it; only to a block may the worker write, as two processes may that share a tensor.
         let memory = unsafe { Memory::borrowed(start, len, Box::new(self.clone())) };
@@ -102,14 +102,14 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         // A forked child has a copy of a claim that belongs to its parent.
-        if self.worker.is_ours() {
+        if self.attachment.is_ours() {
             if let Some(block) = &self.block {
                 block.end();
             }
             let Answer { id, generation, .. } = self.answer;
-            let header = Header(&self.worker.map);
+            let header = Header(&self.attachment.map);
             if sync::drop_claim(header.state(id), generation, header.memory_needed()) {
-                notify(&self.worker.eventfd);
+                notify(&self.attachment.eventfd);
             }
         }
     }

@@ -1,46 +1,49 @@
-//! Segments that left the owner's process, by id: granted to workers, or on their way to the trainer.
+//! Segments or blocks that left the owner's process, by id: granted to workers, or on their way to the trainer.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::block::Block;
-use super::layout::SEGMENTS;
+use super::layout::{GRANTS, SEGMENTS};
 use super::space::Extent;
 use super::sync::{self, GrantState};
 
-/// The segments that were granted to workers and neither freed nor adopted.
-#[derive(Debug, Default)]
-pub(super) struct Grants {
-    entries: Vec<Grant>,
+/// What can be granted to a worker.
+pub(super) trait Grantable: Clone {
+    /// The worker of a grant has exited without dropping it.
+    fn discard(&self);
+}
+
+impl Grantable for Extent {
+    /// The extent is reused.
+    fn discard(&self) {}
+}
+
+impl Grantable for Arc<Block> {
+    /// A child of the worker may have a view of the block.
+    fn discard(&self) {
+        Block::discard(self);
+    }
+}
+
+/// What was granted to workers and neither freed nor adopted: extents of the arena, or blocks.
+#[derive(Debug)]
+pub(super) struct Grants<M> {
+    /// The ids of this table, end excluded.
+    ids: Range<u32>,
+    /// By id, relative to the first.
+    entries: Vec<Grant<M>>,
     used_ids: Vec<u32>,
     free_ids: Vec<u32>,
     pub(super) transferred: u64,
     pub(super) copied: u64,
 }
 
-/// The memory of a granted segment.
-#[derive(Clone, Debug)]
-pub(super) enum Granted {
-    /// A part of the arena.
-    Extent(Extent),
-    /// A block, which its worker fills.
-    Block(Arc<Block>),
-}
-
-impl Granted {
-    /// Bytes of the arena.
-    fn capacity(&self) -> u64 {
-        match self {
-            Self::Extent(extent) => extent.capacity,
-            Self::Block(_) => 0,
-        }
-    }
-}
-
-/// A segment that left this process.
+/// A segment or block that left this process.
 #[derive(Debug)]
-struct Grant {
-    memory: Option<Granted>,
+struct Grant<M> {
+    memory: Option<M>,
     len: u64,
     generation: u32,
     slot: u32,
@@ -56,24 +59,50 @@ struct Grant {
     abandoned: bool,
 }
 
-/// How the trainer adopts a segment.
-pub(super) enum Adoption {
-    /// The trainer holds the segment now.
-    Transfer(Granted, u64),
-    /// The worker still maps the segment; the trainer copies it.
-    Copy(Granted, u64),
+/// How the trainer adopts the memory of a grant.
+pub(super) enum Adoption<M> {
+    /// The trainer holds it now.
+    Transfer(M, u64),
+    /// The worker still maps it; the trainer copies it.
+    Copy(M, u64),
 }
 
-impl Grants {
-    /// Bytes of the arena that the granted segments take.
-    pub(super) fn capacity(&self) -> u64 {
-        let of = |id: &u32| self.entries[*id as usize].memory.as_ref().map_or(0, Granted::capacity);
-        self.used_ids.iter().map(of).sum()
+impl Grants<Extent> {
+    /// The grants of segments.
+    pub(super) fn of_segments() -> Self {
+        Self::new(0..SEGMENTS)
     }
 
-    /// Adds a segment of a worker, given by its slot and process id. Returns its id and generation; `None` when all ids
+    /// Bytes of the arena that the granted segments take.
+    pub(super) fn capacity(&self) -> u64 {
+        let of = |id: &u32| self.entry(*id).memory.as_ref().map_or(0, |extent| extent.capacity);
+        self.used_ids.iter().map(of).sum()
+    }
+}
+
+impl Grants<Arc<Block>> {
+    /// The grants of blocks.
+    pub(super) fn of_blocks() -> Self {
+        Self::new(SEGMENTS..GRANTS)
+    }
+}
+
+impl<M: Grantable> Grants<M> {
+    fn new(ids: Range<u32>) -> Self {
+        Self { ids, entries: Vec::new(), used_ids: Vec::new(), free_ids: Vec::new(), transferred: 0, copied: 0 }
+    }
+
+    fn entry(&self, id: u32) -> &Grant<M> {
+        &self.entries[(id - self.ids.start) as usize]
+    }
+
+    fn entry_mut(&mut self, id: u32) -> &mut Grant<M> {
+        &mut self.entries[(id - self.ids.start) as usize]
+    }
+
+    /// Adds memory that is granted to a worker, given by its slot and process id. Returns its id and generation; `None` when all ids
     /// are in use.
-    pub(super) fn add(&mut self, (slot, worker): (u32, u32), memory: Granted, len: u64) -> Option<(u32, u32)> {
+    pub(super) fn add(&mut self, (slot, worker): (u32, u32), memory: M, len: u64) -> Option<(u32, u32)> {
         let position = self.used_ids.len();
         let grant = |generation| Grant {
             memory: Some(memory),
@@ -88,23 +117,24 @@ impl Grants {
         };
         let id = match self.free_ids.pop() {
             Some(id) => {
-                let generation = sync::next_generation(self.entries[id as usize].generation);
-                self.entries[id as usize] = grant(generation);
+                let generation = sync::next_generation(self.entry(id).generation);
+                *self.entry_mut(id) = grant(generation);
                 id
             }
-            None if self.entries.len() < SEGMENTS as usize => {
+            None if self.entries.len() < self.ids.len() => {
                 self.entries.push(grant(sync::next_generation(0)));
-                u32::try_from(self.entries.len() - 1).expect("less than a million")
+                self.ids.start + u32::try_from(self.entries.len() - 1).expect("less than two million")
             }
             None => return None,
         };
         self.used_ids.push(id);
-        Some((id, self.entries[id as usize].generation))
+        Some((id, self.entry(id).generation))
     }
 
     /// Starts the adoption of a segment; `None` if it was not offered, or was adopted before.
-    pub(super) fn adopt(&mut self, id: u32, generation: u32, state: Option<GrantState>) -> Option<Adoption> {
-        let grant = self.entries.get_mut(id as usize).filter(|grant| grant.generation == generation)?;
+    pub(super) fn adopt(&mut self, id: u32, generation: u32, state: Option<GrantState>) -> Option<Adoption<M>> {
+        let index = id.checked_sub(self.ids.start)?;
+        let grant = self.entries.get_mut(index as usize).filter(|grant| grant.generation == generation)?;
         if grant.copying {
             return None;
         }
@@ -118,7 +148,7 @@ impl Grants {
             GrantState::Offered | GrantState::Transferred => {
                 let (memory, len) = self.remove(id)?;
                 if state == Some(GrantState::Offered) {
-                    discard_block(&memory);
+                    memory.discard();
                 }
                 self.transferred += 1;
                 Some(Adoption::Transfer(memory, len))
@@ -128,13 +158,8 @@ impl Grants {
 
     /// Ends the copy of a segment, which `succeeded` or not. If its worker has exited or, as `decline` reports, dropped
     /// the segment meanwhile, returns the segment itself: the copy is not needed then.
-    pub(super) fn finish_copy(
-        &mut self,
-        id: u32,
-        succeeded: bool,
-        decline: impl FnOnce() -> bool,
-    ) -> Option<(Granted, u64)> {
-        let grant = &mut self.entries[id as usize];
+    pub(super) fn finish_copy(&mut self, id: u32, succeeded: bool, decline: impl FnOnce() -> bool) -> Option<(M, u64)> {
+        let grant = self.entry_mut(id);
         grant.copying = false;
         let orphaned = grant.orphaned_at.is_some();
         if !orphaned && decline() {
@@ -144,27 +169,26 @@ impl Grants {
         self.transferred += 1;
         self.remove(id).inspect(|(memory, _)| {
             if orphaned {
-                discard_block(memory);
+                memory.discard();
             }
         })
     }
 
-    fn remove(&mut self, id: u32) -> Option<(Granted, u64)> {
-        let grant = &mut self.entries[id as usize];
+    fn remove(&mut self, id: u32) -> Option<(M, u64)> {
+        let grant = self.entry_mut(id);
         let (memory, len, position) = (grant.memory.take()?, grant.len, grant.position);
         self.used_ids.swap_remove(position);
-        if let Some(moved) = self.used_ids.get(position) {
-            self.entries[*moved as usize].position = position;
+        if let Some(moved) = self.used_ids.get(position).copied() {
+            self.entry_mut(moved).position = position;
         }
         self.free_ids.push(id);
         Some((memory, len))
     }
 
-    /// Makes the next [`reclaim`](Self::reclaim) remove the blocks that these workers had offered.
-    pub(super) fn abandon_blocks(&mut self, workers: &[u32]) {
-        for id in &self.used_ids {
-            let grant = &mut self.entries[*id as usize];
-            grant.abandoned |= workers.contains(&grant.worker) && matches!(grant.memory, Some(Granted::Block(_)));
+    /// Makes the next [`reclaim`](Self::reclaim) remove what these workers had offered.
+    pub(super) fn abandon(&mut self, workers: &[u32]) {
+        for grant in self.entries.iter_mut().filter(|grant| grant.memory.is_some()) {
+            grant.abandoned |= workers.contains(&grant.worker);
         }
     }
 
@@ -176,11 +200,12 @@ impl Grants {
         exited: &[u32],
         orphan_timeout: Duration,
         state: impl Fn(u32, u32) -> Option<GrantState>,
-    ) -> Vec<Granted> {
-        let Self { entries, used_ids, free_ids, .. } = self;
+    ) -> Vec<M> {
+        let Self { ids, entries, used_ids, free_ids, .. } = self;
         let mut freed = Vec::new();
+        let index = |id: u32| (id - ids.start) as usize;
         used_ids.retain(|id| {
-            let grant = &mut entries[*id as usize];
+            let grant = &mut entries[index(*id)];
             let exited = grant.abandoned || exited.contains(&grant.slot);
             let state = state(*id, grant.generation);
             let unused = match state {
@@ -196,7 +221,7 @@ impl Grants {
             };
             if let Some(memory) = grant.memory.take_if(|_| unused) {
                 if matches!(state, Some(GrantState::Claimed | GrantState::Offered) | None) {
-                    discard_block(&memory);
+                    memory.discard();
                 }
                 free_ids.push(*id);
                 freed.push(memory);
@@ -204,16 +229,9 @@ impl Grants {
             !unused
         });
         if !freed.is_empty() {
-            used_ids.iter().enumerate().for_each(|(position, id)| entries[*id as usize].position = position);
+            used_ids.iter().enumerate().for_each(|(position, id)| entries[index(*id)].position = position);
         }
         freed
-    }
-}
-
-/// Marks a block whose worker exited without dropping it: a child of that worker may have a view of it.
-fn discard_block(memory: &Granted) {
-    if let Granted::Block(block) = memory {
-        block.discard();
     }
 }
 
@@ -224,9 +242,9 @@ mod tests {
     #[test]
     fn a_block_that_an_exited_worker_had_not_dropped_is_not_reused() {
         for copying in [false, true] {
-            let (mut grants, block) = (Grants::default(), Arc::new(Block::create(0, 4096).unwrap()));
-            let (id, generation) = grants.add((0, 1), Granted::Block(block.clone()), 10).unwrap();
-            let adopt = |grants: &mut Grants| grants.adopt(id, generation, Some(GrantState::Offered));
+            let (mut grants, block) = (Grants::of_blocks(), Arc::new(Block::create(0, 4096).unwrap()));
+            let (id, generation) = grants.add((0, 1), block.clone(), 10).unwrap();
+            let adopt = |grants: &mut Grants<_>| grants.adopt(id, generation, Some(GrantState::Offered));
             if copying {
                 assert!(matches!(adopt(&mut grants), Some(Adoption::Copy(..))));
             }

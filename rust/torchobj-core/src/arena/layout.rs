@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! header   one page: owner, budget, flags
-//! states   one word per granted segment: generation and state
+//! states   one word per granted segment or block: generation and state
 //! slots    one per worker: its request and the answers
 //! data     segments
 //! ```
@@ -16,6 +16,10 @@ pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"torchob\x02");
 
 /// Maximum number of segments that are granted to workers or on their way to the trainer.
 pub(super) const SEGMENTS: u32 = 1 << 20;
+/// Maximum number of blocks. Each takes a file descriptor of the owner.
+pub(super) const MAX_BLOCKS: u32 = 256;
+/// Number of ids of grants: those of segments, then those of blocks.
+pub(super) const GRANTS: u32 = SEGMENTS + MAX_BLOCKS;
 /// Maximum number of attached workers.
 pub(super) const SLOTS: u32 = 256;
 /// Maximum number of objects in one request, demanded and announced; a longer list takes several requests.
@@ -28,7 +32,7 @@ pub(super) const MAX_NAME_BYTES: usize = 8 * MAX_OBJECTS;
 pub(super) const BLOCKS: u64 = u64::MAX;
 
 const STATES: u64 = 4096;
-const SLOTS_START: u64 = STATES + 4 * SEGMENTS as u64;
+const SLOTS_START: u64 = STATES + 4 * GRANTS as u64;
 const SLOT_BYTES: u64 = 34 * 4096;
 const REQUEST: u64 = 64;
 const ANSWERS: u64 = REQUEST + 8 * MAX_OBJECTS as u64;
@@ -74,9 +78,9 @@ impl<'a> Header<'a> {
     pub(super) fn budget(self) -> &'a AtomicU64 {
         self.0.long(24)
     }
-    /// State word of granted segment `id`.
+    /// State word of the granted segment or block `id`.
     pub(super) fn state(self, id: u32) -> &'a AtomicU32 {
-        assert!(id < SEGMENTS);
+        assert!(id < GRANTS);
         self.0.word(STATES + 4 * u64::from(id))
     }
     pub(super) fn slot(self, index: u32) -> WorkerSlot<'a> {
@@ -147,7 +151,7 @@ impl<'a> WorkerSlot<'a> {
 }
 
 /// Written for each object before the handler runs; remains where the handler gives no answer.
-pub(super) const REFUSED: Answer = Answer { id: SEGMENTS, generation: 0, offset: 0, len: 0, failed: true };
+pub(super) const REFUSED: Answer = Answer { id: GRANTS, generation: 0, offset: 0, len: 0, failed: true };
 
 impl WorkerSlot<'_> {
     /// Writes names, of at most `MAX_NAME_BYTES` bytes, instead of numbers.
@@ -177,7 +181,7 @@ impl WorkerSlot<'_> {
 /// The answer for one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// Id of the granted segment; `generation` distinguishes the segments that had this id.
+    /// Id of the grant; `generation` distinguishes the grants that had this id.
     pub id: u32,
     pub generation: u32,
     /// Offset in the file.

@@ -33,10 +33,10 @@
 //!   budget. The owner punches them out of the file beyond the budget, when memory is short, and after a while without a
 //!   request if no worker is attached.
 
+mod attachment;
 mod block;
-mod blocks;
+mod block_pool;
 mod claim;
-mod exchange;
 mod grants;
 mod layout;
 mod map;
@@ -55,10 +55,11 @@ mod models;
 #[cfg(test)]
 mod tests;
 
+pub use attachment::Unanswered;
 pub use block::in_block;
 pub use claim::{Claim, Offer};
 pub use owner::{Arena, Usage};
 pub use request::{Request, RequestedObjects};
 pub use segment::Segment;
 pub use serve::{Answers, Handler, serve};
-pub use worker::{Announcement, Reply, Unanswered, Worker};
+pub use worker::{Announcement, Reply, Worker};

@@ -1,4 +1,5 @@
-//! The owner's side of an arena: allocates and frees segments, and reads the requests of workers.
+//! The owner's side of an arena: allocates and frees segments, grants segments and blocks to workers, adopts and reclaims
+//! them, and reads the requests of workers.
 
 use std::fmt;
 use std::io;
@@ -6,20 +7,28 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 
-use super::blocks::Blocks;
-use super::grants::Grants;
-use super::layout::{self, Answer, DATA, Header, SLOTS};
+use super::block::{self, Block, BlockOwner, ViewedBlock};
+use super::block_pool::BlockPool;
+use super::grants::{Adoption, Grantable, Grants};
+use super::layout::{self, Answer, DATA, GRANTS, Header, SEGMENTS, SLOTS};
 use super::map::Map;
 use super::request::{Request, RequestedObjects, split_names};
-use super::segment::{Allocator, Segment};
+use super::segment::{self, Allocator, Segment};
 use super::size::{self, Limits, Size};
 use super::space::{Extent, Space, capacity_of};
 use super::sync;
+use crate::buffer::{Buffer, Memory};
 use crate::fork;
+
+/// Time in which a trainer must adopt what an exited worker had offered.
+const ORPHAN_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same while no loader reads.
+const ORPHAN_TIMEOUT_IDLE: Duration = Duration::from_secs(1);
 
 /// An arena, in the process that owns it.
 pub struct Arena {
@@ -27,13 +36,15 @@ pub struct Arena {
     eventfd: OwnedFd,
     owner: u32,
     budget: u64,
-    state: Mutex<State>,
+    state: Mutex<ArenaState>,
 }
 
-pub(super) struct State {
-    pub(super) space: Space,
-    pub(super) grants: Grants,
-    pub(super) blocks: Blocks,
+struct ArenaState {
+    space: Space,
+    segments: Grants<Extent>,
+    blocks: Grants<Arc<Block>>,
+    /// Blocks that are not in use.
+    pool: BlockPool,
 }
 
 /// Memory use of an arena, in bytes.
@@ -90,7 +101,12 @@ impl Arena {
         header.owner().store(std::process::id(), Relaxed);
         header.budget().store(budget, Relaxed);
         header.magic().store(layout::MAGIC, Release);
-        let state = State { space: Space::new(space, budget), grants: Grants::default(), blocks: Blocks::new(budget) };
+        let state = ArenaState {
+            space: Space::new(space, budget),
+            segments: Grants::of_segments(),
+            blocks: Grants::of_blocks(),
+            pool: BlockPool::new(budget),
+        };
         Ok(Arc::new(Self { map: Arc::new(map), eventfd, owner: std::process::id(), budget, state: Mutex::new(state) }))
     }
 
@@ -119,7 +135,7 @@ impl Arena {
         self.owner == std::process::id()
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ArenaState> {
         assert!(self.is_ours(), "the state of an arena belongs to its owner, process {}: a bug", self.owner);
         self.state.lock().expect("no holder of this lock panics")
     }
@@ -128,15 +144,15 @@ impl Arena {
     pub fn usage(&self) -> Usage {
         let _inside = fork::enter();
         let state = self.state();
-        let State { space, grants, blocks } = &*state;
+        let ArenaState { space, segments, blocks, pool } = &*state;
         Usage {
             budget: space.budget(),
             used: space.used(),
-            granted: grants.capacity(),
-            transferred: grants.transferred,
-            copied: grants.copied,
-            blocks: blocks.bytes(),
-            granted_blocks: blocks.granted(),
+            granted: segments.capacity(),
+            transferred: segments.transferred + blocks.transferred,
+            copied: segments.copied + blocks.copied,
+            blocks: pool.bytes(),
+            granted_blocks: pool.granted(),
         }
     }
 
@@ -174,7 +190,7 @@ impl Arena {
     }
 
     /// Merges free extents of all size classes and allocates an extent from the result.
-    fn allocate_merged(&self, state: &mut State, len: u64) -> io::Result<Extent> {
+    fn allocate_merged(&self, state: &mut ArenaState, len: u64) -> io::Result<Extent> {
         for extent in state.space.release(0) {
             let _ = self.map.punch(DATA + extent.offset, extent.capacity);
         }
@@ -192,7 +208,7 @@ impl Arena {
     }
 
     /// Releases the pages of free extents beyond the budget.
-    pub(super) fn release_pages(&self, state: &mut State) {
+    fn release_pages(&self, state: &mut ArenaState) {
         let limit = state.space.budget();
         for extent in state.space.release(limit) {
             // If the system refuses to punch the hole, the pages stay resident and are reused.
@@ -207,7 +223,7 @@ impl Arena {
         for extent in state.space.release(0) {
             let _ = self.map.punch(DATA + extent.offset, extent.capacity);
         }
-        state.blocks.free_unused();
+        state.pool.free_unused();
     }
 
     /// Returns whether a worker is attached.
@@ -302,6 +318,121 @@ impl Arena {
         // An error means that no worker waits.
         let _ = futex::wake(vacated, futex::Flags::empty(), i32::MAX as u32);
     }
+
+    /// Grants a segment to the worker of `slot`.
+    ///
+    /// # Errors
+    /// Returns the segment when all ids, a million, are in use.
+    pub(super) fn grant(&self, slot: u32, mut segment: Segment) -> Result<Answer, Segment> {
+        let _inside = fork::enter();
+        let mut state = self.state();
+        let len = segment.len;
+        let extent = segment.extent.expect("it is present until the segment is granted or dropped");
+        let Some((id, generation)) = state.segments.add(self.worker_of(slot), extent, len) else {
+            return Err(segment);
+        };
+        segment.extent = None;
+        sync::grant(Header(&self.map).state(id), generation);
+        Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
+    }
+
+    fn worker_of(&self, slot: u32) -> (u32, u32) {
+        (slot, Header(&self.map).slot(slot).worker().load(Acquire))
+    }
+
+    /// Grants a block, whose content is undefined, to the worker of `slot`: of the first of these lengths that the limits
+    /// allow. Returns the position of this length too; `None` if they allow none.
+    pub(super) fn grant_block(&self, slot: u32, lengths: &[u64]) -> Option<(usize, Answer)> {
+        let _inside = fork::enter();
+        let mut state = self.state();
+        let (position, block) = state.pool.take_first(slot, lengths)?;
+        let len = lengths[position];
+        let Some((id, generation)) = state.blocks.add(self.worker_of(slot), block.clone(), len) else {
+            state.pool.give(block);
+            return None;
+        };
+        sync::grant(Header(&self.map).state(id), generation);
+        let offset = u64::from(block.number) << 32 | u64::from(block.descriptor());
+        Some((position, Answer { id, generation, offset, len, failed: false }))
+    }
+
+    /// The bytes of a segment or block that a worker offered to the trainer: the memory itself once the worker has dropped it,
+    /// a copy before that. `None` if it was not offered, or was adopted before.
+    ///
+    /// # Errors
+    /// The arena is full, and the system has no more memory for a copy.
+    pub fn adopt(self: &Arc<Self>, id: u32, generation: u32) -> io::Result<Option<Buffer>> {
+        match id {
+            ..SEGMENTS => self.adopt_from(|state| &mut state.segments, id, generation),
+            SEGMENTS..GRANTS => self.adopt_from(|state| &mut state.blocks, id, generation),
+            GRANTS.. => Ok(None),
+        }
+    }
+
+    fn adopt_from<M: Adoptable>(
+        self: &Arc<Self>,
+        grants: impl Fn(&mut ArenaState) -> &mut Grants<M>,
+        id: u32,
+        generation: u32,
+    ) -> io::Result<Option<Buffer>> {
+        let word = Header(&self.map).state(id);
+        let adoption = {
+            let _inside = fork::enter();
+            grants(&mut self.state()).adopt(id, generation, sync::grant_state(word, generation))
+        };
+        match adoption {
+            None => Ok(None),
+            Some(Adoption::Transfer(memory, len)) => Ok(Some(memory.adopted(self, len))),
+            Some(Adoption::Copy(memory, len)) => {
+                // Not under the lock: the copy may be large. `copying` keeps the memory from being freed.
+                let copy = memory.copied(self, len);
+                let transferred = {
+                    let _inside = fork::enter();
+                    grants(&mut self.state()).finish_copy(id, copy.is_ok(), || sync::decline(word, generation))
+                };
+                match transferred {
+                    Some((memory, len)) => Ok(Some(memory.adopted(self, len))),
+                    None => copy.map(Some),
+                }
+            }
+        }
+    }
+
+    /// Frees what workers returned, and the segments of the workers of the `exited` slots. What an exited worker had
+    /// offered is kept for a while, for the trainer to adopt. Returns the number of bytes freed.
+    pub(super) fn reclaim(&self, exited: &[u32]) -> u64 {
+        self.reclaim_after(exited, ORPHAN_TIMEOUT)
+    }
+
+    /// Frees what exited workers had offered. Called when no loader reads.
+    pub fn reclaim_orphans(&self) -> u64 {
+        self.reclaim_after(&[], ORPHAN_TIMEOUT_IDLE)
+    }
+
+    /// Frees the blocks that workers had offered, given by their process ids. Called when they have exited and the trainer
+    /// has adopted all that it will.
+    pub fn reclaim_blocks(&self, workers: &[u32]) {
+        let inside = fork::enter();
+        self.state().blocks.abandon(workers);
+        drop(inside);
+        self.reclaim(&[]);
+    }
+
+    fn reclaim_after(&self, exited: &[u32], orphan_timeout: Duration) -> u64 {
+        let _inside = fork::enter();
+        let mut state = self.state();
+        let ArenaState { space, segments, blocks, pool } = &mut *state;
+        let header = Header(&self.map);
+        let grant_state = |id, generation| sync::grant_state(header.state(id), generation);
+        let mut freed = 0;
+        for extent in segments.reclaim(exited, orphan_timeout, grant_state) {
+            freed += extent.capacity;
+            space.free(extent);
+        }
+        blocks.reclaim(exited, orphan_timeout, grant_state).into_iter().for_each(|block| pool.give(block));
+        self.release_pages(&mut state);
+        freed
+    }
 }
 
 impl Allocator for Arena {
@@ -322,6 +453,54 @@ impl Allocator for Arena {
             }
         }
     }
+}
+
+impl BlockOwner for Arena {
+    fn reuse(&self, viewed: &ViewedBlock) {
+        // A forked child has copies of its parent's blocks and must not free them.
+        if self.is_ours() {
+            // No fork between the two.
+            let _inside = fork::enter();
+            let block = viewed.end().clone();
+            self.state().pool.give(block);
+        }
+    }
+}
+
+/// Memory that the trainer adopts from a worker.
+trait Adoptable: Grantable {
+    /// The first `len` bytes, which belong to the trainer alone.
+    fn adopted(self, arena: &Arc<Arena>, len: u64) -> Buffer;
+
+    /// A copy of the first `len` bytes.
+    fn copied(&self, arena: &Arc<Arena>, len: u64) -> io::Result<Buffer>;
+}
+
+impl Adoptable for Extent {
+    fn adopted(self, arena: &Arc<Arena>, len: u64) -> Buffer {
+        Segment::new(arena.clone(), self, len, false).buffer()
+    }
+
+    /// To a new segment, or to the heap if the arena is full.
+    fn copied(&self, arena: &Arc<Arena>, len: u64) -> io::Result<Buffer> {
+        let memory = arena.segment(len).map(|segment| segment.memory()).or_else(|_| allocate(len))?;
+        Ok(segment::copy(arena.map.at(DATA + self.offset, len), len, memory))
+    }
+}
+
+impl Adoptable for Arc<Block> {
+    fn adopted(self, arena: &Arc<Arena>, len: u64) -> Buffer {
+        block::adopted(arena.clone(), self, len)
+    }
+
+    /// To the heap.
+    fn copied(&self, _arena: &Arc<Arena>, len: u64) -> io::Result<Buffer> {
+        Ok(segment::copy(self.at(len), len, allocate(len)?))
+    }
+}
+
+fn allocate(len: u64) -> io::Result<Memory> {
+    Memory::allocate(usize::try_from(len).expect("it is mapped"))
 }
 
 /// Notifies an eventfd.

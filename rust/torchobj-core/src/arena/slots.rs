@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
+use super::attachment::{Attachment, OWNER_CHECK_INTERVAL, OWNER_CHECK_TIMESPEC, Unanswered};
 use super::layout::{Header, SLOTS};
 use super::owner::notify;
 use super::sync;
-use super::worker::{OWNER_CHECK_INTERVAL, OWNER_CHECK_TIMESPEC, Unanswered, Worker};
 
 /// Time limit for the owner to free the slot of a worker that has exited, when all are in use.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,22 +25,68 @@ thread_local! {
 
 /// The slots of this process. Each sends one request at a time.
 #[derive(Default)]
-pub(super) struct OwnSlots {
-    state: Mutex<State>,
+pub(super) struct WorkerSlots {
+    state: Mutex<SlotsState>,
     /// Notified when a slot is idle again.
     returned: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct SlotsState {
     taken: usize,
     idle: Vec<TakenSlot>,
 }
 
-impl OwnSlots {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl WorkerSlots {
+    fn state(&self) -> MutexGuard<'_, SlotsState> {
         self.state.lock().expect("no holder of this lock panics")
     }
+
+    /// An idle slot of this process, or another one: for the first request, for that of a signal handler, which the request
+    /// that it interrupted waits for, and, up to a limit, for a thread that has waited for long.
+    pub(super) fn take<E>(
+        &self,
+        attachment: &Attachment,
+        check: &mut impl FnMut() -> Result<(), E>,
+    ) -> Result<SlotInUse<'_>, Unanswered<E>> {
+        let header = Header(&attachment.map);
+        let (since, is_nested) = (Instant::now(), REQUESTS.get() > 0);
+        loop {
+            let vacated = sync::published(header.vacated());
+            let mut slots = self.state();
+            if let Some(idle) = slots.idle.pop() {
+                drop(slots);
+                return Ok(SlotInUse::new(self, idle));
+            }
+            let has_waited = since.elapsed() >= OWNER_CHECK_INTERVAL;
+            let may_take = is_nested || slots.taken == 0 || (has_waited && slots.taken < MAX_SLOTS);
+            if let Some(index) = may_take.then(|| take_slot(attachment)).flatten() {
+                slots.taken += 1;
+                drop(slots);
+                return Ok(SlotInUse::new(self, TakenSlot { index, number: 0, unread: None }));
+            }
+            if is_nested || slots.taken == 0 {
+                drop(slots);
+                if since.elapsed() >= SLOT_TIMEOUT {
+                    return Err(Unanswered::NoFreeSlot);
+                }
+                header.slot_needed().store(1, Release);
+                notify(&attachment.eventfd);
+                let _ = futex::wait(header.vacated(), futex::Flags::empty(), vacated, Some(&OWNER_CHECK_TIMESPEC));
+            } else {
+                drop(self.returned.wait_timeout(slots, OWNER_CHECK_INTERVAL).expect("no holder of this lock panics"));
+            }
+            attachment.check(check)?;
+        }
+    }
+}
+
+fn take_slot(attachment: &Attachment) -> Option<u32> {
+    let header = Header(&attachment.map);
+    let taken = (0..SLOTS)
+        .find(|index| header.slot(*index).worker().compare_exchange(0, attachment.process, AcqRel, Relaxed).is_ok())?;
+    header.slots().fetch_max(taken + 1, AcqRel);
+    Some(taken)
 }
 
 /// A slot of this process, and its last request.
@@ -55,12 +101,12 @@ pub(super) struct TakenSlot {
 
 /// A slot during a request.
 pub(super) struct SlotInUse<'a> {
-    slots: &'a OwnSlots,
+    slots: &'a WorkerSlots,
     pub(super) slot: TakenSlot,
 }
 
 impl<'a> SlotInUse<'a> {
-    fn new(slots: &'a OwnSlots, slot: TakenSlot) -> Self {
+    fn new(slots: &'a WorkerSlots, slot: TakenSlot) -> Self {
         REQUESTS.set(REQUESTS.get() + 1);
         Self { slots, slot }
     }
@@ -71,54 +117,5 @@ impl Drop for SlotInUse<'_> {
         REQUESTS.set(REQUESTS.get() - 1);
         self.slots.state().idle.push(self.slot);
         self.slots.returned.notify_one();
-    }
-}
-
-impl Worker {
-    /// An idle slot of this process, or another one: for the first request, for that of a signal handler, which the request
-    /// that it interrupted waits for, and, up to a limit, for a thread that has waited for long.
-    pub(super) fn slot<E>(&self, check: &mut impl FnMut() -> Result<(), E>) -> Result<SlotInUse<'_>, Unanswered<E>> {
-        let header = Header(&self.map);
-        let (since, is_nested) = (Instant::now(), REQUESTS.get() > 0);
-        loop {
-            let vacated = sync::published(header.vacated());
-            let mut slots = self.slots.state();
-            if let Some(idle) = slots.idle.pop() {
-                drop(slots);
-                return Ok(SlotInUse::new(&self.slots, idle));
-            }
-            let has_waited = since.elapsed() >= OWNER_CHECK_INTERVAL;
-            let may_take = is_nested || slots.taken == 0 || (has_waited && slots.taken < MAX_SLOTS);
-            if let Some(index) = may_take.then(|| self.take_slot()).flatten() {
-                slots.taken += 1;
-                drop(slots);
-                return Ok(SlotInUse::new(&self.slots, TakenSlot { index, number: 0, unread: None }));
-            }
-            if is_nested || slots.taken == 0 {
-                drop(slots);
-                if since.elapsed() >= SLOT_TIMEOUT {
-                    return Err(Unanswered::NoFreeSlot);
-                }
-                header.slot_needed().store(1, Release);
-                notify(&self.eventfd);
-                let _ = futex::wait(header.vacated(), futex::Flags::empty(), vacated, Some(&OWNER_CHECK_TIMESPEC));
-            } else {
-                drop(
-                    self.slots
-                        .returned
-                        .wait_timeout(slots, OWNER_CHECK_INTERVAL)
-                        .expect("no holder of this lock panics"),
-                );
-            }
-            self.check(check)?;
-        }
-    }
-
-    fn take_slot(&self) -> Option<u32> {
-        let header = Header(&self.map);
-        let taken = (0..SLOTS)
-            .find(|index| header.slot(*index).worker().compare_exchange(0, self.process, AcqRel, Relaxed).is_ok())?;
-        header.slots().fetch_max(taken + 1, AcqRel);
-        Some(taken)
     }
 }

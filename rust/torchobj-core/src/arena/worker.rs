@@ -8,41 +8,29 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, Once};
-use std::time::Duration;
 
-use rustix::event::Timespec;
-use rustix::process::Pid;
 use rustix::thread::futex;
 
+use super::attachment::{Attachment, OWNER_CHECK_TIMESPEC, Unanswered};
 use super::block::Block;
 use super::claim::Claim;
-use super::layout::{self, Answer, BLOCKS, Header, MAX_OBJECTS, REFUSED, WorkerSlot};
+use super::layout::{Answer, BLOCKS, Header, MAX_OBJECTS, REFUSED, WorkerSlot};
 use super::map::Map;
 use super::owner::{Arena, notify};
 use super::request;
-use super::serve::{has_exited, open_pidfd};
-use super::slots::{OwnSlots, TakenSlot};
+use super::slots::{TakenSlot, WorkerSlots};
 use super::sync;
 use crate::error::{Error, ErrorKind, Operation};
 
-/// Interval at which a waiting worker checks that the owner lives.
-pub(super) const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-pub(super) const OWNER_CHECK_TIMESPEC: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-
 /// An arena, in a process that does not own it.
 pub struct Worker {
-    pub(super) map: Arc<Map>,
-    pub(super) eventfd: OwnedFd,
-    owner: Pid,
-    /// pidfd of the owner; `None` if the system provides none.
-    pidfd: Option<OwnedFd>,
-    pub(super) process: u32,
+    attachment: Arc<Attachment>,
     /// The loader that this process works for.
     loader: AtomicU64,
-    pub(super) slots: OwnSlots,
+    slots: WorkerSlots,
     /// Next iterator number; 0 means no iterator.
     iterators: AtomicU32,
     /// Iterators that ended and were not reported to the owner yet. Locked only briefly: a signal handler may end an
@@ -65,17 +53,6 @@ impl<T> Default for Announcement<'_, T> {
     fn default() -> Self {
         Self { iterator: 0, objects: &[] }
     }
-}
-
-/// Error of a request that got no answers.
-#[derive(Debug)]
-pub enum Unanswered<E> {
-    /// The process that owns the arena has exited or closed it.
-    OwnerGone,
-    /// All slots are in use.
-    NoFreeSlot,
-    /// The caller's check returned an error.
-    Interrupted(E),
 }
 
 /// The result for one object.
@@ -116,31 +93,14 @@ impl Worker {
     /// # Errors
     /// As [`inherit`](Self::inherit).
     pub fn for_child(&self) -> io::Result<Self> {
-        Self::new(self.map.clone(), self.eventfd.try_clone()?)
+        Self::new(self.attachment.map.clone(), self.attachment.eventfd.try_clone()?)
     }
 
     fn new(map: Arc<Map>, eventfd: OwnedFd) -> io::Result<Self> {
-        let header = Header(&map);
-        if map.len() < layout::DATA || header.magic().load(Acquire) != layout::MAGIC {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "the file is not an arena of this version of torchobj",
-            ));
-        }
-        let owner = i32::try_from(header.owner().load(Relaxed)).ok().and_then(Pid::from_raw);
-        let owner = owner.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the arena has no owner"))?;
-        let pidfd = open_pidfd(owner);
-        if has_exited(owner, pidfd.as_ref()) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the process that owns the arena has exited"));
-        }
         Ok(Self {
-            map,
-            eventfd,
-            owner,
-            pidfd,
-            process: std::process::id(),
+            attachment: Attachment::new(map, eventfd)?,
             loader: AtomicU64::new(0),
-            slots: OwnSlots::default(),
+            slots: WorkerSlots::default(),
             iterators: AtomicU32::new(1),
             ended_iterators: Mutex::default(),
             blocks: Mutex::default(),
@@ -154,26 +114,22 @@ impl Worker {
 
     /// Returns whether the current process attached this worker; false in a forked child.
     pub fn is_ours(&self) -> bool {
-        self.process == std::process::id()
+        self.attachment.is_ours()
     }
 
     /// The arena's file. Another process attaches to it.
     pub fn file(&self) -> BorrowedFd<'_> {
-        self.map.file()
+        self.attachment.map.file()
     }
 
     /// The eventfd that the owner waits on.
     pub fn eventfd(&self) -> BorrowedFd<'_> {
-        self.eventfd.as_fd()
-    }
-
-    fn owner_exited(&self) -> bool {
-        has_exited(self.owner, self.pidfd.as_ref())
+        self.attachment.eventfd.as_fd()
     }
 
     /// Limit of the bytes of all segments.
     pub fn budget(&self) -> u64 {
-        Header(&self.map).budget().load(Relaxed)
+        Header(&self.attachment.map).budget().load(Relaxed)
     }
 
     /// Starts an iterator of this worker. All objects that are announced for it can be cancelled together.
@@ -199,7 +155,7 @@ impl Worker {
         mut announced: Announcement<'_>,
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
-        let mut slot = self.slot(&mut check)?;
+        let mut slot = self.slots.take(&self.attachment, &mut check)?;
         let mut replies = Vec::with_capacity(objects.len());
         while !(objects.is_empty() && announced.objects.is_empty()) {
             let (demanded, objects_left) = objects.split_at(objects.len().min(MAX_OBJECTS));
@@ -229,7 +185,7 @@ impl Worker {
         lengths: &[u64],
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Option<Arc<Claim>>, Unanswered<E>> {
-        let mut slot = self.slot(&mut check)?;
+        let mut slot = self.slots.take(&self.attachment, &mut check)?;
         let write = |shared: WorkerSlot<'_>| {
             lengths.iter().enumerate().for_each(|(position, len)| shared.object(position).store(*len, Relaxed));
         };
@@ -245,14 +201,14 @@ impl Worker {
         let mut blocks = self.blocks.lock().expect("no holder of this lock panics");
         blocks.retain(|block| !block.is_discarded());
         if let Some(block) = blocks.iter().find(|block| block.number == number) {
-            return Some(Claim::of_block(self.clone(), answer, block.clone()));
+            return Some(Claim::of_block(self.attachment.clone(), answer, block.clone()));
         }
-        let owner = Header(&self.map).owner().load(Relaxed);
+        let owner = self.attachment.owner();
         match Block::attach(owner, descriptor, number, answer.len) {
             Ok(block) => {
                 let block = Arc::new(block);
                 blocks.push(block.clone());
-                Some(Claim::of_block(self.clone(), answer, block))
+                Some(Claim::of_block(self.attachment.clone(), answer, block))
             }
             Err(error) => {
                 static WARNED: Once = Once::new();
@@ -262,7 +218,7 @@ impl Worker {
                     );
                 });
                 // Returns the block.
-                drop(Claim::new(self.clone(), answer));
+                drop(Claim::new(self.attachment.clone(), answer));
                 None
             }
         }
@@ -282,7 +238,7 @@ impl Worker {
         announced: Announcement<'_, Vec<u8>>,
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
-        let mut slot = self.slot(&mut check)?;
+        let mut slot = self.slots.take(&self.attachment, &mut check)?;
         let mut replies = Vec::with_capacity(names.len());
         let all: Vec<&[u8]> = names.iter().chain(announced.objects).map(Vec::as_slice).collect();
         let (mut left, mut demanded) = (all.as_slice(), names.len());
@@ -317,11 +273,11 @@ impl Worker {
             self.wait(index, slot.number, check)?;
             // Dropped claims return their segments and blocks.
             let unread = self.answers(index, unread).filter(|answer| *answer != REFUSED);
-            unread.for_each(|answer| drop(Claim::new(self.clone(), answer)));
+            unread.for_each(|answer| drop(Claim::new(self.attachment.clone(), answer)));
             slot.unread = None;
         }
         let number = slot.number.wrapping_add(1);
-        let shared = Header(&self.map).slot(index);
+        let shared = Header(&self.attachment.map).slot(index);
         // Clears what the previous request may have set.
         for word in [shared.name_bytes(), shared.announced(), shared.iterator()] {
             word.store(0, Relaxed);
@@ -334,29 +290,19 @@ impl Worker {
         shared.loader().store(self.loader.load(Relaxed), Relaxed);
         *slot = TakenSlot { index, number, unread: Some(count) };
         sync::publish(shared.requested(), number);
-        notify(&self.eventfd);
+        notify(&self.attachment.eventfd);
         self.wait(index, number, check)?;
         slot.unread = None;
         Ok(self.answers(index, count).collect())
     }
 
     fn answers(&self, slot: u32, count: usize) -> impl Iterator<Item = Answer> + '_ {
-        let shared = Header(&self.map).slot(slot);
+        let shared = Header(&self.attachment.map).slot(slot);
         (0..count).map(move |position| shared.read_answer(position))
     }
 
-    /// Runs the check of the caller, and checks that the owner answers requests.
-    pub(super) fn check<E>(&self, check: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
-        check().map_err(Unanswered::Interrupted)?;
-        // A closed arena gives no answers, though its process may live.
-        if self.owner_exited() || Header(&self.map).closed().load(Acquire) != 0 {
-            return Err(Unanswered::OwnerGone);
-        }
-        Ok(())
-    }
-
     fn wait<E>(&self, slot: u32, number: u32, check: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
-        let answered = Header(&self.map).slot(slot).answered();
+        let answered = Header(&self.attachment.map).slot(slot).answered();
         loop {
             let seen = sync::published(answered);
             if seen == number {
@@ -365,7 +311,7 @@ impl Worker {
             // Woken, interrupted, timed out, or changed before the wait: all require another check.
             let woken = futex::wait(answered, futex::Flags::empty(), seen, Some(&OWNER_CHECK_TIMESPEC));
             if woken.is_err() && sync::published(answered) != number {
-                self.check(check)?;
+                self.attachment.check(check)?;
             }
         }
     }
@@ -375,13 +321,13 @@ impl Worker {
             let message = "the owner could not grant the object to a worker: a million segments are in use, or a bug";
             return Reply::Failed(Error::new(ErrorKind::Io, Operation::Get, "", message).to_bytes());
         }
-        let claim = Claim::new(self.clone(), answer);
+        let claim = Claim::new(self.attachment.clone(), answer);
         if answer.failed { Reply::Failed(claim.buffer().as_slice().to_vec()) } else { Reply::Claimed(claim) }
     }
 }
 
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Worker({} bytes, process {})", self.map.len(), self.process)
+        write!(f, "Worker({} bytes, process {})", self.attachment.map.len(), self.attachment.process)
     }
 }

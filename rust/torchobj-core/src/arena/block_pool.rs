@@ -1,26 +1,25 @@
-//! The blocks of an owner: reuses unused ones, the most recently used first, within a limit of their bytes. Holds none that
-//! is in use.
+//! The pool of an owner's blocks: reuses unused ones, the most recently used first, within a limit of their bytes. Holds none
+//! that is in use.
 
 use std::sync::{Arc, Weak};
 
 use rustix::process::{Resource, getrlimit};
 
 use super::block::Block;
+use super::layout::MAX_BLOCKS;
 use super::space::capacity_of;
 
-/// Maximum number of blocks. Each takes a file descriptor of the owner.
-const MAX_BLOCKS: u64 = 256;
 /// Share of the descriptors of the process that blocks may take.
 const DESCRIPTOR_SHARE: u64 = 4;
 
 /// The blocks of an owner.
 #[derive(Debug)]
-pub(super) struct Blocks {
+pub(super) struct BlockPool {
     limit: u64,
     max_blocks: u64,
     /// Unused blocks and the slot of the worker that filled each last, the most recently used last.
     unused: Vec<(Arc<Block>, u32)>,
-    /// Blocks in use, with the slot of the worker that received each.
+    /// BlockPool in use, with the slot of the worker that received each.
     used: Vec<(Weak<Block>, u32)>,
     next_number: u32,
     /// Bytes of all blocks except discarded ones.
@@ -28,11 +27,11 @@ pub(super) struct Blocks {
     granted: u64,
 }
 
-impl Blocks {
+impl BlockPool {
     /// No blocks yet, and at most `limit` bytes of them.
     pub(super) fn new(limit: u64) -> Self {
-        let max_blocks =
-            getrlimit(Resource::Nofile).current.map_or(MAX_BLOCKS, |limit| MAX_BLOCKS.min(limit / DESCRIPTOR_SHARE));
+        let max_blocks = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |limit| limit / DESCRIPTOR_SHARE);
+        let max_blocks = max_blocks.min(MAX_BLOCKS.into());
         Self { limit, max_blocks, unused: Vec::new(), used: Vec::new(), next_number: 0, bytes: 0, granted: 0 }
     }
 
@@ -125,47 +124,47 @@ mod tests {
 
     #[test]
     fn the_most_recently_used_block_of_a_worker_is_reused_first() {
-        let mut blocks = Blocks::new(64 * MIB);
-        let [a, b, c] = [1, 1, 2].map(|slot| blocks.take(slot, MIB).unwrap());
+        let mut pool = BlockPool::new(64 * MIB);
+        let [a, b, c] = [1, 1, 2].map(|slot| pool.take(slot, MIB).unwrap());
         let numbers = [a.number, b.number, c.number];
-        [a, b, c].into_iter().for_each(|block| blocks.give(block));
-        assert_eq!([1, 1, 1].map(|slot| blocks.take(slot, MIB).unwrap().number), [numbers[1], numbers[0], numbers[2]]);
-        assert_eq!(blocks.bytes(), 3 * MIB);
+        [a, b, c].into_iter().for_each(|block| pool.give(block));
+        assert_eq!([1, 1, 1].map(|slot| pool.take(slot, MIB).unwrap().number), [numbers[1], numbers[0], numbers[2]]);
+        assert_eq!(pool.bytes(), 3 * MIB);
     }
 
     #[test]
     fn blocks_in_use_limit_new_ones_and_unused_blocks_do_not() {
-        let mut blocks = Blocks::new(4 * MIB);
-        let held = blocks.take(0, 3 * MIB).unwrap();
-        assert!(blocks.take(0, 2 * MIB).is_none());
-        blocks.give(held);
-        assert!(blocks.take(1, 4 * MIB).is_some(), "the unused block of another size was freed");
-        assert_eq!(blocks.bytes(), 4 * MIB);
-        assert!(blocks.take(1, u64::MAX).is_none());
+        let mut pool = BlockPool::new(4 * MIB);
+        let held = pool.take(0, 3 * MIB).unwrap();
+        assert!(pool.take(0, 2 * MIB).is_none());
+        pool.give(held);
+        assert!(pool.take(1, 4 * MIB).is_some(), "the unused block of another size was freed");
+        assert_eq!(pool.bytes(), 4 * MIB);
+        assert!(pool.take(1, u64::MAX).is_none());
     }
 
     #[test]
     fn the_first_length_that_fits_is_granted() {
-        let mut blocks = Blocks::new(4 * MIB);
-        let (position, held) = blocks.take_first(0, &[3 * MIB, MIB]).unwrap();
-        let (_, small) = blocks.take_first(0, &[MIB]).unwrap();
+        let mut pool = BlockPool::new(4 * MIB);
+        let (position, held) = pool.take_first(0, &[3 * MIB, MIB]).unwrap();
+        let (_, small) = pool.take_first(0, &[MIB]).unwrap();
         assert_eq!((position, held.capacity), (0, 3 * MIB));
         let number = small.number;
-        blocks.give(small);
-        let (position, small) = blocks.take_first(0, &[3 * MIB, MIB]).unwrap();
+        pool.give(small);
+        let (position, small) = pool.take_first(0, &[3 * MIB, MIB]).unwrap();
         assert_eq!((position, small.number), (1, number), "a request that cannot fit frees no unused block");
-        assert!(blocks.take_first(0, &[3 * MIB, MIB]).is_none());
-        assert_eq!(blocks.granted(), 3);
+        assert!(pool.take_first(0, &[3 * MIB, MIB]).is_none());
+        assert_eq!(pool.granted(), 3);
     }
 
     #[test]
     fn a_discarded_block_is_not_reused() {
-        let mut blocks = Blocks::new(4 * MIB);
-        let block = blocks.take(0, MIB).unwrap();
+        let mut pool = BlockPool::new(4 * MIB);
+        let block = pool.take(0, MIB).unwrap();
         let number = block.number;
         block.discard();
-        blocks.give(block);
-        assert_eq!(blocks.bytes(), 0);
-        assert_ne!(blocks.take(0, MIB).unwrap().number, number);
+        pool.give(block);
+        assert_eq!(pool.bytes(), 0);
+        assert_ne!(pool.take(0, MIB).unwrap().number, number);
     }
 }
