@@ -15,7 +15,8 @@ use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::store::{GetResult, ObjectChecksum, ObjectStore};
 use torchobj_core::types::{Attributes, ByteRange, GetRequest, ObjectHead, Version};
 
-use super::{FileStore, modified_ms, version};
+use super::FileStore;
+use super::entry::{modified_ms, version};
 
 /// Maximum number of bytes of one read call. A read can be cancelled between two calls.
 const READ_BYTES: usize = 4 << 20;

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::OFlags;
 use torchobj_core::types::Version;
 
-use super::version;
+use super::entry::version;
 
 /// The lock of a folder. Every process that writes through this store holds it while it replaces or deletes a file of the
 /// folder. Creating a file under a new name needs no lock.

@@ -5,15 +5,15 @@
 
 mod copy;
 mod delete;
+mod entry;
 mod get;
 mod list;
 mod lock;
 mod multipart;
 mod put;
+mod walk;
 
-use std::fs::Metadata;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,10 +27,7 @@ use torchobj_core::types::{
 use torchobj_core::url::ObjectUrl;
 
 use crate::config::FileConfig;
-use list::Walks;
-
-/// Prefix of the names of temporary files.
-const TEMPORARY: &str = ".torchobj-";
+use walk::Walks;
 
 /// A folder as a store.
 #[derive(Clone, Debug)]
@@ -91,16 +88,6 @@ impl FileStore {
         }
         Err(self.error(ErrorKind::Unsupported, operation, key, "files have no headers, metadata or storage class"))
     }
-}
-
-/// The version of a file: inode, size and mtime, which change if the file is replaced or rewritten.
-fn version(metadata: &Metadata) -> Version {
-    let (inode, size) = (metadata.ino(), metadata.len());
-    Version::new(format!("{inode:x}-{size:x}-{:x}.{:x}", metadata.mtime(), metadata.mtime_nsec()))
-}
-
-fn modified_ms(metadata: &Metadata) -> i64 {
-    metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000
 }
 
 #[async_trait]

@@ -12,8 +12,9 @@ use torchobj_core::policy::within;
 use torchobj_core::store::ObjectStore;
 use torchobj_core::types::{Condition, KeyRules, PartReceipt, Payload, PutOptions, Upload, Version};
 
+use super::FileStore;
+use super::entry::{TEMPORARY, modified_ms};
 use super::put::{TemporaryFile, path_conflict};
-use super::{FileStore, TEMPORARY, modified_ms};
 
 /// Well below any idle timeout.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

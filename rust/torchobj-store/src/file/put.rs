@@ -8,8 +8,9 @@ use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::store::ObjectStore;
 use torchobj_core::types::{Condition, Payload, PutOptions, Version};
 
+use super::FileStore;
+use super::entry::{TEMPORARY, version};
 use super::lock::{FolderLock, if_version_matches, open_folder};
-use super::{FileStore, TEMPORARY, version};
 use crate::config::FileConfig;
 
 /// A file that is written beside its target. Dropping it removes the file, unless it was published or kept.

@@ -33,23 +33,28 @@ use torchobj_core::types::{
 use torchobj_core::url::ObjectUrl;
 
 pub use config::Account;
+use multipart::Uploads;
 use request::Bucket;
 
 /// A store for one bucket.
 #[derive(Debug)]
-pub struct GcsStore(Arc<Bucket>);
+pub struct GcsStore {
+    bucket: Arc<Bucket>,
+    uploads: Uploads,
+}
 
 impl GcsStore {
     /// A store for the bucket `name` of an account; one without a name lists the buckets. Sends no requests.
     pub fn new(account: Arc<Account>, name: &str) -> Self {
-        Self(Arc::new(Bucket::new(account, name)))
+        let bucket = Arc::new(Bucket::new(account, name));
+        Self { uploads: Uploads::new(bucket.clone()), bucket }
     }
 }
 
 #[async_trait]
 impl ObjectStore for GcsStore {
     fn url(&self, key: &str) -> String {
-        self.0.url_of(Some(key))
+        self.bucket.url_of(Some(key))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -74,64 +79,68 @@ impl ObjectStore for GcsStore {
 
     async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         if let Some(version) = request.version {
-            self.0.check_version(Operation::Get, request.key, version)?;
+            self.bucket.check_version(Operation::Get, request.key, version)?;
         }
-        if self.0.account.config.force_sdk { self.0.sdk_open(request).await } else { self.0.open(request).await }
+        if self.bucket.account.config.force_sdk {
+            self.bucket.sdk_open(request).await
+        } else {
+            self.bucket.open(request).await
+        }
     }
 
     async fn head(&self, key: &str) -> Result<ObjectHead> {
-        self.0.head(key).await
+        self.bucket.head(key).await
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
-        self.0.list(&request).await
+        self.bucket.list(&request).await
     }
 
     async fn buckets(&self, project: Option<&str>, continuation: Option<&str>) -> Result<ListPage> {
-        self.0.buckets(project, continuation).await
+        self.bucket.buckets(project, continuation).await
     }
 
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
-        self.0.check_condition(Operation::Put, key, &options.condition)?;
-        self.0.put(key, payload, options).await
+        self.bucket.check_condition(Operation::Put, key, &options.condition)?;
+        self.bucket.put(key, payload, options).await
     }
 
     async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
-        self.0.check_condition(Operation::BeginUpload, key, &options.condition)?;
-        self.0.begin_upload(key, options).await
+        self.bucket.check_condition(Operation::BeginUpload, key, &options.condition)?;
+        self.uploads.begin(key, options).await
     }
 
     async fn put_part(&self, upload: &Upload, number: u32, offset: u64, payload: &Payload) -> Result<PartReceipt> {
-        self.0.put_part(upload, number, offset, payload).await
+        self.uploads.put_part(upload, number, offset, payload).await
     }
 
     async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version> {
-        self.0.check_condition(Operation::Commit, &upload.key, condition)?;
-        self.0.commit(upload, parts, condition).await
+        self.bucket.check_condition(Operation::Commit, &upload.key, condition)?;
+        self.uploads.commit(upload, parts, condition).await
     }
 
     async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>> {
-        self.0.committed(upload, parts).await
+        self.uploads.committed(upload, parts).await
     }
 
     async fn abort(&self, upload: &Upload) -> Result<()> {
-        self.0.abort(upload).await
+        self.uploads.abort(upload).await
     }
 
     async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
-        self.0.uploads(prefix).await
+        self.bucket.list_uploads(prefix).await
     }
 
     async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
-        self.0.copy(source, key).await
+        self.bucket.copy(source, key).await
     }
 
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
-        Ok(self.0.delete_each(keys).await)
+        Ok(self.bucket.delete_each(keys).await)
     }
 
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
-        self.0.check_version(Operation::Delete, key, version)?;
-        self.0.delete_one(key, Some(version)).await
+        self.bucket.check_version(Operation::Delete, key, version)?;
+        self.bucket.delete_one(key, Some(version)).await
     }
 }

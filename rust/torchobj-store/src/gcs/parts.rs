@@ -10,9 +10,11 @@ use serde::Serialize;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::{Attributes, Condition, PartReceipt, Payload, Upload, Version};
 
-use super::multipart::KEY;
 use super::request::Bucket;
 use super::resource::{FIELDS, Resource, Written, combine, encode};
+
+/// Name of the metadata entry of a part with the key of its object.
+pub(super) const KEY: &str = "torchobj-key";
 
 /// Prefix of the names of parts, followed by the id of the upload.
 pub(super) const PREFIX: &str = ".torchobj-parts/";
@@ -20,18 +22,21 @@ pub(super) const PREFIX: &str = ".torchobj-parts/";
 /// Maximum number of sources of a compose (JSON API reference, "Objects: compose").
 const MAX_SOURCES: usize = 32;
 
+/// Maximum number of consecutive pages of a listing of parts without an object.
+const MAX_EMPTY_PAGES: usize = 100;
+
 /// Number of concurrent composes of a commit, which holds one permit.
 const CONCURRENT: usize = 16;
 
 /// The prefix of the names of the parts of an upload. Without a slash, which would create a folder in a bucket with a
 /// hierarchical namespace.
-pub(super) fn prefix_of(upload_id: &str) -> String {
+fn prefix_of(upload_id: &str) -> String {
     format!("{PREFIX}{upload_id}-")
 }
 
 /// An object that contains consecutive parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Source {
+struct PartObject {
     name: String,
     generation: Version,
     /// Numbers of the first and the last part, from 1.
@@ -42,14 +47,14 @@ struct Source {
 
 /// The parts of an upload that has begun.
 #[derive(Debug, Default)]
-pub(super) struct Parts(Mutex<Sent>);
+pub(super) struct Parts(Mutex<PartsState>);
 
 #[derive(Debug, Default)]
-struct Sent {
+struct PartsState {
     /// Parts by their numbers.
-    parts: BTreeMap<u32, Source>,
+    parts: BTreeMap<u32, PartObject>,
     /// Composed objects by the numbers of their first and last part.
-    composed: HashMap<(u32, u32), Source>,
+    composed: HashMap<(u32, u32), PartObject>,
     /// First parts of groups that are being composed.
     composing: HashSet<u32>,
     /// All objects that requests may have created and that are not deleted, by their names. `None`: the request has no
@@ -57,9 +62,9 @@ struct Sent {
     objects: HashMap<String, Option<Version>>,
 }
 
-impl Sent {
+impl PartsState {
     /// Returns the parts of a group that is complete, is not the last one so far, and is not being composed.
-    fn next_group(&mut self) -> Option<Vec<Source>> {
+    fn next_group(&mut self) -> Option<Vec<PartObject>> {
         let size = u32::try_from(MAX_SOURCES).expect("32");
         let last = *self.parts.last_key_value()?.0;
         let complete = (1..last).step_by(MAX_SOURCES).take_while(|first| first + size <= last).find(|first| {
@@ -73,7 +78,7 @@ impl Sent {
 }
 
 impl Parts {
-    fn sent(&self) -> std::sync::MutexGuard<'_, Sent> {
+    fn sent(&self) -> std::sync::MutexGuard<'_, PartsState> {
         self.0.lock().expect("no holder of this lock panics")
     }
 
@@ -110,7 +115,7 @@ impl Parts {
     }
 
     /// Returns the objects of `parts`, composed where that is done. `None` if one of them was not sent.
-    fn sources(&self, parts: &[PartReceipt]) -> Option<Vec<Source>> {
+    fn sources(&self, parts: &[PartReceipt]) -> Option<Vec<PartObject>> {
         let sent = self.sent();
         let mut sources = Vec::new();
         for group in parts.chunk_by(|one, next| group_of(one.number) == group_of(next.number)) {
@@ -165,7 +170,7 @@ impl Bucket {
         let (size, crc32c) = (payload.len() as u64, self.crc32c(operation, key, payload)?);
         let written = self.insert(operation, key, resource, crc32c, payload, &Condition::Always).await?;
         let generation = self.version_of(operation, key, &written)?;
-        let part = Source { name, generation: generation.clone(), numbers: (number, number), size, crc32c };
+        let part = PartObject { name, generation: generation.clone(), numbers: (number, number), size, crc32c };
         let group = {
             let mut sent = parts.sent();
             sent.objects.insert(part.name.clone(), Some(generation.clone()));
@@ -198,13 +203,13 @@ impl Bucket {
         })?;
         if sources.len() > MAX_SOURCES {
             // Groups of parts first, so that no bytes are composed more often than others.
-            let is_part = |source: &Source| source.numbers.0 == source.numbers.1;
-            let group = |source: &Source| is_part(source).then(|| group_of(source.numbers.0));
+            let is_part = |source: &PartObject| source.numbers.0 == source.numbers.1;
+            let group = |source: &PartObject| is_part(source).then(|| group_of(source.numbers.0));
             let groups = sources.chunk_by(|one, next| group(one).is_some() && group(one) == group(next));
-            sources = self.compose_each(upload, parts, object, groups.map(<[Source]>::to_vec).collect()).await?;
+            sources = self.compose_each(upload, parts, object, groups.map(<[PartObject]>::to_vec).collect()).await?;
         }
         while sources.len() > MAX_SOURCES {
-            let groups = sources.chunks(MAX_SOURCES).map(<[Source]>::to_vec);
+            let groups = sources.chunks(MAX_SOURCES).map(<[PartObject]>::to_vec);
             sources = self.compose_each(upload, parts, object, groups.collect()).await?;
         }
         self.compose(operation, key, key, &sources, object.clone(), condition).await
@@ -216,9 +221,9 @@ impl Bucket {
         upload: &Upload,
         parts: &Parts,
         object: &Resource,
-        groups: Vec<Vec<Source>>,
-    ) -> Result<Vec<Source>> {
-        let compose = |group: Vec<Source>| async move { self.compose_parts(upload, parts, object, &group).await };
+        groups: Vec<Vec<PartObject>>,
+    ) -> Result<Vec<PartObject>> {
+        let compose = |group: Vec<PartObject>| async move { self.compose_parts(upload, parts, object, &group).await };
         stream::iter(groups.into_iter().map(compose)).buffered(CONCURRENT).try_collect().await
     }
 
@@ -228,8 +233,8 @@ impl Bucket {
         upload: &Upload,
         parts: &Parts,
         object: &Resource,
-        group: &[Source],
-    ) -> Result<Source> {
+        group: &[PartObject],
+    ) -> Result<PartObject> {
         let (Some(first), Some(last)) = (group.first(), group.last()) else { unreachable!("a group has sources") };
         let numbers = (first.numbers.0, last.numbers.1);
         if let [only] = group {
@@ -244,7 +249,7 @@ impl Bucket {
         let made = self.compose(operation, &upload.key, &name, group, resource, &Condition::Always).await?;
         let generation = self.version_of(operation, &upload.key, &made)?;
         let (size, crc32c) = totals(group);
-        let composed = Source { name, generation, numbers, size, crc32c };
+        let composed = PartObject { name, generation, numbers, size, crc32c };
         {
             let mut sent = parts.sent();
             sent.objects.insert(composed.name.clone(), Some(composed.generation.clone()));
@@ -261,7 +266,7 @@ impl Bucket {
         operation: Operation,
         key: &str,
         target: &str,
-        sources: &[Source],
+        sources: &[PartObject],
         mut destination: Resource,
         condition: &Condition,
     ) -> Result<Resource> {
@@ -282,6 +287,54 @@ impl Bucket {
         let made = self.json(&request).await?;
         let written = Written { name: target, nonce: destination.nonce(), size, crc32c };
         self.verify(operation, key, &written, made).await
+    }
+
+    /// Lists the objects of an upload and their generations. Another object below the same prefix is not a part.
+    pub(super) async fn list_parts(&self, operation: Operation, upload: &Upload) -> Result<Vec<(String, Version)>> {
+        let listed = self.list_objects(operation, &upload.key, &prefix_of(&upload.id)).await?;
+        let belongs = |part: &Resource| part.metadata.get(KEY) == Some(&upload.key);
+        let part = |part: Resource| part.version().map(|generation| (part.name, generation));
+        Ok(listed.into_iter().filter(belongs).filter_map(part).collect())
+    }
+
+    /// Returns the uploads whose keys begin with `prefix` and that have parts in the bucket.
+    pub(super) async fn list_uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
+        let mut uploads: BTreeMap<(String, String), Option<i64>> = BTreeMap::new();
+        for part in self.list_objects(Operation::ListUploads, prefix, PREFIX).await? {
+            let Some(key) = part.metadata.get(KEY).filter(|key| key.starts_with(prefix)) else { continue };
+            let Some((id, _)) = part.name[PREFIX.len()..].split_once('-') else { continue };
+            let begun = uploads.entry((key.clone(), id.to_owned())).or_default();
+            *begun = (*begun).into_iter().chain(part.created_ms()).min();
+        }
+        Ok(uploads.into_iter().map(|((key, id), begun_ms)| Upload::of_other_client(key, id, begun_ms)).collect())
+    }
+
+    /// Lists objects whose names begin with `prefix`. `key` is used in error messages.
+    async fn list_objects(&self, operation: Operation, key: &str, prefix: &str) -> Result<Vec<Resource>> {
+        let wrong = |problem: &str| self.error(ErrorKind::Protocol, operation, Some(key), problem);
+        let (mut found, mut token, mut tokens) = (Vec::<Resource>::new(), None::<String>, HashSet::new());
+        let mut empty_pages = 0;
+        loop {
+            let fields = "items(name,generation,timeCreated,metadata),nextPageToken";
+            let mut query = vec![("prefix", prefix), ("fields", fields)];
+            query.extend(token.as_deref().map(|token| ("pageToken", token)));
+            let mut page = self.page(operation, key, &query).await?;
+            empty_pages = if page.items.is_empty() { empty_pages + 1 } else { 0 };
+            for item in page.items.drain(..).filter(|item| item.name.starts_with(prefix)) {
+                if found.last().is_some_and(|last| item.name <= last.name) {
+                    return Err(wrong(&format!("the listing repeats {:?}, or is not in order", item.name)));
+                }
+                found.push(item);
+            }
+            let Some(next) = page.continuation() else { return Ok(found) };
+            if !tokens.insert(next.clone()) {
+                return Err(wrong("the listing repeats a page"));
+            }
+            if empty_pages >= MAX_EMPTY_PAGES {
+                return Err(wrong(&format!("the listing has {MAX_EMPTY_PAGES} consecutive pages without an object")));
+            }
+            token = Some(next);
+        }
     }
 
     /// Deletes all objects of an upload that this process may have created, after its commit.
@@ -336,7 +389,7 @@ impl Bucket {
 }
 
 /// Size and CRC32C of the concatenation of `sources`.
-fn totals(sources: &[Source]) -> (u64, u32) {
+fn totals(sources: &[PartObject]) -> (u64, u32) {
     sources.iter().fold((0, 0), |(size, crc), source| (size + source.size, combine(crc, source.crc32c, source.size)))
 }
 
@@ -350,16 +403,23 @@ fn part_resource(name: String, object: &Resource, upload: &Upload) -> Resource {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
 
-    fn part(number: u32) -> Source {
+    use torchobj_core::store::ObjectStore;
+
+    use super::*;
+    use crate::config::GcsConfig;
+    use crate::fake::{Fake, http_response};
+    use crate::gcs::{Account, GcsStore};
+
+    fn part(number: u32) -> PartObject {
         let generation = Version::new(number.to_string());
-        Source { name: format!("p{number}"), generation, numbers: (number, number), size: 1, crc32c: 0 }
+        PartObject { name: format!("p{number}"), generation, numbers: (number, number), size: 1, crc32c: 0 }
     }
 
     #[test]
     fn a_group_is_composed_once_and_only_if_it_is_complete_and_a_later_part_exists() {
-        let mut sent = Sent::default();
+        let mut sent = PartsState::default();
         for number in (1..=32).filter(|number| *number != 7) {
             sent.parts.insert(number, part(number));
         }
@@ -369,7 +429,7 @@ mod tests {
         let numbers: Vec<_> = sent.next_group().unwrap().iter().map(|source| source.numbers.0).collect();
         assert_eq!(numbers, (1..=32).collect::<Vec<_>>());
         assert_eq!(sent.next_group(), None);
-        let mut exact = Sent::default();
+        let mut exact = PartsState::default();
         exact.parts.extend((1..=32).map(|number| (number, part(number))));
         assert_eq!(exact.next_group(), None, "the last group so far");
     }
@@ -378,7 +438,7 @@ mod tests {
     fn the_sources_of_a_commit_are_the_composed_groups_and_the_other_parts() {
         let parts = Parts::default();
         parts.sent().parts.extend((1..=40).map(|number| (number, part(number))));
-        let whole = Source { numbers: (1, 32), name: "composed".into(), ..part(1) };
+        let whole = PartObject { numbers: (1, 32), name: "composed".into(), ..part(1) };
         parts.sent().composed.insert((1, 32), whole);
         let receipt =
             |number: u32| PartReceipt { number, size: 1, version: Version::new(number.to_string()), checksum: None };
@@ -389,5 +449,21 @@ mod tests {
         let wrong = PartReceipt { version: Version::new("0"), ..receipt(40) };
         assert_eq!(parts.sources(&[receipt(39), wrong]), None);
         assert_eq!(parts.sources(&[receipt(41)]), None);
+    }
+
+    #[tokio::test]
+    async fn a_listing_of_parts_that_repeats_one_or_has_no_end_is_an_error() {
+        for items in ["[]", r#"[{"name":".torchobj-parts/u-1","generation":"1","metadata":{"torchobj-key":"k"}}]"#] {
+            let mut number = 0;
+            let fake = Fake::start(move |_| {
+                number += 1;
+                http_response(200, "", &format!(r#"{{"items":{items},"nextPageToken":"{number}"}}"#))
+            })
+            .await;
+            let config = GcsConfig { endpoint_url: Some(fake.url.clone()), anonymous: true, ..GcsConfig::default() };
+            let store = GcsStore::new(Arc::new(Account::new(config).unwrap()), "b");
+            assert_eq!(store.uploads("").await.unwrap_err().kind(), ErrorKind::Protocol);
+            assert!(fake.count("GET", "/o?") <= 100);
+        }
     }
 }

@@ -1,19 +1,16 @@
 //! Sends requests of the JSON API to a bucket: adds tokens, and interprets errors.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::de::DeserializeOwned;
-use tokio::sync::OnceCell;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::types::{Condition, Payload, Version};
 
 use super::config::Account;
 use super::credentials::{Token, USER_PROJECT};
 use super::error::{hint, refusal};
-use super::multipart::{Restrictions, State};
 use crate::credentials::Loaded;
 use crate::http::{
     self, Authorize, Chain, Dialect, ErrorResponse, Failure, Headers, Origin, Refusal, Request, RequestHead, Response,
@@ -28,20 +25,11 @@ const MAX_JSON_BYTES: usize = 16 << 20;
 pub(super) struct Bucket {
     pub(super) account: Arc<Account>,
     pub(super) name: String,
-    /// Found at the first upload.
-    pub(super) restrictions: OnceCell<Restrictions>,
-    /// By id.
-    uploads: Mutex<HashMap<String, Arc<State>>>,
 }
 
 impl Bucket {
     pub(super) fn new(account: Arc<Account>, name: &str) -> Self {
-        Self { account, name: name.to_owned(), restrictions: OnceCell::new(), uploads: Mutex::default() }
-    }
-
-    /// The uploads of this process that have begun.
-    pub(super) fn begun(&self) -> MutexGuard<'_, HashMap<String, Arc<State>>> {
-        self.uploads.lock().expect("no holder of this lock panics")
+        Self { account, name: name.to_owned() }
     }
 
     /// The URL of a key or of the bucket; `gs://` without a bucket.

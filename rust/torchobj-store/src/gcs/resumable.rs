@@ -27,7 +27,7 @@ pub(super) struct Resumable {
     /// The nonce in the metadata of the object.
     nonce: Option<String>,
     /// Held while a chunk is sent.
-    progress: Mutex<Progress>,
+    state: Mutex<ResumableState>,
 }
 
 impl fmt::Debug for Resumable {
@@ -38,7 +38,7 @@ impl fmt::Debug for Resumable {
 
 /// What the server has.
 #[derive(Default)]
-struct Progress {
+struct ResumableState {
     /// Number of bytes that the server has stored.
     stored: u64,
     /// The following bytes of the last part.
@@ -78,7 +78,7 @@ impl Bucket {
             self.error(ErrorKind::Protocol, operation, Some(key), &message)
         })?;
         let nonce = object.nonce().map(str::to_owned);
-        Ok(Resumable { session, condition: condition.clone(), nonce, progress: Mutex::default() })
+        Ok(Resumable { session, condition: condition.clone(), nonce, state: Mutex::default() })
     }
 
     /// Path and query of a session, which must be on the server of the bucket.
@@ -108,18 +108,18 @@ impl Bucket {
     ) -> Result<u32> {
         let operation = Operation::PutPart;
         let crc32c = self.crc32c(operation, key, payload)?;
-        let mut progress = upload.progress.lock().await;
+        let mut state = upload.state.lock().await;
         let wrong = |message: &str| self.error(ErrorKind::Protocol, operation, Some(key), message);
         let end = offset + payload.len() as u64;
-        if progress.uncertain {
+        if state.uncertain {
             match self.chunk(operation, key, upload, &Payload::default(), "bytes */*".to_owned(), None).await? {
-                ChunkResponse::Stored(stored) if stored >= progress.stored && stored <= end => {
+                ChunkResponse::Stored(stored) if stored >= state.stored && stored <= end => {
                     // A stored multiple of 256 KiB may lie within `rest` only if it is at its start.
-                    if stored > progress.stored {
+                    if stored > state.stored {
                         if stored < offset {
                             return Err(wrong("the server has stored a part of a chunk that is smaller than 256 KiB"));
                         }
-                        (progress.stored, progress.rest) = (stored, Bytes::new());
+                        (state.stored, state.rest) = (stored, Bytes::new());
                     }
                 }
                 ChunkResponse::Stored(stored) => {
@@ -127,16 +127,16 @@ impl Bucket {
                 }
                 ChunkResponse::Complete(_) => return Err(wrong("the server completed the upload before its end")),
             }
-            progress.uncertain = false;
+            state.uncertain = false;
         }
         let until = end / GRANULARITY * GRANULARITY;
-        while progress.stored < until {
-            let chunk = bytes_from(&progress, offset, payload, until);
-            let range = format!("bytes {}-{}/*", progress.stored, until - 1);
-            progress.uncertain = true;
+        while state.stored < until {
+            let chunk = bytes_from(&state, offset, payload, until);
+            let range = format!("bytes {}-{}/*", state.stored, until - 1);
+            state.uncertain = true;
             match self.chunk(operation, key, upload, &chunk, range, None).await? {
-                ChunkResponse::Stored(stored) if stored > progress.stored && stored <= until && stored >= offset => {
-                    *progress = Progress { stored, ..Progress::default() };
+                ChunkResponse::Stored(stored) if stored > state.stored && stored <= until && stored >= offset => {
+                    *state = ResumableState { stored, ..ResumableState::default() };
                 }
                 ChunkResponse::Stored(stored) => {
                     return Err(wrong(&format!("the server stored no byte of the chunk: it has {stored} bytes")));
@@ -144,8 +144,8 @@ impl Bucket {
                 ChunkResponse::Complete(_) => return Err(wrong("the server completed the upload before its end")),
             }
         }
-        let rest = bytes_from(&progress, offset, payload, end);
-        progress.rest = rest.pieces().concat().into();
+        let rest = bytes_from(&state, offset, payload, end);
+        state.rest = rest.pieces().concat().into();
         Ok(crc32c)
     }
 
@@ -163,8 +163,8 @@ impl Bucket {
             return Err(self.error(ErrorKind::Unsupported, operation, Some(key), message));
         }
         let (size, crc32c) = totals(receipts);
-        let mut progress = upload.progress.lock().await;
-        let expected = progress.stored + progress.rest.len() as u64;
+        let mut state = upload.state.lock().await;
+        let expected = state.stored + state.rest.len() as u64;
         let in_order = receipts
             .iter()
             .try_fold(0, |at, receipt| (receipt.version.as_str() == at.to_string()).then_some(at + receipt.size));
@@ -172,20 +172,20 @@ impl Bucket {
             let message = format!("the parts are not consecutive, or do not have the {expected} bytes that were sent");
             return Err(self.error(ErrorKind::InvalidRequest, operation, Some(key), &message));
         }
-        let mut chunk = ChunkResponse::Stored(progress.stored);
-        if progress.uncertain {
+        let mut chunk = ChunkResponse::Stored(state.stored);
+        if state.uncertain {
             let query = format!("bytes */{size}");
             chunk = self.chunk(operation, key, upload, &Payload::default(), query, Some(crc32c)).await?;
         }
         if let ChunkResponse::Stored(stored) = chunk {
-            if stored != progress.stored && stored != size {
+            if stored != state.stored && stored != size {
                 let message = format!("the server has {stored} of {size} bytes");
                 return Err(self.error(ErrorKind::Protocol, operation, Some(key), &message));
             }
-            let rest = if stored == size { Bytes::new() } else { progress.rest.clone() };
+            let rest = if stored == size { Bytes::new() } else { state.rest.clone() };
             let range =
                 if rest.is_empty() { format!("bytes */{size}") } else { format!("bytes {stored}-{}/{size}", size - 1) };
-            progress.uncertain = true;
+            state.uncertain = true;
             chunk = self.chunk(operation, key, upload, &Payload::from(rest), range, Some(crc32c)).await?;
         }
         match chunk {
@@ -259,16 +259,16 @@ impl Bucket {
 }
 
 /// The bytes from what is stored to `until`: those of the rest, and those of the part at `offset`.
-fn bytes_from(progress: &Progress, offset: u64, payload: &Payload, until: u64) -> Payload {
+fn bytes_from(state: &ResumableState, offset: u64, payload: &Payload, until: u64) -> Payload {
     let mut pieces = Vec::new();
-    if progress.stored < offset {
-        pieces.push(progress.rest.clone());
+    if state.stored < offset {
+        pieces.push(state.rest.clone());
     }
     let mut at = offset;
     for piece in payload.pieces() {
         let end = at + piece.len() as u64;
         let cut = |position: u64| usize::try_from(position.clamp(at, end) - at).expect("in memory");
-        let (from, to) = (cut(progress.stored), cut(until));
+        let (from, to) = (cut(state.stored), cut(until));
         if from < to {
             pieces.push(piece.slice(from..to));
         }
