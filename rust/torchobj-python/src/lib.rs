@@ -1,7 +1,7 @@
 //! Python bindings: extract arguments, release the GIL, call torchobj-core and torchobj-store, and wrap the result.
 //!
 //! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer`, `tar` and `gather` define classes. `arrow` exports listings.
-//! `scatter` reads into Python buffers, and `slice_plan` slices of arrays.
+//! `get_many` reads objects, `scatter` into Python buffers, and `slice_plan` slices of arrays.
 //! `source` and `ref_source` read ahead, through the `prefetcher` of this process or of another one, and `announcing`
 //! iterators announce. `blocks` is the memory of batches. `buffer` shares memory
 //! with Python, and reads it as files. `process` keeps one client per configuration and process. `wait` runs a future while
@@ -20,6 +20,7 @@ mod credentials;
 mod error;
 mod files;
 mod gather;
+mod get_many;
 #[cfg(target_os = "linux")]
 mod loader;
 mod log;
@@ -62,17 +63,22 @@ mod native {
     use crate::files::{download_file, download_tree, upload_file, upload_tree};
     #[pymodule_export]
     use crate::gather::{NativeGather, close_gathers};
+    #[pymodule_export]
+    use crate::get_many::get_many;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::loader::{enter_loader, remove_loader, work_for_loader};
+    use crate::loader::enter_loader;
     #[pymodule_export]
-    use crate::manifest::{ManifestBuilder, NativeManifest};
+    use crate::manifest::{ManifestBuilder, ManifestPages, NativeManifest};
     #[pymodule_export]
     use crate::object_ref::{ObjectRef, read_refs};
     #[pymodule_export]
-    use crate::pages::{ListPages, ManifestPages};
+    use crate::pages::ListPages;
     #[pymodule_export]
     use crate::pickle::pickle_nesting;
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use crate::prefetcher::{remove_loader, work_for_loader};
     #[pymodule_export]
     use crate::process::finish;
     #[cfg(target_os = "linux")]
@@ -91,7 +97,7 @@ mod native {
     #[pymodule_export]
     use crate::stats::{prefetch_stats, release_free_memory};
     #[pymodule_export]
-    use crate::store::{NativeStore, get_many};
+    use crate::store::NativeStore;
     #[pymodule_export]
     use crate::tar::{TarIndexer, TarReader};
     #[pymodule_export]

@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-use crate::prefetcher::{existing, set_loader_of_workers};
-
 thread_local! {
     static OF_THREAD: Cell<u64> = const { Cell::new(0) };
 }
@@ -23,6 +21,11 @@ pub(crate) fn of_worker() -> u64 {
     OF_WORKER.load(Ordering::Relaxed)
 }
 
+/// Sets the loader that this process, a worker, works for.
+pub(crate) fn set_of_worker(loader: u64) {
+    OF_WORKER.store(loader, Ordering::Relaxed);
+}
+
 /// Counts the reads of this thread, in the process of a loader, as those of this loader.
 ///
 /// Args:
@@ -33,25 +36,4 @@ pub(crate) fn of_worker() -> u64 {
 #[pyfunction]
 pub(crate) fn enter_loader(loader: u64) -> u64 {
     OF_THREAD.replace(loader)
-}
-
-/// Counts the reads of this process, a worker, as those of a loader.
-///
-/// Args:
-///     loader: Number that the process of the loader assigned.
-#[pyfunction]
-pub(crate) fn work_for_loader(loader: u64) {
-    OF_WORKER.store(loader, Ordering::Relaxed);
-    set_loader_of_workers(loader);
-}
-
-/// Deletes the counters of a loader.
-///
-/// Args:
-///     loader: Number that this process assigned.
-#[pyfunction]
-pub(crate) fn remove_loader(loader: u64) {
-    if let Some(prefetcher) = existing() {
-        prefetcher.remove_loader(loader);
-    }
 }

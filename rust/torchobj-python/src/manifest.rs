@@ -5,13 +5,17 @@ use std::sync::Arc;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use torchobj_core::list::Filter;
+use torchobj_core::client::Client;
+use torchobj_core::error::Result;
+use torchobj_core::fork::Local;
+use torchobj_core::list::{Filter, Listed};
 use torchobj_core::manifest::{Columns, Manifest as Packed};
 use torchobj_core::read::{Job, Read, get_many, try_get_many};
 use torchobj_core::url::ObjectUrl;
 
 use crate::buffer::ObjectReader;
 use crate::error::{OrRaise, exception};
+use crate::pages::{Listing, NextPage, own};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
@@ -305,5 +309,92 @@ impl ManifestBuilder {
             packed.shrink();
             NativeManifest::of(packed)
         })
+    }
+}
+
+/// Iterator over the pages of a listing, each a `NativeManifest`. Requests the next page while the caller uses one.
+///
+/// Args:
+///     store: The store to list.
+///     base: URL of the store, without a trailing slash.
+///     prefix: Prefix of the keys, not percent-encoded.
+///     glob: Keeps only keys whose part after the prefix matches.
+///     suffixes: Keeps only keys that end with one of these; empty: all.
+///     limit: Maximum number of objects, in key order; None: no limit.
+#[pyclass(module = "torchobj._torchobj")]
+pub(crate) struct ManifestPages {
+    next: Local<NextPage<ManifestListing>>,
+    whole: Packed,
+}
+
+struct ManifestListing {
+    client: Arc<Client>,
+    base: String,
+    filter: Filter,
+    listed: Listed,
+    ended: bool,
+}
+
+impl Listing for ManifestListing {
+    type Page = Packed;
+
+    async fn next(&mut self) -> Result<Option<Packed>> {
+        let mut page = Packed::default();
+        let Self { client, base, filter, listed, .. } = self;
+        self.ended = !client.list_page_into(&mut page, base, filter, listed).await?;
+        Ok(Some(page))
+    }
+
+    fn ended(&self) -> bool {
+        self.ended
+    }
+}
+
+#[pymethods]
+impl ManifestPages {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        store: &NativeStore,
+        base: String,
+        prefix: String,
+        glob: Option<&str>,
+        suffixes: Vec<String>,
+        limit: Option<usize>,
+    ) -> PyResult<Self> {
+        let filter = Filter::new(glob, suffixes, limit).or_raise(py)?;
+        let client = store.client(py)?;
+        let listed = Listed::new(&client, &prefix, &filter);
+        let objects = ManifestListing { client, base, filter, listed, ended: false };
+        Ok(Self { next: Local::new(NextPage::Unused(objects)), whole: Packed::default() })
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<NativeManifest>> {
+        let Some(page) = own(&mut self.next)?.take(py)? else { return Ok(None) };
+        self.whole.append(&page);
+        Ok(Some(NativeManifest::of(page)))
+    }
+
+    /// Returns the URL of an object of the pages so far.
+    ///
+    /// Args:
+    ///     index: Index of the object over all pages, from 0.
+    ///
+    /// Raises:
+    ///     IndexError: `index` is out of range.
+    fn url(&self, index: usize) -> PyResult<String> {
+        let object = self.whole.get(index).ok_or_else(|| PyIndexError::new_err(format!("index {index}")))?;
+        Ok(object.url())
+    }
+
+    /// Returns a manifest of all pages so far.
+    fn whole(&self) -> NativeManifest {
+        let mut whole = self.whole.clone();
+        whole.shrink();
+        NativeManifest::of(whole)
     }
 }

@@ -58,11 +58,27 @@ fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyR
     Ok(worker)
 }
 
-/// Counts the requests of this process, a worker, as those of a loader.
-pub(crate) fn set_loader_of_workers(loader: u64) {
+/// Counts the reads of this process, a worker, as those of a loader.
+///
+/// Args:
+///     loader: Number that the process of the loader assigned.
+#[pyfunction]
+pub(crate) fn work_for_loader(loader: u64) {
+    loader::set_of_worker(loader);
     let _inside = fork::enter();
     let mut attached = ATTACHED.lock().expect("no holder of this lock panics");
     Local::in_slot(&mut attached, Workers::new).values().for_each(|worker| worker.set_loader(loader));
+}
+
+/// Deletes the counters of a loader.
+///
+/// Args:
+///     loader: Number that this process assigned.
+#[pyfunction]
+pub(crate) fn remove_loader(loader: u64) {
+    if let Some(prefetcher) = existing() {
+        prefetcher.remove_loader(loader);
+    }
 }
 
 /// The prefetcher of a source.

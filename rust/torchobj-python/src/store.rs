@@ -3,14 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 use torchobj_core::client::Client;
-use torchobj_core::engine::Destination;
 use torchobj_core::error::{ErrorKind, Operation};
 use torchobj_core::list::{Filter, ListOptions, ListStream};
-use torchobj_core::read::{Job, Read, get_many as read_many, try_get_many};
+use torchobj_core::read::{Job, Read, try_get_many};
 use torchobj_core::types::{ByteRange, Condition, PutOptions, Upload, Version};
 use torchobj_core::url::ObjectUrl;
 
@@ -18,7 +15,6 @@ use crate::attributes::Attributes;
 use crate::buffer::{self, Buffer};
 use crate::config::StoreConfig;
 use crate::error::{OrRaise, exception};
-use crate::object_ref::ObjectRef;
 use crate::pages::ListPages;
 use crate::process::{self, StoreKey};
 use crate::wait::wait;
@@ -261,85 +257,6 @@ impl NativeStore {
         let uploads = wait(py, async move { client.uploads(&prefix).await })?.or_raise(py)?;
         Ok(uploads.into_iter().map(|upload| (upload.key, upload.id, upload.begun_ms)).collect())
     }
-}
-
-/// An object to read: a key, or a reference with an optional range.
-pub(crate) enum Target<'py> {
-    Key(String),
-    Ref(Bound<'py, ObjectRef>),
-}
-
-impl<'py> FromPyObject<'_, 'py> for Target<'py> {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(object) = object.cast::<ObjectRef>() {
-            return Ok(Self::Ref(object.to_owned()));
-        }
-        let error = || PyTypeError::new_err(format!("must be a key, a URL or an ObjectRef, not {}", object.get_type()));
-        object.extract().map(Self::Key).map_err(|_| error())
-    }
-}
-
-impl Target<'_> {
-    fn read(&self) -> Read {
-        match self {
-            Self::Key(key) => Read::whole(key.as_str()),
-            Self::Ref(object) => object.get().named().read(),
-        }
-    }
-}
-
-/// Reads objects of any stores concurrently, with the GIL released.
-///
-/// Args:
-///     jobs: Pairs of a store and a key or an `ObjectRef`.
-///     into: A writable, contiguous buffer for each object; buffers must not overlap. None: returns new buffers.
-///     return_errors: Whether the list contains an exception for each object that could not be read, instead of
-///         raising the first one.
-///
-/// Returns:
-///     A `Buffer` for each object, or with `into` the number of bytes written.
-///
-/// Raises:
-///     ValueError: A buffer is read-only, or two buffers overlap.
-///     StoreError: An object could not be read, unless `return_errors`.
-#[pyfunction]
-#[pyo3(signature = (jobs, into=None, return_errors=false))]
-pub(crate) fn get_many<'py>(
-    py: Python<'py>,
-    jobs: Vec<(Bound<'py, NativeStore>, Target<'py>)>,
-    into: Option<Vec<Bound<'py, PyAny>>>,
-    return_errors: bool,
-) -> PyResult<Bound<'py, PyList>> {
-    let read_into = into.is_some();
-    let mut memory = match into {
-        Some(buffers) => buffer::borrow_all(&buffers)?.into_iter().map(Destination::Memory).collect(),
-        None => Vec::new(),
-    };
-    memory.resize_with(jobs.len(), Destination::default);
-    let clients = clients(py, jobs.iter().map(|(store, _)| store))?;
-    let reads = clients.into_iter().zip(&jobs).zip(memory);
-    let jobs = reads.map(|((client, (_, target)), into)| Job { client, read: target.read(), into }).collect();
-    let list = PyList::empty(py);
-    if return_errors {
-        for result in wait(py, read_many(jobs))? {
-            match result {
-                Ok(fetched) if read_into => list.append(fetched.buffer.len())?,
-                Ok(fetched) => list.append(Buffer::from(fetched.buffer).into_pyobject(py)?)?,
-                Err(error) => list.append(exception(py, &error).into_value(py))?,
-            }
-        }
-        return Ok(list);
-    }
-    for fetched in wait(py, try_get_many(jobs))?.or_raise(py)? {
-        if read_into {
-            list.append(fetched.buffer.len())?;
-        } else {
-            list.append(Buffer::from(fetched.buffer).into_pyobject(py)?)?;
-        }
-    }
-    Ok(list)
 }
 
 /// The clients of `stores`, most of which are the same.

@@ -5,9 +5,7 @@
 //! task on a thread without the GIL, so its export is queued, and the next thread with the GIL releases it.
 #![expect(unsafe_code, reason = "the buffer protocol uses pointers; each use states the invariant that it keeps")]
 
-mod lines;
 mod read_ahead;
-mod read_bytes;
 mod reader;
 
 use std::ffi::{CString, c_int};

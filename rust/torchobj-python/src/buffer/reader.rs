@@ -6,18 +6,22 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
-use torchobj_core::buffer::Buffer as Bytes;
+use torchobj_core::buffer::{Buffer as CoreBuffer, Memory, PendingBuffer};
 use torchobj_core::manifest::Object;
 use torchobj_core::read::{ReadAheadConfig, ReadResult};
 use torchobj_core::types::Version;
 
 use super::read_ahead::ReadAheadSource;
 use super::{Buffer, borrow_for_file};
-use crate::error::OrRaise;
+use crate::error::{OrRaise, invalid};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
-pub(super) enum Source {
+/// Number of bytes that `readline` fetches in advance and keeps for later lines.
+const LINE_BYTES: usize = 64 << 10;
+
+/// Where the bytes of a reader are.
+enum ReaderBytes {
     /// All bytes are in memory.
     Buffer(Py<Buffer>),
     /// Bytes are fetched on demand.
@@ -57,11 +61,11 @@ pub(crate) struct ObjectReader {
     bucket: String,
     /// Key of the object, not percent-encoded.
     #[pyo3(get)]
-    pub(super) key: String,
-    pub(super) source: Source,
-    pub(super) position: u64,
+    key: String,
+    bytes: ReaderBytes,
+    position: u64,
     /// Bytes that `readline` fetched last, and their position.
-    pub(super) lines: Option<(u64, Bytes)>,
+    lines: Option<(u64, CoreBuffer)>,
 }
 
 impl ObjectReader {
@@ -73,12 +77,82 @@ impl ObjectReader {
     /// A reader over bytes in memory.
     pub(crate) fn of(py: Python<'_>, object: Object<'_>, buffer: Buffer) -> PyResult<Py<Self>> {
         let bucket = object.base.split_once("://").map_or("", |(_, bucket)| bucket).to_owned();
-        let source = Source::Buffer(Py::new(py, buffer)?);
-        Py::new(py, Self { url: object.url(), bucket, key: object.key, source, position: 0, lines: None })
+        let bytes = ReaderBytes::Buffer(Py::new(py, buffer)?);
+        Py::new(py, Self { url: object.url(), bucket, key: object.key, bytes, position: 0, lines: None })
+    }
+
+    /// The bytes in memory, of an argument. Raises `ConfigError` for a reader that fetches on demand.
+    pub(crate) fn in_memory(&self, py: Python<'_>) -> PyResult<Py<Buffer>> {
+        match &self.bytes {
+            ReaderBytes::Buffer(buffer) => Ok(buffer.clone_ref(py)),
+            ReaderBytes::Ahead(_) => {
+                Err(invalid(format!("{}: its bytes are not in memory; read it first", self.name())))
+            }
+            ReaderBytes::Closed { .. } => Err(closed()),
+        }
+    }
+
+    /// Reads into `memory` and advances the position. Returns the number of bytes.
+    fn read_memory(&mut self, py: Python<'_>, memory: Memory) -> PyResult<(PendingBuffer, usize)> {
+        let (pending, mut dest) = PendingBuffer::new(memory);
+        let position = self.position;
+        let count = match &mut self.bytes {
+            ReaderBytes::Buffer(buffer) => {
+                let bytes = buffer.get().bytes();
+                let rest = &bytes[usize::try_from(position).unwrap_or(usize::MAX).min(bytes.len())..];
+                py.detach(|| {
+                    let mut dest = dest;
+                    dest.fill(rest)
+                })
+            }
+            ReaderBytes::Ahead(fetched) => {
+                let ahead = fetched.ahead(py, &self.key)?;
+                wait(py, async move { ahead.lock().await.read_at(position, &mut dest).await })?.or_raise(py)?
+            }
+            ReaderBytes::Closed { .. } => return Err(closed()),
+        };
+        self.position += count as u64;
+        Ok((pending, count))
+    }
+
+    /// Buffered bytes from `position`; fetches if there are none. Empty at the end of the object.
+    fn buffered_at(&mut self, py: Python<'_>, position: u64) -> PyResult<&[u8]> {
+        let buffered = self.lines.take_if(|(start, bytes)| (*start..*start + bytes.len() as u64).contains(&position));
+        let (start, bytes) = match buffered {
+            Some(buffered) => buffered,
+            None => {
+                let before = std::mem::replace(&mut self.position, position);
+                let read = self.read_memory(py, Memory::allocate(LINE_BYTES)?);
+                self.position = before;
+                let (pending, count) = read?;
+                let bytes = pending.finish(count);
+                (position, bytes.map_err(|_| PyValueError::new_err("a writer outlived its read: a bug"))?)
+            }
+        };
+        let (start, bytes) = self.lines.insert((start, bytes));
+        Ok(&bytes.as_slice()[usize::try_from(position - *start).expect("the position is within the buffer")..])
+    }
+
+    /// The exception of files for unsupported operations.
+    fn unsupported(py: Python<'_>, what: &str) -> PyErr {
+        match py.import("io").and_then(|io| io.getattr("UnsupportedOperation")) {
+            Ok(class) => match class.call1((what,)) {
+                Ok(error) => PyErr::from_value(error),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        }
     }
 }
 
-pub(super) fn closed() -> PyErr {
+/// The start of `bytes` including the first newline, at most `max` bytes.
+fn line_of(bytes: &[u8], max: usize) -> &[u8] {
+    let bytes = &bytes[..bytes.len().min(max)];
+    let end = bytes.iter().position(|byte| *byte == b'\n');
+    &bytes[..end.map_or(bytes.len(), |newline| newline + 1)]
+}
+
+fn closed() -> PyErr {
     PyValueError::new_err("I/O operation on closed file")
 }
 
@@ -87,7 +161,7 @@ impl ObjectReader {
     #[new]
     #[pyo3(signature = (url, bucket, key, buffer, position=0))]
     fn new(url: String, bucket: String, key: String, buffer: Py<Buffer>, position: u64) -> Self {
-        Self { url, bucket, key, source: Source::Buffer(buffer), position, lines: None }
+        Self { url, bucket, key, bytes: ReaderBytes::Buffer(buffer), position, lines: None }
     }
 
     /// Returns a reader that fetches on demand.
@@ -116,20 +190,20 @@ impl ObjectReader {
         let ReadAheadConfig { jump_bytes: jump, ahead_bytes: ahead } = ReadAheadConfig::default();
         let (jump_bytes, ahead_bytes) = (jump_bytes.unwrap_or(jump), ahead_bytes.unwrap_or(ahead));
         let window = ReadAheadConfig { jump_bytes, ahead_bytes };
-        let source = Source::Ahead(ReadAheadSource::new(py, store, &key, window, version.map(Version::new))?);
-        Ok(Self { url, bucket, key, source, position: 0, lines: None })
+        let bytes = ReaderBytes::Ahead(ReadAheadSource::new(py, store, &key, window, version.map(Version::new))?);
+        Ok(Self { url, bucket, key, bytes, position: 0, lines: None })
     }
 
     /// Size of the object in bytes. A reader that fetches on demand sends a request, unless it has fetched before.
     #[getter]
-    pub(super) fn size(&mut self, py: Python<'_>) -> PyResult<u64> {
-        match &mut self.source {
-            Source::Buffer(buffer) => Ok(buffer.get().bytes().len() as u64),
-            Source::Ahead(fetched) => {
+    fn size(&mut self, py: Python<'_>) -> PyResult<u64> {
+        match &mut self.bytes {
+            ReaderBytes::Buffer(buffer) => Ok(buffer.get().bytes().len() as u64),
+            ReaderBytes::Ahead(fetched) => {
                 let ahead = fetched.ahead(py, &self.key)?;
                 wait(py, async move { ahead.lock().await.size().await })?.or_raise(py)
             }
-            Source::Closed { .. } => Err(closed()),
+            ReaderBytes::Closed { .. } => Err(closed()),
         }
     }
 
@@ -141,14 +215,14 @@ impl ObjectReader {
 
     /// URL of the object, as the name of the file.
     #[getter]
-    pub(super) fn name(&self) -> &str {
+    fn name(&self) -> &str {
         &self.url
     }
 
     /// Whether the reader is closed.
     #[getter]
     fn closed(&self) -> bool {
-        matches!(self.source, Source::Closed { .. })
+        matches!(self.bytes, ReaderBytes::Closed { .. })
     }
 
     /// Reads bytes and advances the position.
@@ -160,13 +234,27 @@ impl ObjectReader {
     ///     A copy of the bytes; fewer than `size` only at the end of the object.
     #[pyo3(signature = (size=None, /))]
     fn read<'py>(&mut self, py: Python<'py>, size: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
-        self.read_bytes(py, size)
+        let left = self.size(py)?.saturating_sub(self.position);
+        let wanted = size.and_then(|size| u64::try_from(size).ok()).unwrap_or(left).min(left);
+        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+        if let ReaderBytes::Buffer(buffer) = &self.bytes {
+            let start = usize::try_from(self.position).unwrap_or(usize::MAX);
+            let bytes = buffer.get().bytes().get(start..).unwrap_or_default();
+            let bytes = PyBytes::new(py, &bytes[..wanted]);
+            self.position += wanted as u64;
+            return Ok(bytes);
+        }
+        let (pending, count) = self.read_memory(py, Memory::allocate(wanted)?)?;
+        match pending.finish(count) {
+            Ok(bytes) => Ok(PyBytes::new(py, bytes.as_slice())),
+            Err(_) => Err(PyValueError::new_err("a writer outlived its read: a bug")),
+        }
     }
 
     /// Same as `read`.
     #[pyo3(signature = (size=None, /))]
     fn read1<'py>(&mut self, py: Python<'py>, size: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
-        self.read_bytes(py, size)
+        self.read(py, size)
     }
 
     /// Reads bytes into a buffer and advances the position.
@@ -202,7 +290,25 @@ impl ObjectReader {
     ///     A copy of the line; empty at the end of the object.
     #[pyo3(signature = (size=None, /))]
     fn readline<'py>(&mut self, py: Python<'py>, size: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
-        self.line(py, size)
+        let max = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(usize::MAX);
+        if let ReaderBytes::Buffer(buffer) = &self.bytes {
+            let bytes = buffer.get().bytes();
+            let start = usize::try_from(self.position).unwrap_or(usize::MAX).min(bytes.len());
+            let line = line_of(&bytes[start..], max);
+            self.position += line.len() as u64;
+            return Ok(PyBytes::new(py, line));
+        }
+        let mut line = Vec::new();
+        loop {
+            let position = self.position + line.len() as u64;
+            let piece = line_of(self.buffered_at(py, position)?, max - line.len());
+            let last = piece.is_empty() || piece.ends_with(b"\n");
+            line.extend_from_slice(piece);
+            if last || line.len() == max {
+                self.position += line.len() as u64;
+                return Ok(PyBytes::new(py, &line));
+            }
+        }
     }
 
     /// Reads the remaining lines.
@@ -211,7 +317,18 @@ impl ObjectReader {
     ///     hint: Stops after the line at which this number of bytes is reached; None, 0 or negative: no limit.
     #[pyo3(signature = (hint=None, /))]
     fn readlines<'py>(&mut self, py: Python<'py>, hint: Option<i64>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        self.all_lines(py, hint)
+        let max = hint.and_then(|hint| usize::try_from(hint).ok()).filter(|hint| *hint > 0).unwrap_or(usize::MAX);
+        let mut lines = Vec::new();
+        let mut total = 0;
+        while total < max {
+            let line = self.readline(py, None)?;
+            if line.as_bytes().is_empty() {
+                break;
+            }
+            total += line.as_bytes().len();
+            lines.push(line);
+        }
+        Ok(lines)
     }
 
     /// Sets the position. Sends no request, except for the size if `whence` is 2 and it is unknown.
@@ -243,8 +360,8 @@ impl ObjectReader {
     /// The bytes of the object, shared; None if the reader fetches on demand or is closed.
     #[getter]
     fn buffer(&self, py: Python<'_>) -> Option<Py<Buffer>> {
-        match &self.source {
-            Source::Buffer(buffer) => Some(buffer.clone_ref(py)),
+        match &self.bytes {
+            ReaderBytes::Buffer(buffer) => Some(buffer.clone_ref(py)),
             _ => None,
         }
     }
@@ -316,21 +433,21 @@ impl ObjectReader {
     /// Raises:
     ///     io.UnsupportedOperation: The reader fetches on demand.
     fn getbuffer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
-        match &self.source {
-            Source::Buffer(buffer) => PyMemoryView::from(buffer.bind(py)),
-            Source::Ahead(_) => Err(Self::unsupported(py, "getbuffer: this reader fetches on demand")),
-            Source::Closed { .. } => Err(closed()),
+        match &self.bytes {
+            ReaderBytes::Buffer(buffer) => PyMemoryView::from(buffer.bind(py)),
+            ReaderBytes::Ahead(_) => Err(Self::unsupported(py, "getbuffer: this reader fetches on demand")),
+            ReaderBytes::Closed { .. } => Err(closed()),
         }
     }
 
     /// Closes the reader and drops its bytes. Views remain valid. Does nothing if the reader is closed.
     fn close(&mut self, py: Python<'_>) {
-        let used = match &self.source {
-            Source::Buffer(buffer) if buffer.get().is_untracked() => Some(buffer.clone_ref(py)),
-            Source::Closed { _used: used } => used.as_ref().map(|used| used.clone_ref(py)),
+        let used = match &self.bytes {
+            ReaderBytes::Buffer(buffer) if buffer.get().is_untracked() => Some(buffer.clone_ref(py)),
+            ReaderBytes::Closed { _used: used } => used.as_ref().map(|used| used.clone_ref(py)),
             _ => None,
         };
-        (self.source, self.lines) = (Source::Closed { _used: used }, None);
+        (self.bytes, self.lines) = (ReaderBytes::Closed { _used: used }, None);
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
@@ -352,18 +469,18 @@ impl ObjectReader {
     }
 
     fn __repr__(&self) -> String {
-        let state = match &self.source {
-            Source::Buffer(buffer) => format!("{} bytes", buffer.get().__len__()),
-            Source::Ahead(_) => "fetched on demand".to_owned(),
-            Source::Closed { .. } => "closed".to_owned(),
+        let state = match &self.bytes {
+            ReaderBytes::Buffer(buffer) => format!("{} bytes", buffer.get().__len__()),
+            ReaderBytes::Ahead(_) => "fetched on demand".to_owned(),
+            ReaderBytes::Closed { .. } => "closed".to_owned(),
         };
         format!("<torchobj.ObjectReader {} ({state})>", self.url)
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ReaderFields)> {
         let this = slf.borrow();
-        match &this.source {
-            Source::Buffer(buffer) => {
+        match &this.bytes {
+            ReaderBytes::Buffer(buffer) => {
                 let fields = (
                     this.url.clone(),
                     this.bucket.clone(),
@@ -378,10 +495,10 @@ impl ObjectReader {
     }
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let buffer = match &slf.borrow().source {
-            Source::Buffer(buffer) => buffer.clone_ref(slf.py()),
-            Source::Ahead(_) => return Err(Self::unsupported(slf.py(), "this reader fetches on demand")),
-            Source::Closed { .. } => return Err(closed()),
+        let buffer = match &slf.borrow().bytes {
+            ReaderBytes::Buffer(buffer) => buffer.clone_ref(slf.py()),
+            ReaderBytes::Ahead(_) => return Err(Self::unsupported(slf.py(), "this reader fetches on demand")),
+            ReaderBytes::Closed { .. } => return Err(closed()),
         };
         // SAFETY: the caller passes a valid `view`. It takes a reference to the buffer, so it remains valid after the reader is
         // closed.
