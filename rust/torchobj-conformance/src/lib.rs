@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Result};
-use torchobj_core::read::Read;
+use torchobj_core::read::ReadRequest;
 use torchobj_core::types::{ByteRange, PutOptions, Version};
 
 /// A client of an empty bucket that no other test uses.
@@ -87,11 +87,11 @@ async fn put(subject: &Subject, key: &str, body: impl Into<Bytes>) -> Version {
 }
 
 async fn get(subject: &Subject, key: &str) -> Result<Vec<u8>> {
-    Ok(subject.get(Read::whole(key)).await?.buffer.as_slice().to_vec())
+    Ok(subject.get(ReadRequest::whole(key)).await?.buffer.as_slice().to_vec())
 }
 
 async fn get_range(subject: &Subject, key: &str, range: Range<u64>) -> Result<Vec<u8>> {
-    let read = Read { range: Some(ByteRange::Bounded(range)), ..Read::whole(key) };
+    let read = ReadRequest { range: Some(ByteRange::Bounded(range)), ..ReadRequest::whole(key) };
     Ok(subject.get(read).await?.buffer.as_slice().to_vec())
 }
 

@@ -3,7 +3,7 @@
 use crate::{Subject, put};
 use torchobj_core::list::Filter;
 use torchobj_core::manifest::Manifest;
-use torchobj_core::read::Read;
+use torchobj_core::read::ReadRequest;
 use torchobj_core::types::{ListPage, ListRequest};
 
 async fn pages(subject: &Subject, request: ListRequest<'_>) -> (Vec<String>, Vec<String>, usize) {
@@ -80,7 +80,7 @@ pub(super) async fn a_manifest_has_the_listed_objects(subject: Subject) {
     for (index, key) in keys.iter().enumerate().take(25) {
         let object = manifest.get(index).unwrap();
         assert_eq!((object.url(), object.size), (format!("x://bucket/{}", key), Some(key.len() as u64)));
-        let read = Read { size: object.size, version: object.version, ..Read::whole(object.key) };
+        let read = ReadRequest { size: object.size, version: object.version, ..ReadRequest::whole(object.key) };
         assert_eq!(subject.get(read).await.unwrap().buffer.as_slice(), key.as_bytes());
     }
 }

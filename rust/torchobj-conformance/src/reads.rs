@@ -6,7 +6,7 @@ use torchobj_core::crc32::Crc32;
 use torchobj_core::engine::Destination;
 use torchobj_core::error::ErrorKind;
 use torchobj_core::read::{
-    Job, Read, ReadAhead, ReadAheadConfig, ScatterRange, ScatterRead, get_many, scatter, try_get_many,
+    ClientRead, ReadAhead, ReadAheadConfig, ReadRequest, ScatterRange, ScatterRead, get_many, scatter, try_get_many,
 };
 use torchobj_core::types::{ByteRange, Version};
 
@@ -14,10 +14,10 @@ pub(super) async fn a_written_object_is_read(subject: Subject) {
     for length in [1, 2, 4096, 110 << 10, 1 << 20] {
         let body = pattern(length, 1);
         let version = put(&subject, "k", body.clone()).await;
-        let fetched = subject.get(Read::whole("k")).await.unwrap();
+        let fetched = subject.get(ReadRequest::whole("k")).await.unwrap();
         assert_eq!(fetched.buffer.as_slice(), body, "{length}");
         assert_eq!((fetched.size, fetched.version), (length as u64, Some(version)), "{length}");
-        let known = Read { size: Some(length as u64), ..Read::whole("k") };
+        let known = ReadRequest { size: Some(length as u64), ..ReadRequest::whole("k") };
         assert_eq!(subject.get(known).await.unwrap().buffer.as_slice(), body, "{length}, known");
     }
 }
@@ -25,7 +25,7 @@ pub(super) async fn a_written_object_is_read(subject: Subject) {
 pub(super) async fn an_empty_object_is_read(subject: Subject) {
     put(&subject, "empty", "").await;
     for size in [None, Some(0)] {
-        let fetched = subject.get(Read { size, ..Read::whole("empty") }).await.unwrap();
+        let fetched = subject.get(ReadRequest { size, ..ReadRequest::whole("empty") }).await.unwrap();
         assert_eq!((fetched.buffer.len(), fetched.size), (0, 0));
     }
     assert_eq!(subject.head("empty").await.unwrap().size, 0);
@@ -47,7 +47,7 @@ pub(super) async fn ranges_have_the_requested_bytes(subject: Subject) {
         (ByteRange::Suffix(300), &body[700..]),
         (ByteRange::Suffix(5000), &body[..]),
     ] {
-        let read = Read { range: Some(range.clone()), ..Read::whole("k") };
+        let read = ReadRequest { range: Some(range.clone()), ..ReadRequest::whole("k") };
         assert_eq!(subject.get(read).await.unwrap().buffer.as_slice(), expected, "{range:?}");
     }
     assert_eq!(kind_of(get_range(&subject, "k", 1000..1001).await), ErrorKind::Range);
@@ -56,13 +56,13 @@ pub(super) async fn ranges_have_the_requested_bytes(subject: Subject) {
 pub(super) async fn a_missing_object_is_not_found(subject: Subject) {
     assert_eq!(kind_of(get(&subject, "missing").await), ErrorKind::NotFound);
     assert_eq!(kind_of(subject.head("missing").await), ErrorKind::NotFound);
-    let error = subject.get(Read::whole("missing")).await.unwrap_err();
+    let error = subject.get(ReadRequest::whole("missing")).await.unwrap_err();
     assert!(error.url().ends_with("missing"), "{error}");
 }
 
 pub(super) async fn a_read_of_a_replaced_version_fails_as_changed(subject: Subject) {
     let old = put(&subject, "k", pattern(500, 3)).await;
-    let pinned = |version: &Version| Read { version: Some(version.clone()), ..Read::whole("k") };
+    let pinned = |version: &Version| ReadRequest { version: Some(version.clone()), ..ReadRequest::whole("k") };
     assert_eq!(subject.get(pinned(&old)).await.unwrap().buffer.as_slice(), pattern(500, 3));
     let new = put(&subject, "k", pattern(500, 4)).await;
     assert_ne!(old, new);
@@ -76,7 +76,7 @@ pub(super) async fn a_large_object_is_read_in_parts(subject: Subject) {
         let body = pattern(usize::try_from(length).unwrap(), length);
         put(&subject, "large", body.clone()).await;
         for size in [None, Some(length)] {
-            let fetched = subject.get(Read { size, ..Read::whole("large") }).await.unwrap();
+            let fetched = subject.get(ReadRequest { size, ..ReadRequest::whole("large") }).await.unwrap();
             assert!(fetched.buffer.as_slice() == body, "{length} {size:?}");
         }
         let middle = length / 3..length - 5;
@@ -93,7 +93,7 @@ pub(super) async fn many_objects_are_returned_in_order(subject: Subject) {
         put(&subject, &format!("k{index}"), pattern(length, index)).await;
         let given = (index % 3 == 0).then(|| Destination::Memory(Memory::allocate(length + 10).unwrap()));
         let into = given.unwrap_or_default();
-        jobs.push(Job { client: subject.clone(), read: Read::whole(format!("k{index}")), into });
+        jobs.push(ClientRead { client: subject.clone(), read: ReadRequest::whole(format!("k{index}")), into });
     }
     for (index, fetched) in try_get_many(jobs).await.unwrap().into_iter().enumerate() {
         assert_eq!(fetched.buffer.as_slice(), pattern(index * 37, index as u64), "{index}");
@@ -102,7 +102,7 @@ pub(super) async fn many_objects_are_returned_in_order(subject: Subject) {
 
 pub(super) async fn one_missing_object_does_not_fail_the_others(subject: Subject) {
     put(&subject, "here", "yes").await;
-    let job = |key: &str| Job::new(subject.clone(), Read::whole(key));
+    let job = |key: &str| ClientRead::new(subject.clone(), ReadRequest::whole(key));
     let results = get_many(vec![job("here"), job("missing"), job("here")]).await;
     let kinds: Vec<_> =
         results.into_iter().map(|result| result.map(|fetched| fetched.size).map_err(|e| e.kind())).collect();
@@ -112,7 +112,7 @@ pub(super) async fn one_missing_object_does_not_fail_the_others(subject: Subject
 
 pub(super) async fn a_buffer_that_is_too_small_is_refused(subject: Subject) {
     put(&subject, "k", pattern(100, 5)).await;
-    let into = |length| subject.get_into(Read::whole("k"), Memory::allocate(length).unwrap());
+    let into = |length| subject.get_into(ReadRequest::whole("k"), Memory::allocate(length).unwrap());
     let error = into(99).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("99"), "{error}");

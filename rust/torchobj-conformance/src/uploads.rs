@@ -166,7 +166,7 @@ pub(super) async fn an_aborted_upload_accepts_no_parts(subject: Subject) {
     let upload = store.begin_upload("k", &PutOptions::default()).await.unwrap();
     let part = store.put_part(&upload, 1, 0, &pattern(10, 10).into()).await.unwrap();
     store.abort(&upload).await.unwrap();
-    store.abort(&upload).await.expect("an upload that is gone is no error");
+    store.abort(&upload).await.expect("aborting an upload that is gone succeeds");
     assert_eq!(kind_of(store.commit(&upload, &[part], &Condition::Always).await), ErrorKind::UploadGone);
     let late = store.put_part(&upload, 2, 10, &pattern(10, 10).into()).await;
     assert_eq!(kind_of(late), ErrorKind::UploadGone);

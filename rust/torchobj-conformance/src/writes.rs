@@ -130,8 +130,8 @@ pub(super) async fn a_copy_has_the_same_bytes_and_attributes(subject: Subject) {
     assert_eq!(copied.content_type.is_some(), attributes.content_type.is_some());
     let missing = ObjectUrl::parse(&subject.store().url("missing")).unwrap();
     assert_eq!(kind_of(subject.copy(&missing, "x").await), ErrorKind::NotFound);
-    let foreign = ObjectUrl::parse("elsewhere://b/k").unwrap();
-    assert_eq!(kind_of(subject.copy(&foreign, "x").await), ErrorKind::Unsupported);
+    let other_provider = ObjectUrl::parse("elsewhere://b/k").unwrap();
+    assert_eq!(kind_of(subject.copy(&other_provider, "x").await), ErrorKind::Unsupported);
 }
 
 pub(super) async fn deleted_objects_are_not_found(subject: Subject) {

@@ -7,17 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
-use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::policy::{
     Attempts, ConcurrencyLimit, HedgeDelay, MemoryLimit, Metrics, Permit, Policy, Quota, RateLimit, with_idle_timeout,
     within,
 };
-use crate::read::Read;
 use crate::store::ObjectStore;
-use crate::types::{Condition, ListEntry, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
-use crate::upload::check_unchanged;
+use crate::types::{Condition, ListEntry, ListPage, ListRequest, ObjectHead, Payload, Upload, Version};
 use crate::url::ObjectUrl;
 
 /// Added to the timeout of a delete for each key.
@@ -271,63 +268,6 @@ impl Client {
         }
     }
 
-    /// Writes an object in one request. If the response to a write is lost, the object is read back and compared.
-    ///
-    /// # Errors
-    /// `Precondition`, `AccessDenied`, and errors that persist after the retries.
-    pub async fn put_whole(self: &Arc<Self>, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
-        self.store.check_key(Operation::Put, key)?;
-        let mut attempts = self.attempts();
-        loop {
-            self.wait_for_rate(payload).await;
-            let mut permit = self.permit().await;
-            let limit = self.policy.first_byte_timeout.max(self.policy.idle_timeout);
-            let error = match with_idle_timeout(limit, self.store.put(key, payload, options)).await {
-                Some(Ok(version)) => {
-                    permit.transferred(payload.len() as u64, Instant::now());
-                    attempts.succeeded();
-                    return Ok(version);
-                }
-                Some(Err(error)) => error,
-                None => self.timed_out(Operation::Put, key, &format!("no progress for {} s", limit.as_secs_f64())),
-            };
-            drop(permit);
-            if error.kind() == ErrorKind::Precondition
-                && attempts.outcome_unknown()
-                && let Some(version) = self.holds(key, payload).await?
-            {
-                attempts.succeeded();
-                return Ok(version);
-            }
-            if let Err(error) = attempts.failed(check_unchanged(error, payload)?).await {
-                // The store may have written the object without a response.
-                if attempts.outcome_unknown()
-                    && let Ok(Some(version)) = self.holds(key, payload).await
-                {
-                    attempts.succeeded();
-                    return Ok(version);
-                }
-                return Err(error);
-            }
-        }
-    }
-
-    /// Returns the version of the object `key` if its bytes equal `payload`.
-    async fn holds(self: &Arc<Self>, key: &str, payload: &Payload) -> Result<Option<Version>> {
-        let fetched = match self.get(Read::whole(key)).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            fetched => fetched?,
-        };
-        let mut rest = fetched.buffer.as_slice();
-        for piece in payload.pieces() {
-            match rest.strip_prefix(&**piece) {
-                Some(remaining) => rest = remaining,
-                None => return Ok(None),
-            }
-        }
-        Ok(fetched.version.filter(|_| rest.is_empty()))
-    }
-
     /// Copies an object of the same provider to `key`.
     ///
     /// # Errors
@@ -354,7 +294,7 @@ impl Client {
         }
     }
 
-    /// Deletes objects. An object that does not exist is no error.
+    /// Deletes objects; succeeds for objects that do not exist.
     ///
     /// # Errors
     /// Errors that persist after the retries, for one of the objects that could not be deleted.
@@ -389,7 +329,7 @@ impl Client {
         Ok(())
     }
 
-    /// Deletes an object if it has this version. An object that does not exist is no error.
+    /// Deletes an object if it has this version. Succeeds if the object does not exist.
     ///
     /// # Errors
     /// `Precondition` if it has another version; `Unsupported` if the store cannot compare and delete atomically; and errors

@@ -22,7 +22,7 @@ use crate::url::ObjectUrl;
 const PAGE_ENTRIES: usize = 100;
 
 #[derive(Clone, Debug)]
-struct Object {
+struct StoredObject {
     body: Bytes,
     version: Version,
     modified_ms: i64,
@@ -37,8 +37,8 @@ struct Pending {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    objects: BTreeMap<String, Object>,
+struct MemoryState {
+    objects: BTreeMap<String, StoredObject>,
     uploads: HashMap<String, Pending>,
     /// Versions of the objects that uploads made, by upload id.
     commits: HashMap<String, Version>,
@@ -50,7 +50,7 @@ struct State {
 #[derive(Debug)]
 pub struct MemoryStore {
     name: String,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
 }
 
 impl MemoryStore {
@@ -59,11 +59,11 @@ impl MemoryStore {
         Self { name: name.into(), state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    fn find(&self, operation: Operation, key: &str) -> Result<Object> {
+    fn find(&self, operation: Operation, key: &str) -> Result<StoredObject> {
         self.check_key(operation, key)?;
         let found = self.state().objects.get(key).cloned();
         found.ok_or_else(|| self.error(ErrorKind::NotFound, operation, key, "no such object"))
@@ -92,13 +92,13 @@ impl MemoryStore {
             return Err(self.error(ErrorKind::Precondition, operation, key, "the condition does not hold"));
         }
         let version = state.next("version");
-        let object = Object { body, version: version.clone(), modified_ms: now_ms(), attributes };
+        let object = StoredObject { body, version: version.clone(), modified_ms: now_ms(), attributes };
         state.objects.insert(key.to_owned(), object);
         Ok(version)
     }
 }
 
-impl State {
+impl MemoryState {
     fn next(&mut self, what: &str) -> Version {
         self.serial += 1;
         Version::new(format!("{what}-{}", self.serial))
@@ -115,7 +115,7 @@ fn join(payload: &Payload) -> Bytes {
 }
 
 struct MemoryGetResult {
-    object: Object,
+    object: StoredObject,
     range: Range<u64>,
     taken: usize,
 }
@@ -185,7 +185,7 @@ impl ObjectStore for MemoryStore {
     }
 
     async fn head(&self, key: &str) -> Result<ObjectHead> {
-        let Object { body, version, modified_ms, attributes } = self.find(Operation::Head, key)?;
+        let StoredObject { body, version, modified_ms, attributes } = self.find(Operation::Head, key)?;
         let size = body.len() as u64;
         Ok(ObjectHead { size, version: Some(version), modified_ms: Some(modified_ms), attributes, checksum: None })
     }

@@ -60,7 +60,7 @@ fn is_group_short(folder: &Path) -> Option<bool> {
 
 /// Parses `memory.stat`: bytes of files that are cached and were not used recently, in this group and those below it.
 fn inactive_file(text: &str) -> u64 {
-    // Version 1 has the figure of the group itself as `inactive_file`.
+    // Version 1 has the number of the group itself as `inactive_file`.
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     value("total_inactive_file ").or_else(|| value("inactive_file ")).unwrap_or(0)
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::manifest::{read_number, read_version, write_number, write_version};
-use crate::read::Read;
+use crate::read::ReadRequest;
 use crate::types::{ByteRange, Version};
 use crate::url::{ObjectUrl, canonical};
 
@@ -93,13 +93,13 @@ impl ObjectRef {
     }
 
     /// The read of this object or range.
-    pub fn read(&self) -> Read {
+    pub fn read(&self) -> ReadRequest {
         let range = match (self.start, self.end) {
             (0, None) => None,
             (start, None) => Some(ByteRange::From(start)),
             (start, Some(end)) => Some(ByteRange::Bounded(start..end)),
         };
-        Read { range, size: self.size, version: self.version.clone(), ..Read::whole(self.key()) }
+        ReadRequest { range, size: self.size, version: self.version.clone(), ..ReadRequest::whole(self.key()) }
     }
 
     /// Serializes the reference: `start  end+1 (0: none)  size+1 (0: unknown)  version  url`, encoded as in a manifest.

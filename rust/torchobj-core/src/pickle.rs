@@ -15,7 +15,7 @@ const MAX_VISITED: u64 = 10_000_000;
 
 /// An object on the stack of the unpickler.
 #[derive(Clone, Copy, Debug, Default)]
-struct Object {
+struct StackObject {
     depth: u32,
     /// Number of objects that hashing it visits; 1 for everything but tuples.
     visited: u64,
@@ -24,10 +24,10 @@ struct Object {
 /// A model of the unpickler.
 #[derive(Debug, Default)]
 struct Machine {
-    stack: Vec<Object>,
+    stack: Vec<StackObject>,
     /// Heights of the stack at the marks.
     marks: Vec<usize>,
-    memo: HashMap<u64, Object>,
+    memo: HashMap<u64, StackObject>,
     /// Number of opcodes so far.
     opcodes: u64,
     deepest: u32,
@@ -92,13 +92,13 @@ impl Machine {
                     self.memo.insert(self.memo.len() as u64, last);
                 }
                 0x80 | 0x95 | 0x98 => {}
-                _ => self.stack.push(Object { depth: 0, visited: 1 }),
+                _ => self.stack.push(StackObject { depth: 0, visited: 1 }),
             }
         }
         Some(())
     }
 
-    fn above_mark(&mut self) -> Vec<Object> {
+    fn above_mark(&mut self) -> Vec<StackObject> {
         let height = self.marks.pop().unwrap_or(0).min(self.stack.len());
         self.stack.split_off(height)
     }
@@ -110,7 +110,7 @@ impl Machine {
     }
 
     /// Adds `items` to the container on top of the stack.
-    fn add(&mut self, items: &[Object]) {
+    fn add(&mut self, items: &[StackObject]) {
         let depth = depth_of_container(items);
         if let Some(container) = self.stack.last_mut() {
             container.depth = container.depth.max(depth);
@@ -124,17 +124,17 @@ impl Machine {
         self.push_container(&items, is_tuple);
     }
 
-    fn push_container(&mut self, items: &[Object], is_tuple: bool) {
+    fn push_container(&mut self, items: &[StackObject], is_tuple: bool) {
         let depth = depth_of_container(items);
         let inside = items.iter().fold(0, |sum: u64, object| sum.saturating_add(object.visited));
         let visited = if is_tuple { inside.saturating_add(1) } else { 1 };
         self.deepest = self.deepest.max(depth);
         self.most_visited = self.most_visited.max(visited);
-        self.stack.push(Object { depth, visited });
+        self.stack.push(StackObject { depth, visited });
     }
 }
 
-fn depth_of_container(items: &[Object]) -> u32 {
+fn depth_of_container(items: &[StackObject]) -> u32 {
     items.iter().map(|object| object.depth + 1).max().unwrap_or(0)
 }
 

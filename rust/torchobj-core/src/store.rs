@@ -66,7 +66,7 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
     /// lost.
     async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>>;
 
-    /// Aborts an upload and deletes its parts. An upload that does not exist is no error.
+    /// Aborts an upload and deletes its parts. Succeeds if the upload does not exist.
     async fn abort(&self, upload: &Upload) -> Result<()>;
 
     /// Returns the uploads under `prefix` that were neither committed nor aborted.
@@ -75,10 +75,10 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
     /// Copies an object of the same provider to `key`, with its attributes.
     async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version>;
 
-    /// Deletes objects. An object that does not exist is no error. Returns the keys that could not be deleted.
+    /// Deletes objects; succeeds for objects that do not exist. Returns the keys that could not be deleted.
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>>;
 
-    /// Deletes an object if it has this version. An object that does not exist is no error.
+    /// Deletes an object if it has this version. Succeeds if the object does not exist.
     ///
     /// # Errors
     /// `Precondition` if it has another version; `Unsupported` if the store cannot compare and delete atomically.

@@ -11,7 +11,7 @@ use torchobj_core::prefetch::Prefetcher;
 use crate::loader;
 use crate::prefetcher::PrefetcherHandle;
 
-/// The number of an iterator, and the side that has assigned it. Dropping it cancels its announcements.
+/// The number of an iterator, and the process that has assigned it. Dropping it cancels its announcements.
 pub(crate) struct AnnouncingIterator {
     process: u32,
     assigned: Assigned,
@@ -23,7 +23,7 @@ enum Assigned {
 }
 
 /// Where an iterator announces.
-pub(crate) enum Side<'a> {
+pub(crate) enum IteratorOwner<'a> {
     /// In the process that owns the prefetcher.
     Owner(&'a Arc<Prefetcher>, u64),
     /// In a worker.
@@ -46,11 +46,11 @@ impl AnnouncingIterator {
         Ok(Self { process: fork::generation(), assigned })
     }
 
-    pub(crate) fn side(&self) -> Side<'_> {
+    pub(crate) fn owner(&self) -> IteratorOwner<'_> {
         match &self.assigned {
-            _ if self.process != fork::generation() => Side::Inherited,
-            Assigned::Owner(prefetcher, iterator) => Side::Owner(prefetcher, *iterator),
-            Assigned::Worker(worker, iterator) => Side::Worker(worker, *iterator),
+            _ if self.process != fork::generation() => IteratorOwner::Inherited,
+            Assigned::Owner(prefetcher, iterator) => IteratorOwner::Owner(prefetcher, *iterator),
+            Assigned::Worker(worker, iterator) => IteratorOwner::Worker(worker, *iterator),
         }
     }
 
@@ -65,10 +65,10 @@ impl AnnouncingIterator {
 
 impl Drop for AnnouncingIterator {
     fn drop(&mut self) {
-        match self.side() {
-            Side::Owner(prefetcher, iterator) => prefetcher.cancel(iterator),
-            Side::Worker(worker, iterator) => worker.end_iterator(iterator),
-            Side::Inherited => {}
+        match self.owner() {
+            IteratorOwner::Owner(prefetcher, iterator) => prefetcher.cancel(iterator),
+            IteratorOwner::Worker(worker, iterator) => worker.end_iterator(iterator),
+            IteratorOwner::Inherited => {}
         }
     }
 }

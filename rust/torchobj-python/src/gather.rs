@@ -7,7 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::sync::Mutex;
-use torchobj_core::engine::{Request, run_all};
+use torchobj_core::engine::{BatchRequest, run_all};
 use torchobj_core::error::Result;
 use torchobj_core::fork::Local;
 use torchobj_core::types::Version;
@@ -93,7 +93,7 @@ struct Close {
     pieces: Vec<Piece>,
 }
 
-impl Request for Close {
+impl BatchRequest for Close {
     type Output = Option<(Version, u64, u32)>;
 
     async fn run(self) -> Result<Self::Output> {

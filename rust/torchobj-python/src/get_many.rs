@@ -4,7 +4,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::engine::Destination;
-use torchobj_core::read::{Job, Read, get_many as read_many, try_get_many};
+use torchobj_core::read::{ClientRead, ReadRequest, get_many as read_many, try_get_many};
 
 use crate::buffer::{self, Buffer};
 use crate::error::{OrRaise, exception};
@@ -31,9 +31,9 @@ impl<'py> FromPyObject<'_, 'py> for KeyOrRef<'py> {
 }
 
 impl KeyOrRef<'_> {
-    fn read(&self) -> Read {
+    fn read(&self) -> ReadRequest {
         match self {
-            Self::Key(key) => Read::whole(key.as_str()),
+            Self::Key(key) => ReadRequest::whole(key.as_str()),
             Self::Ref(object) => object.get().named().read(),
         }
     }
@@ -69,7 +69,7 @@ pub(crate) fn get_many<'py>(
     memory.resize_with(jobs.len(), Destination::default);
     let clients = clients(py, jobs.iter().map(|(store, _)| store))?;
     let reads = clients.into_iter().zip(&jobs).zip(memory);
-    let jobs = reads.map(|((client, (_, target)), into)| Job { client, read: target.read(), into }).collect();
+    let jobs = reads.map(|((client, (_, target)), into)| ClientRead { client, read: target.read(), into }).collect();
     let list = PyList::empty(py);
     if return_errors {
         for result in wait(py, read_many(jobs))? {

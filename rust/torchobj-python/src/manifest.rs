@@ -8,9 +8,9 @@ use pyo3::types::{PyBytes, PyList};
 use torchobj_core::client::Client;
 use torchobj_core::error::Result;
 use torchobj_core::fork::Local;
-use torchobj_core::list::{Filter, Listed};
-use torchobj_core::manifest::{Columns, Manifest as Packed};
-use torchobj_core::read::{Job, Read, get_many, try_get_many};
+use torchobj_core::list::{Filter, ManifestListing};
+use torchobj_core::manifest::{Columns, Manifest};
+use torchobj_core::read::{ClientRead, ReadRequest, get_many, try_get_many};
 use torchobj_core::url::ObjectUrl;
 
 use crate::buffer::ObjectReader;
@@ -37,7 +37,7 @@ enum Data<'py> {
 ///     ValueError: `data` is not a manifest.
 #[pyclass(module = "torchobj._torchobj", frozen, subclass)]
 pub(crate) struct NativeManifest {
-    packed: Arc<Packed>,
+    packed: Arc<Manifest>,
 }
 
 #[pymethods]
@@ -47,7 +47,7 @@ impl NativeManifest {
         match data {
             Data::Bytes(bytes) => {
                 let bytes = bytes.as_bytes();
-                let packed = py.detach(|| Packed::from_bytes(bytes));
+                let packed = py.detach(|| Manifest::from_bytes(bytes));
                 Ok(Self::of(packed.ok_or_else(|| PyValueError::new_err("these bytes are not a manifest"))?))
             }
             Data::Manifest(manifest) => Ok(Self { packed: manifest.get().packed.clone() }),
@@ -66,7 +66,7 @@ impl NativeManifest {
     #[cfg(target_os = "linux")]
     #[staticmethod]
     fn received(file: i32, bases: Vec<String>, digest: String) -> PyResult<Self> {
-        Ok(Self { packed: Arc::new(Packed::received(file, bases, digest)?) })
+        Ok(Self { packed: Arc::new(Manifest::received(file, bases, digest)?) })
     }
 
     /// Returns the file descriptor of the memory of the manifest, or None if its memory is private to this process.
@@ -123,7 +123,7 @@ impl NativeManifest {
         let client = store.client(py)?;
         let filter = Filter::new(glob, suffixes, limit).or_raise(py)?;
         let listed = wait(py, async move {
-            let mut manifest = Packed::default();
+            let mut manifest = Manifest::default();
             client.list_into(&mut manifest, &base, &prefix, &filter).await.map(|()| manifest)
         })?;
         Ok(Self::of(listed.or_raise(py)?))
@@ -138,7 +138,7 @@ impl NativeManifest {
     ///     ConfigError: One of them is not a URL.
     #[staticmethod]
     fn from_urls(py: Python<'_>, urls: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut manifest = Packed::default();
+        let mut manifest = Manifest::default();
         for url in urls.try_iter()? {
             let url = ObjectUrl::parse(&url?.extract::<String>()?).or_raise(py)?;
             manifest.push(&format!("{}://{}", url.scheme, url.bucket), &url.key, None, None);
@@ -237,7 +237,7 @@ impl NativeManifest {
             let base = self.packed.bases().iter().position(|base| base == object.base);
             let client =
                 base.and_then(|base| clients.get(base)).ok_or_else(|| PyIndexError::new_err("a store is missing"))?;
-            jobs.push(Job::new(client.clone(), Read::listed(object, pinned)));
+            jobs.push(ClientRead::new(client.clone(), ReadRequest::listed(object, pinned)));
         }
         let list = PyList::empty(py);
         if return_errors {
@@ -258,17 +258,17 @@ impl NativeManifest {
 
 impl NativeManifest {
     #[cfg_attr(not(target_os = "linux"), expect(unused_mut, reason = "shared on Linux"))]
-    pub(crate) fn of(mut packed: Packed) -> Self {
+    pub(crate) fn of(mut packed: Manifest) -> Self {
         #[cfg(target_os = "linux")]
         packed.share();
         Self { packed: Arc::new(packed) }
     }
 
-    pub(crate) fn packed(&self) -> Arc<Packed> {
+    pub(crate) fn packed(&self) -> Arc<Manifest> {
         self.packed.clone()
     }
 
-    fn object(&self, index: usize) -> PyResult<torchobj_core::manifest::Object<'_>> {
+    fn object(&self, index: usize) -> PyResult<torchobj_core::manifest::ObjectInfo<'_>> {
         self.packed.get(index).ok_or_else(|| PyIndexError::new_err(format!("index {index} of {}", self.packed.len())))
     }
 }
@@ -276,14 +276,14 @@ impl NativeManifest {
 /// Builds a manifest from columns, as `NativeManifest.columns` returns them.
 #[pyclass(module = "torchobj._torchobj")]
 pub(crate) struct ManifestBuilder {
-    packed: Packed,
+    packed: Manifest,
 }
 
 #[pymethods]
 impl ManifestBuilder {
     #[new]
     fn new() -> Self {
-        Self { packed: Packed::default() }
+        Self { packed: Manifest::default() }
     }
 
     /// Adds objects.
@@ -323,23 +323,23 @@ impl ManifestBuilder {
 ///     limit: Maximum number of objects, in key order; None: no limit.
 #[pyclass(module = "torchobj._torchobj")]
 pub(crate) struct ManifestPages {
-    next: Local<NextPage<ManifestListing>>,
-    whole: Packed,
+    next: Local<NextPage<ManifestPageState>>,
+    whole: Manifest,
 }
 
-struct ManifestListing {
+struct ManifestPageState {
     client: Arc<Client>,
     base: String,
     filter: Filter,
-    listed: Listed,
+    listed: ManifestListing,
     ended: bool,
 }
 
-impl Listing for ManifestListing {
-    type Page = Packed;
+impl Listing for ManifestPageState {
+    type Page = Manifest;
 
-    async fn next(&mut self) -> Result<Option<Packed>> {
-        let mut page = Packed::default();
+    async fn next(&mut self) -> Result<Option<Manifest>> {
+        let mut page = Manifest::default();
         let Self { client, base, filter, listed, .. } = self;
         self.ended = !client.list_page_into(&mut page, base, filter, listed).await?;
         Ok(Some(page))
@@ -364,9 +364,9 @@ impl ManifestPages {
     ) -> PyResult<Self> {
         let filter = Filter::new(glob, suffixes, limit).or_raise(py)?;
         let client = store.client(py)?;
-        let listed = Listed::new(&client, &prefix, &filter);
-        let objects = ManifestListing { client, base, filter, listed, ended: false };
-        Ok(Self { next: Local::new(NextPage::Unused(objects)), whole: Packed::default() })
+        let listed = ManifestListing::new(&client, &prefix, &filter);
+        let objects = ManifestPageState { client, base, filter, listed, ended: false };
+        Ok(Self { next: Local::new(NextPage::Unused(objects)), whole: Manifest::default() })
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {

@@ -6,9 +6,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, Result as Done};
-use torchobj_core::manifest::Object;
+use torchobj_core::manifest::ObjectInfo;
 use torchobj_core::object_ref::ObjectRef as Named;
-use torchobj_core::read::{Job, get_many};
+use torchobj_core::read::{ClientRead, get_many};
 use torchobj_core::types::Version;
 use torchobj_core::url::ObjectUrl;
 
@@ -155,7 +155,7 @@ pub(crate) fn readers<'py>(
     for (name, result) in names.iter().zip(results) {
         match result {
             Ok(buffer) => {
-                let object = Object { base: name.base(), key: name.key().to_owned(), size: None, version: None };
+                let object = ObjectInfo { base: name.base(), key: name.key().to_owned(), size: None, version: None };
                 list.append(ObjectReader::of(py, object, buffer)?)?;
             }
             Err(error) => list.append(exception(py, &error).into_value(py))?,
@@ -192,7 +192,7 @@ pub(crate) fn read_refs<'py>(
             match client {
                 Ok(client) => {
                     known = Some((name.base(), client.clone()));
-                    jobs.push(Job::new(client, name.read()));
+                    jobs.push(ClientRead::new(client, name.read()));
                     refused.push(None);
                 }
                 Err(error) => refused.push(Some(error)),

@@ -10,7 +10,7 @@ use crate::store::{NativeStore, clients};
 use crate::wait::wait;
 
 /// Store, key, expected version, and ranges: an offset in the object, and the buffer to fill from there.
-type Job<'py> = (Bound<'py, NativeStore>, String, Option<String>, Vec<(u64, Bound<'py, PyAny>)>);
+type ScatterArguments<'py> = (Bound<'py, NativeStore>, String, Option<String>, Vec<(u64, Bound<'py, PyAny>)>);
 
 /// Version and size of an object, and the CRC-32 of each range.
 type ScatterResult = (Option<String>, u64, Vec<u32>);
@@ -30,7 +30,7 @@ type ScatterResult = (Option<String>, u64, Vec<u32>);
 ///     ObjectChangedError: An object has another version.
 ///     StoreError: An object could not be read.
 #[pyfunction]
-pub(crate) fn scatter(py: Python<'_>, jobs: Vec<Job<'_>>, checksum: bool) -> PyResult<Vec<ScatterResult>> {
+pub(crate) fn scatter(py: Python<'_>, jobs: Vec<ScatterArguments<'_>>, checksum: bool) -> PyResult<Vec<ScatterResult>> {
     let clients = clients(py, jobs.iter().map(|(store, ..)| store))?;
     let buffers: Vec<_> = jobs.iter().flat_map(|(.., ranges)| ranges).map(|(_, buffer)| buffer.clone()).collect();
     let mut memory = buffer::borrow_all(&buffers)?.into_iter();

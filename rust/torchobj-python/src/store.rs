@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Operation};
 use torchobj_core::list::{Filter, ListOptions, ListStream};
-use torchobj_core::read::{Job, Read, try_get_many};
+use torchobj_core::read::{ClientRead, ReadRequest, try_get_many};
 use torchobj_core::types::{ByteRange, Condition, PutOptions, Upload, Version};
 use torchobj_core::url::ObjectUrl;
 
@@ -80,7 +80,7 @@ impl NativeStore {
     ) -> PyResult<Buffer> {
         let client = self.client(py)?;
         let range = start.map(|start| byte_range(start, end));
-        let read = Read { range, version: version.map(Version::selected), ..Read::whole(key) };
+        let read = ReadRequest { range, version: version.map(Version::selected), ..ReadRequest::whole(key) };
         let fetched = wait(py, async move { client.get(read).await })?.or_raise(py)?;
         Ok(fetched.buffer.into())
     }
@@ -98,8 +98,8 @@ impl NativeStore {
     fn get_ranges(&self, py: Python<'_>, ranges: Vec<(String, i64, Option<u64>)>) -> PyResult<Vec<Buffer>> {
         let client = self.client(py)?;
         let jobs = ranges.iter().map(|(key, start, end)| {
-            let read = Read { range: Some(byte_range(*start, *end)), ..Read::whole(key) };
-            Job::new(client.clone(), read)
+            let read = ReadRequest { range: Some(byte_range(*start, *end)), ..ReadRequest::whole(key) };
+            ClientRead::new(client.clone(), read)
         });
         let jobs = jobs.collect();
         let fetched = wait(py, try_get_many(jobs))?.or_raise(py)?;

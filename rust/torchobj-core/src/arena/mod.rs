@@ -59,7 +59,7 @@ pub use attachment::Unanswered;
 pub use block::in_block;
 pub use claim::{Claim, Offer};
 pub use owner::{Arena, Usage};
-pub use request::{Request, RequestedObjects};
+pub use request::{RequestedObjects, WorkerRequest};
 pub use segment::Segment;
 pub use serve::{Answers, Handler, serve};
 pub use worker::{Announcement, Reply, Worker};

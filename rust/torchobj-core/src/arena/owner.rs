@@ -17,7 +17,7 @@ use super::block_pool::BlockPool;
 use super::grants::{Adoption, Grantable, Grants};
 use super::layout::{self, Answer, DATA, GRANTS, Header, SEGMENTS, SLOTS};
 use super::map::Map;
-use super::request::{Request, RequestedObjects, split_names};
+use super::request::{RequestedObjects, WorkerRequest, split_names};
 use super::segment::{self, Allocator, Segment};
 use super::size::{self, Limits, Size};
 use super::space::{Extent, Space, capacity_of};
@@ -269,7 +269,7 @@ impl Arena {
     }
 
     /// The request of a slot, unless its number is `last`.
-    pub(super) fn request(&self, slot: u32, last: u32) -> Option<Request> {
+    pub(super) fn request(&self, slot: u32, last: u32) -> Option<WorkerRequest> {
         let shared = Header(&self.map).slot(slot);
         let number = sync::published(shared.requested());
         if number == last {
@@ -291,7 +291,7 @@ impl Arena {
         let (source, iterator) = (shared.source().load(Relaxed), shared.iterator().load(Relaxed));
         let ended = Some(shared.ended().load(Relaxed)).filter(|ended| *ended != 0);
         let (worker, loader) = (shared.worker().load(Relaxed), shared.loader().load(Relaxed));
-        Some(Request { slot, worker, loader, number, source, objects, announced, iterator, ended })
+        Some(WorkerRequest { slot, worker, loader, number, source, objects, announced, iterator, ended })
     }
 
     pub(super) fn write_answer(&self, slot: u32, position: usize, answer: Answer) {

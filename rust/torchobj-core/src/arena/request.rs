@@ -5,7 +5,7 @@ use super::layout::{MAX_NAME_BYTES, MAX_OBJECTS};
 
 /// A request of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct WorkerRequest {
     /// Index of the worker's slot.
     pub slot: u32,
     /// Process id of the worker.

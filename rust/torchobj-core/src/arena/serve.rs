@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::layout::{Answer, BLOCKS, REFUSED};
 use super::owner::Arena;
-use super::request::{Request, RequestedObjects};
+use super::request::{RequestedObjects, WorkerRequest};
 use super::segment::Segment;
 
 /// Interval at which the owner checks for workers that exited. torch detects an exit within five seconds.
@@ -26,7 +26,7 @@ const EXIT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub trait Handler: Send + Sync + 'static {
     /// A worker sent a request. The handler answers each of its objects, in this call or later; objects without an
     /// answer are refused when the last copy of `answers` is dropped.
-    fn on_request(&self, request: Request, answers: Arc<Answers>);
+    fn on_request(&self, request: WorkerRequest, answers: Arc<Answers>);
 
     /// The limits allowed none of the blocks that a worker of a loader requested.
     fn on_block_refused(&self, loader: u64);
@@ -51,7 +51,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    fn new(arena: &Arc<Arena>, request: &Request, cancelled: &Arc<AtomicBool>) -> Arc<Self> {
+    fn new(arena: &Arc<Arena>, request: &WorkerRequest, cancelled: &Arc<AtomicBool>) -> Arc<Self> {
         let (slot, number) = (request.slot, request.number);
         for position in 0..request.objects.len() {
             arena.write_answer(slot, position, REFUSED);

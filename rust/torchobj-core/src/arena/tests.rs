@@ -16,7 +16,7 @@ struct Scripted {
 }
 
 impl Handler for Scripted {
-    fn on_request(&self, request: Request, answers: Arc<Answers>) {
+    fn on_request(&self, request: WorkerRequest, answers: Arc<Answers>) {
         for position in (0..request.objects.len()).filter(|_| self.answers_all) {
             answers.complete(position, Arc::into_inner(self.arena.segment(100).unwrap()).unwrap());
         }
@@ -150,7 +150,7 @@ fn an_object_without_an_answer_is_refused_without_a_wait() {
 struct Broken;
 
 impl Handler for Broken {
-    fn on_request(&self, _request: Request, _answers: Arc<Answers>) {
+    fn on_request(&self, _request: WorkerRequest, _answers: Arc<Answers>) {
         panic!("by the test");
     }
 

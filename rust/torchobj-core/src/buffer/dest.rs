@@ -28,8 +28,8 @@ pub struct Dest {
     start: usize,
     end: usize,
     filled: usize,
-    /// Value of `filled` when the last part was carved out.
-    carved: usize,
+    /// Value of `filled` when the last part was split off.
+    own_start: usize,
     /// Counts received bytes, if set.
     progress: Option<Progress>,
 }
@@ -84,9 +84,9 @@ impl Dest {
     /// Discards the bytes after the first `filled`, to write them again.
     ///
     /// # Panics
-    /// Fewer bytes were written, or a discarded one was carved out.
+    /// Fewer bytes were written, or a discarded one was split off.
     pub fn rewind(&mut self, filled: usize) {
-        assert!((self.carved..=self.filled).contains(&filled), "rewound to {filled} of {}", self.filled);
+        assert!((self.own_start..=self.filled).contains(&filled), "rewound to {filled} of {}", self.filled);
         self.filled = filled;
     }
 
@@ -98,14 +98,14 @@ impl Dest {
         count
     }
 
-    /// The bytes that were written since the last part was carved out.
+    /// The bytes that were written since the last part was split off.
     pub fn written(&self) -> &[u8] {
         // SAFETY: the range is within the region as in `unfilled_mut`. Only this `Dest` writes to it: parts of other
-        // writers are before (`carve`) or after it (`split_off`), and `&self` prevents writes meanwhile.
+        // writers are before (`split_next`) or after it (`split_off`), and `&self` prevents writes meanwhile.
         unsafe {
             std::slice::from_raw_parts(
-                self.memory.start().as_ptr().add(self.start + self.carved),
-                self.filled - self.carved,
+                self.memory.start().as_ptr().add(self.start + self.own_start),
+                self.filled - self.own_start,
             )
         }
     }
@@ -133,22 +133,22 @@ impl Dest {
         std::mem::replace(self, rest)
     }
 
-    /// Carves out the next `length` unfilled bytes for another writer. They count as filled here.
+    /// Splits off the next `length` unfilled bytes for another writer. They count as filled here.
     ///
     /// # Panics
     /// `length` exceeds [`remaining`](Self::remaining).
     #[must_use]
-    pub fn carve(&mut self, length: usize) -> Self {
+    pub fn split_next(&mut self, length: usize) -> Self {
         let start = self.start + self.filled;
-        assert!(length <= self.remaining(), "carved {length} with {} remaining", self.remaining());
+        assert!(length <= self.remaining(), "split {length} off with {} remaining", self.remaining());
         self.filled += length;
-        self.carved = self.filled;
+        self.own_start = self.filled;
         self.part(start, start + length)
     }
 
     fn part(&self, start: usize, end: usize) -> Self {
         let (memory, progress) = (self.memory.clone(), self.progress.clone());
-        Self { memory, start, end, filled: 0, carved: 0, progress }
+        Self { memory, start, end, filled: 0, own_start: 0, progress }
     }
 }
 
@@ -166,7 +166,8 @@ impl PendingBuffer {
     /// Opens a region for writing. Returns the handle that finishes it, and one `Dest` that covers all of it.
     pub fn new(memory: Memory) -> (Self, Dest) {
         let memory = Arc::new(memory);
-        let dest = Dest { memory: memory.clone(), start: 0, end: memory.len(), filled: 0, carved: 0, progress: None };
+        let dest =
+            Dest { memory: memory.clone(), start: 0, end: memory.len(), filled: 0, own_start: 0, progress: None };
         (Self(memory), dest)
     }
 
@@ -280,7 +281,7 @@ mod tests {
         dest.count_in(&progress);
         let mut tail = dest.split_off(6);
         dest.fill(b"ab");
-        let mut carved = dest.carve(3);
+        let mut carved = dest.split_next(3);
         assert_eq!(progress.bytes(), 2);
         carved.fill(b"cde");
         tail.fill(b"gh");

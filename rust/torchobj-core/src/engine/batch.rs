@@ -11,7 +11,7 @@ use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::{Halt, Source, Tasks, pump};
+use super::{Halt, RequestSource, Tasks, pump};
 use crate::error::Result;
 use crate::policy::{ConcurrencyLimit, within};
 
@@ -19,7 +19,7 @@ use crate::policy::{ConcurrencyLimit, within};
 const RECHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// A request of a [`Batch`].
-pub trait Request: Send + 'static {
+pub trait BatchRequest: Send + 'static {
     /// The result of a successful request.
     type Output: Send + 'static;
 
@@ -44,20 +44,20 @@ pub(crate) fn add_once<T>(all: &mut Vec<Arc<T>>, one: &Arc<T>) {
 }
 
 /// Requests that run concurrently, and their results until they are taken. Dropping it aborts the requests.
-pub struct Batch<R: Request> {
+pub struct Batch<R: BatchRequest> {
     shared: Arc<Shared<R>>,
 }
 
-struct Shared<R: Request> {
+struct Shared<R: BatchRequest> {
     tasks: Tasks,
     limit: Box<dyn Fn() -> usize + Send + Sync>,
     /// Whether the first error ends the batch.
     stop_at_error: bool,
-    state: Mutex<State<R>>,
+    state: Mutex<BatchState<R>>,
     completed: Notify,
 }
 
-struct State<R: Request> {
+struct BatchState<R: BatchRequest> {
     waiting: VecDeque<R>,
     /// Requests that were taken from `waiting`.
     started: usize,
@@ -72,13 +72,13 @@ struct State<R: Request> {
 /// The number of a request in the order they were added, and its result or panic.
 type Completed<T> = (usize, thread::Result<Result<T>>);
 
-impl<R: Request> Shared<R> {
-    fn state(&self) -> MutexGuard<'_, State<R>> {
+impl<R: BatchRequest> Shared<R> {
+    fn state(&self) -> MutexGuard<'_, BatchState<R>> {
         self.state.lock().expect("no holder of this lock panics")
     }
 }
 
-impl<R: Request> Source for Shared<R> {
+impl<R: BatchRequest> RequestSource for Shared<R> {
     type Item = (usize, R);
     type Done = ();
 
@@ -116,14 +116,14 @@ impl<R: Request> Source for Shared<R> {
     }
 }
 
-impl<R: Request> Batch<R> {
+impl<R: BatchRequest> Batch<R> {
     /// An empty batch on the runtime of the caller, of which at most `limit()` requests run concurrently. With
     /// `stop_at_error` no request starts after one has failed.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn new(limit: impl Fn() -> usize + Send + Sync + 'static, stop_at_error: bool) -> Self {
-        let state = State {
+        let state = BatchState {
             waiting: VecDeque::new(),
             started: 0,
             results: Vec::new(),
@@ -208,7 +208,7 @@ impl<R: Request> Batch<R> {
     }
 }
 
-impl<R: Request> Drop for Batch<R> {
+impl<R: BatchRequest> Drop for Batch<R> {
     fn drop(&mut self) {
         self.shared.tasks.abort();
         let waiting = std::mem::take(&mut self.shared.state().waiting);
@@ -216,7 +216,7 @@ impl<R: Request> Drop for Batch<R> {
     }
 }
 
-impl<R: Request> fmt::Debug for Batch<R> {
+impl<R: BatchRequest> fmt::Debug for Batch<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Batch({} pending)", self.pending())
     }
@@ -224,7 +224,7 @@ impl<R: Request> fmt::Debug for Batch<R> {
 
 /// Runs all requests, at most `limit()` concurrently, also after failures. Results are in the order of the requests.
 /// Dropping the future aborts the requests. A panic of a request is resumed here.
-pub async fn run_all<R: Request>(
+pub async fn run_all<R: BatchRequest>(
     requests: Vec<R>,
     limit: impl Fn() -> usize + Send + Sync + 'static,
 ) -> Vec<Result<R::Output>> {
@@ -237,7 +237,7 @@ pub async fn run_all<R: Request>(
 ///
 /// # Errors
 /// The first error of a request, which aborts the others.
-pub async fn try_run_all<R: Request>(
+pub async fn try_run_all<R: BatchRequest>(
     requests: Vec<R>,
     limit: impl Fn() -> usize + Send + Sync + 'static,
 ) -> Result<Vec<R::Output>> {
@@ -250,7 +250,7 @@ pub async fn try_run_all<R: Request>(
 }
 
 /// Runs requests to the end, or to the first error. Results are in the order of the requests.
-async fn run_ordered<R: Request>(
+async fn run_ordered<R: BatchRequest>(
     requests: Vec<R>,
     limit: impl Fn() -> usize + Send + Sync + 'static,
     stop_at_error: bool,

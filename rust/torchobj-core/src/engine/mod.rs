@@ -1,6 +1,6 @@
 //! Runs many requests concurrently.
 //!
-//! A [`Source`] decides which request is next and how many may run: by permits, by a memory budget, by what callers
+//! A [`RequestSource`] decides which request is next and how many may run: by permits, by a memory budget, by what callers
 //! wait for. The executor starts tasks up to that limit; each task runs one request after the other, so that no task is
 //! created per request and no central loop feeds them. [`Batch`] is the source of a list of requests, the prefetcher's
 //! window is another. A [`Sink`] receives the bytes of a request. The engine knows no objects, no HTTP and
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub(crate) use batch::add_once;
-pub use batch::{Batch, Request, permitted, run_all, try_run_all};
+pub use batch::{Batch, BatchRequest, permitted, run_all, try_run_all};
 pub use sink::{Allocate, Destination, Heap, Sink};
 pub(crate) use tasks::Tasks;
 
@@ -32,7 +32,7 @@ pub(crate) enum Halt {
 }
 
 /// Supplies requests and runs each of them.
-pub(crate) trait Source: Send + Sync + Sized + 'static {
+pub(crate) trait RequestSource: Send + Sync + Sized + 'static {
     /// One request.
     type Item: Send + 'static;
 
@@ -67,7 +67,7 @@ pub(crate) trait Source: Send + Sync + Sized + 'static {
 }
 
 /// Starts tasks until the limit is reached or no request is waiting. Returns the reason why no further task started.
-pub(crate) fn pump<S: Source>(source: &Arc<S>) -> Halt {
+pub(crate) fn pump<S: RequestSource>(source: &Arc<S>) -> Halt {
     loop {
         match admit(&**source) {
             Ok(item) => source.tasks().spawn(run(source.clone(), item)),
@@ -81,7 +81,7 @@ pub(crate) fn pump<S: Source>(source: &Arc<S>) -> Halt {
 /// A thread counts as a task while it checks for a request. Another thread may therefore find the limit reached
 /// although no request is running, and hold a request that the first thread did not see. It sets `refused`, and the
 /// later of the two checks again.
-fn admit<S: Source>(source: &S) -> Result<S::Item, Halt> {
+fn admit<S: RequestSource>(source: &S) -> Result<S::Item, Halt> {
     let tasks = source.tasks();
     loop {
         let limit = source.limit();
@@ -110,15 +110,15 @@ fn admit<S: Source>(source: &S) -> Result<S::Item, Halt> {
 }
 
 /// A running task; uncounted when dropped, also by an abort.
-struct Running<S: Source>(Arc<S>);
+struct Running<S: RequestSource>(Arc<S>);
 
-impl<S: Source> Drop for Running<S> {
+impl<S: RequestSource> Drop for Running<S> {
     fn drop(&mut self) {
         self.0.tasks().running.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-async fn run<S: Source>(source: Arc<S>, mut item: S::Item) {
+async fn run<S: RequestSource>(source: Arc<S>, mut item: S::Item) {
     let running = Running(source);
     let source = &running.0;
     loop {

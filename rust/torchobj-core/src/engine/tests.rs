@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
-use super::{Batch, Request, run_all, try_run_all};
+use super::{Batch, BatchRequest, run_all, try_run_all};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// Counters that the requests of a test share.
@@ -49,7 +49,7 @@ impl Drop for Guard {
     }
 }
 
-impl Request for Timed {
+impl BatchRequest for Timed {
     type Output = usize;
 
     async fn run(self) -> Result<usize> {
@@ -171,7 +171,7 @@ async fn requests_are_added_while_others_run_and_taken_as_they_complete() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_request_is_lost_on_many_threads() {
     struct Short(usize);
-    impl Request for Short {
+    impl BatchRequest for Short {
         type Output = usize;
 
         async fn run(self) -> Result<usize> {
@@ -197,7 +197,7 @@ enum Nested {
 
 struct Writing(Arc<AtomicUsize>);
 
-impl Request for Writing {
+impl BatchRequest for Writing {
     type Output = ();
 
     async fn run(self) -> Result<()> {
@@ -211,7 +211,7 @@ impl Request for Writing {
     }
 }
 
-impl Request for Nested {
+impl BatchRequest for Nested {
     type Output = ();
 
     async fn run(self) -> Result<()> {

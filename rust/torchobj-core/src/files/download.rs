@@ -47,7 +47,7 @@ pub struct Download {
 }
 
 /// An object, as its first response describes it.
-struct Object {
+struct RemoteObject {
     size: u64,
     version: Option<Version>,
     checksum: Option<ObjectChecksum>,
@@ -57,7 +57,7 @@ struct Object {
 }
 
 /// The file that a download creates.
-struct Target {
+struct LocalFile {
     folder: Arc<OwnedFd>,
     name: String,
     /// For messages.
@@ -103,7 +103,7 @@ impl Client {
                 .error(ErrorKind::InvalidKey, Operation::Get, &download.key, reason)
                 .with_hint(format!("{name:?} cannot be the path of a file")));
         }
-        let target = in_place(|| Target::open(folder, name))?;
+        let target = in_place(|| LocalFile::open(folder, name))?;
         let mut known = None;
         if download.skip_unchanged
             && let Some((file, size)) = in_place(|| target.existing())
@@ -142,7 +142,7 @@ impl Client {
     }
 
     /// Requests what must be known of an object: by GET if it is small or the version is selected, otherwise by HEAD.
-    async fn find(&self, download: &Download) -> Result<Object> {
+    async fn find(&self, download: &Download) -> Result<RemoteObject> {
         let (size, modified_ms) = download.listed.unwrap_or_default();
         let range = match &download.version {
             Some(_) => Some(ByteRange::Bounded(0..self.policy().part_bytes)),
@@ -160,7 +160,7 @@ impl Client {
             first => first?,
         };
         let result = &first.result;
-        Ok(Object {
+        Ok(RemoteObject {
             size: result.size(),
             version: version.or(result.version()).cloned(),
             checksum: result.checksum(),
@@ -169,18 +169,18 @@ impl Client {
         })
     }
 
-    async fn head_object(&self, key: &str) -> Result<Object> {
+    async fn head_object(&self, key: &str) -> Result<RemoteObject> {
         let head = self.head_with_checksum(key).await?;
         let mtime = same::mtime_of(&head.attributes, head.modified_ms);
-        Ok(Object { size: head.size, version: head.version, checksum: head.checksum, mtime, first: None })
+        Ok(RemoteObject { size: head.size, version: head.version, checksum: head.checksum, mtime, first: None })
     }
 
     /// Receives an object into the temporary file of its target, and publishes it.
     async fn receive_file(
         self: &Arc<Self>,
         key: String,
-        mut object: Object,
-        target: &Target,
+        mut object: RemoteObject,
+        target: &LocalFile,
         counters: &Arc<Counters>,
     ) -> Result<()> {
         let size = object.size;
@@ -276,7 +276,7 @@ impl Client {
     async fn receive_missing(
         self: &Arc<Self>,
         key: Arc<str>,
-        object: &mut Object,
+        object: &mut RemoteObject,
         file: &Arc<PartFile>,
         part_bytes: u64,
         sums: &mut [Option<u64>],
@@ -344,7 +344,7 @@ fn is_special(folder: &OwnedFd, name: &str) -> bool {
     })
 }
 
-impl Target {
+impl LocalFile {
     fn open(folder: &Folder, name: &str) -> Result<Self> {
         let path = folder.path_of(name);
         let opened =

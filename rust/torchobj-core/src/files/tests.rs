@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::error::{ErrorKind, Operation};
 use crate::memory::MemoryStore;
 use crate::policy::Policy;
-use crate::read::Read;
+use crate::read::ReadRequest;
 use crate::test_folder::TestFolder;
 use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
@@ -83,7 +83,7 @@ async fn a_file_is_uploaded_in_parts_within_its_memory() {
     let upload = UploadFile { path, key: "new".to_owned(), options: PutOptions::default(), skip_unchanged: false };
     let counters = Arc::<Counters>::default();
     client.upload_one(upload, &counters).await.unwrap();
-    assert_eq!(client.get(Read::whole("new")).await.unwrap().buffer.as_slice(), bytes());
+    assert_eq!(client.get(ReadRequest::whole("new")).await.unwrap().buffer.as_slice(), bytes());
     assert_eq!(counters.snapshot().bytes_done, SIZE as u64);
 }
 

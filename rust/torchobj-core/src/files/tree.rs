@@ -14,7 +14,7 @@ use super::folder::Folder;
 use super::upload::UploadFile;
 use super::walk::Walk;
 use crate::client::Client;
-use crate::engine::{Batch, Request, permitted};
+use crate::engine::{Batch, BatchRequest, permitted};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::list::{Filter, ListOptions, ListStream};
 use crate::runtime::Task;
@@ -53,7 +53,7 @@ pub struct TreeResult {
 type Item = std::result::Result<FileTransfer, (String, Error)>;
 
 /// The transfer of one file.
-enum Work {
+enum Transfer {
     Upload(UploadFile),
     Download(Download, Arc<Folder>),
 }
@@ -61,18 +61,18 @@ enum Work {
 struct FileTransfer {
     client: Arc<Client>,
     name: String,
-    work: Work,
+    transfer: Transfer,
     counters: Arc<Counters>,
 }
 
-impl Request for FileTransfer {
+impl BatchRequest for FileTransfer {
     type Output = (String, Result<Transferred>);
 
     async fn run(self) -> Result<Self::Output> {
-        let Self { client, name, work, counters } = self;
-        let result = match work {
-            Work::Upload(upload) => client.upload_file(upload, &counters).await,
-            Work::Download(download, folder) => client.download_file(download, &folder, &name, &counters).await,
+        let Self { client, name, transfer, counters } = self;
+        let result = match transfer {
+            Transfer::Upload(upload) => client.upload_file(upload, &counters).await,
+            Transfer::Download(download, folder) => client.download_file(download, &folder, &name, &counters).await,
         };
         if let Ok(done) = &result {
             counters.done(done.size, done.skipped);
@@ -115,11 +115,11 @@ impl Client {
                                 options: put,
                                 skip_unchanged: options.skip_unchanged,
                             };
-                            let work = Work::Upload(upload);
+                            let transfer = Transfer::Upload(upload);
                             Ok(FileTransfer {
                                 client: client.clone(),
                                 name: found.name,
-                                work,
+                                transfer,
                                 counters: counted.clone(),
                             })
                         }
@@ -234,5 +234,5 @@ fn download_of(
     let listed = Some((entry.size, entry.modified_ms));
     let download = Download { key: entry.key, listed, version: None, skip_unchanged };
     let (client, counters) = (client.clone(), counters.clone());
-    Ok(FileTransfer { client, name, work: Work::Download(download, folder.clone()), counters })
+    Ok(FileTransfer { client, name, transfer: Transfer::Download(download, folder.clone()), counters })
 }

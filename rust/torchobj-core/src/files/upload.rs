@@ -14,7 +14,7 @@ use crate::buffer::Buffer;
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
 use crate::policy::ReservedMemory;
-use crate::read::{Read, parts};
+use crate::read::{ReadRequest, parts};
 use crate::types::{ByteRange, ChecksumAlgorithm, Payload, PutOptions, Version};
 use crate::upload::Session;
 
@@ -162,7 +162,11 @@ impl Client {
     async fn has_bytes_of(self: &Arc<Self>, key: &str, source: &SourceFile, version: Option<&Version>) -> Result<bool> {
         for range in parts(0..source.size(), self.policy().part_bytes) {
             let (own, _) = in_place(|| source.read(&range, false))?;
-            let read = Read { range: Some(ByteRange::Bounded(range)), version: version.cloned(), ..Read::whole(key) };
+            let read = ReadRequest {
+                range: Some(ByteRange::Bounded(range)),
+                version: version.cloned(),
+                ..ReadRequest::whole(key)
+            };
             if self.get(read).await?.buffer.as_slice() != own.as_slice() {
                 return Ok(false);
             }

@@ -28,13 +28,13 @@ impl<T> Local<T> {
 
     /// The value; `None` in a forked child.
     pub fn get(&self) -> Option<&T> {
-        self.value.as_ref().filter(|_| self.is_here())
+        self.value.as_ref().filter(|_| self.is_own())
     }
 
     /// The value, mutably; `None` in a forked child.
     pub fn get_mut(&mut self) -> Option<&mut T> {
-        let here = self.is_here();
-        self.value.as_mut().filter(|_| here)
+        let is_own = self.is_own();
+        self.value.as_mut().filter(|_| is_own)
     }
 
     /// The value, without a check of the process: for values that only tasks of their own process can reach.
@@ -55,17 +55,17 @@ impl<T> Local<T> {
 
     /// Takes the value; `None` in a forked child, or if it was taken before.
     pub fn take(&mut self) -> Option<T> {
-        if self.is_here() { self.value.take() } else { None }
+        if self.is_own() { self.value.take() } else { None }
     }
 
-    fn is_here(&self) -> bool {
+    fn is_own(&self) -> bool {
         self.process == generation()
     }
 }
 
 impl<T> Drop for Local<T> {
     fn drop(&mut self) {
-        if !self.is_here() {
+        if !self.is_own() {
             std::mem::forget(self.value.take());
         }
     }

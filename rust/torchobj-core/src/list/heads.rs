@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::{Filter, ListOptions, ListStream};
 use crate::client::Client;
-use crate::engine::{Batch, Request, permitted, run_all, try_run_all};
+use crate::engine::{Batch, BatchRequest, permitted, run_all, try_run_all};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::runtime::Task;
 use crate::types::{ListPage, ObjectHead};
@@ -21,7 +21,7 @@ struct HeadRequest {
     checksum: bool,
 }
 
-impl Request for HeadRequest {
+impl BatchRequest for HeadRequest {
     type Output = (String, ObjectHead);
 
     async fn run(self) -> Result<Self::Output> {

@@ -177,7 +177,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::list::{Filter, Listed};
+    use crate::list::{Filter, ManifestListing};
     use crate::manifest::Manifest;
     use crate::memory::MemoryStore;
     use crate::policy::Policy;
@@ -240,7 +240,7 @@ mod tests {
         assert!(error.to_string().contains("\"d\" after \"d\""), "{error}");
         // `list_page_into` gives the same order.
         let (client, filter, mut manifest) = (client(), Filter::default(), Manifest::default());
-        let mut listed = Listed::new(&client, "", &filter);
+        let mut listed = ManifestListing::new(&client, "", &filter);
         while client.list_page_into(&mut manifest, "m://m", &filter, &mut listed).await.unwrap() {}
         assert_eq!((0..4).map(|index| manifest.get(index).unwrap().key).collect::<String>(), "abcd");
     }

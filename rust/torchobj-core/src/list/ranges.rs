@@ -28,7 +28,7 @@ const MIN_PARTS: usize = 4;
 
 /// A request of a parallel listing.
 #[derive(Debug)]
-pub(super) enum Job {
+pub(super) enum NextRequest {
     /// For the next page of the range `lower`.
     Page { lower: String, pages: Box<Pages>, end: Option<String> },
     /// For the directories of `parent` after `start_after`.
@@ -36,7 +36,7 @@ pub(super) enum Job {
 }
 
 #[derive(Debug, PartialEq)]
-enum State {
+enum RangeState {
     Waiting,
     Running,
     Done,
@@ -45,7 +45,7 @@ enum State {
 #[derive(Debug)]
 struct Range {
     end: Option<String>,
-    state: State,
+    state: RangeState,
     /// `None` while a page is requested.
     pages: Option<Box<Pages>>,
     /// The first and the last key of the last page.
@@ -60,11 +60,19 @@ struct Range {
 impl Range {
     fn new(pages: Pages, end: Option<String>) -> Self {
         let ready = VecDeque::new();
-        Self { end, state: State::Waiting, pages: Some(Box::new(pages)), listed: None, divided: false, asked: 0, ready }
+        Self {
+            end,
+            state: RangeState::Waiting,
+            pages: Some(Box::new(pages)),
+            listed: None,
+            divided: false,
+            asked: 0,
+            ready,
+        }
     }
 
     fn is_divisible(&self) -> bool {
-        self.state != State::Done && !self.divided && self.listed.is_some()
+        self.state != RangeState::Done && !self.divided && self.listed.is_some()
     }
 }
 
@@ -125,19 +133,19 @@ impl Ranges {
             let mut first = self.ranges.first_entry()?;
             match first.get_mut().ready.pop_front() {
                 Some(page) => {
-                    if first.get().ready.is_empty() && first.get().state == State::Done {
+                    if first.get().ready.is_empty() && first.get().state == RangeState::Done {
                         first.remove();
                     }
                     return Some(page);
                 }
-                None if first.get().state == State::Done => drop(first.remove()),
+                None if first.get().state == RangeState::Done => drop(first.remove()),
                 None => return None,
             }
         }
     }
 
     /// The next request, if `running` requests are in flight and at most `limit` may be.
-    pub(super) fn next_job(&mut self, running: usize, limit: usize) -> Option<Job> {
+    pub(super) fn next_request(&mut self, running: usize, limit: usize) -> Option<NextRequest> {
         if running >= limit {
             return None;
         }
@@ -158,7 +166,7 @@ impl Ranges {
             range.asked += usize::from(split.parent.is_some());
             self.divide(lower, split.keys);
             if let Some(parent) = split.parent {
-                return Some(Job::Directories { parent, start_after });
+                return Some(NextRequest::Directories { parent, start_after });
             }
         }
     }
@@ -169,8 +177,8 @@ impl Ranges {
 
     /// Whether a range of an ordered listing is divided before a later one is requested, whose pages would wait.
     fn divides_first(&self) -> bool {
-        let first = self.ranges.values().find(|range| range.state == State::Waiting || range.is_divisible());
-        self.ordered && self.may_divide() && first.is_some_and(|range| range.state != State::Waiting)
+        let first = self.ranges.values().find(|range| range.state == RangeState::Waiting || range.is_divisible());
+        self.ordered && self.may_divide() && first.is_some_and(|range| range.state != RangeState::Waiting)
     }
 
     fn memory_is_full(&self) -> bool {
@@ -184,7 +192,7 @@ impl Ranges {
 
     /// The first range whose next page may be requested. Discards pages of later ranges to make memory for it.
     fn next_waiting(&mut self) -> Option<String> {
-        let lower = self.ranges.iter().find(|(_, range)| range.state == State::Waiting)?.0.clone();
+        let lower = self.ranges.iter().find(|(_, range)| range.state == RangeState::Waiting)?.0.clone();
         let is_first = self.ranges.keys().next() == Some(&lower);
         if !self.memory_is_full() || (is_first && self.first_is_awaited()) {
             return Some(lower);
@@ -193,7 +201,7 @@ impl Ranges {
             return None;
         }
         let (last, range) = self.ranges.iter_mut().rev().find(|(_, range)| !range.ready.is_empty())?;
-        if *last <= lower || range.state == State::Running {
+        if *last <= lower || range.state == RangeState::Running {
             return None;
         }
         self.waiting -= range.ready.len();
@@ -201,12 +209,12 @@ impl Ranges {
         Some(lower)
     }
 
-    fn request(&mut self, lower: String) -> Job {
+    fn request(&mut self, lower: String) -> NextRequest {
         let range = self.ranges.get_mut(&lower).expect("next_waiting returns an existing range");
-        range.state = State::Running;
+        range.state = RangeState::Running;
         self.requested += 1;
         let pages = range.pages.take().expect("a waiting range has its pages");
-        Job::Page { lower, pages, end: range.end.clone() }
+        NextRequest::Page { lower, pages, end: range.end.clone() }
     }
 
     /// The first range that can be divided.
@@ -229,7 +237,7 @@ impl Ranges {
         }
     }
 
-    /// Divides ranges at the common prefixes of a [`Job::Directories`]. They may have been listed and divided meanwhile.
+    /// Divides ranges at the common prefixes of a [`NextRequest::Directories`]. They may have been listed and divided meanwhile.
     pub(super) fn directories(&mut self, page: &ListPage) {
         let step = page.prefixes.len().div_ceil(MAX_DIRECTORIES).max(1);
         for directory in page.prefixes.iter().step_by(step) {
@@ -237,7 +245,7 @@ impl Ranges {
             let Some((lower, range)) = self.ranges.range::<str, _>(before).next_back() else { continue };
             let is_listed = range.listed.as_ref().is_some_and(|(_, last)| last >= directory);
             let is_beyond = range.end.as_ref().is_some_and(|end| end <= directory);
-            if range.state != State::Done && !is_listed && !is_beyond {
+            if range.state != RangeState::Done && !is_listed && !is_beyond {
                 self.divide(lower.clone(), vec![directory.clone()]);
             }
         }
@@ -253,7 +261,7 @@ impl Ranges {
             done |= page.entries.last().is_some_and(|entry| entry.key >= *end);
             page.entries.truncate(page.entries.partition_point(|entry| entry.key <= *end));
         }
-        range.state = if done { State::Done } else { State::Waiting };
+        range.state = if done { RangeState::Done } else { RangeState::Waiting };
         range.pages = Some(pages);
         if let (Some(first), Some(last)) = (page.entries.first(), page.entries.last()) {
             self.alphabets.record(&self.prefix, page.entries.iter().map(|entry| entry.key.as_str()));
@@ -265,7 +273,7 @@ impl Ranges {
         } else {
             self.empty += 1;
         }
-        if !self.ordered && range.state == State::Done {
+        if !self.ordered && range.state == RangeState::Done {
             self.ranges.remove(lower);
         }
     }

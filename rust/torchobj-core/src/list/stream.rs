@@ -6,11 +6,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::Filter;
+use super::filter::Filter;
 use super::pages::Pages;
-use super::ranges::{Job, Ranges};
+use super::ranges::{NextRequest, Ranges};
 use crate::client::Client;
-use crate::engine::{Batch, Request, permitted};
+use crate::engine::{Batch, BatchRequest, permitted};
 use crate::error::Result;
 use crate::types::{ListPage, ListRequest};
 
@@ -39,12 +39,12 @@ impl Default for ListOptions<'_> {
 /// A listing and its position. Dropping it aborts its requests.
 pub struct ListStream {
     client: Arc<Client>,
-    listing: Listing,
+    listing: ListState,
     /// Selects entries, given the prefix.
     filter: Option<(Filter, String)>,
 }
 
-enum Listing {
+enum ListState {
     /// Page after page.
     Serial(Pages),
     /// Ranges of keys. `last`: the last returned key.
@@ -59,9 +59,9 @@ impl ListStream {
         let parallel = client.store().capabilities().parallel_listing && !client.ignores_start_after();
         let listing = if parallel && delimiter.is_none() {
             let last = start_after.map(str::to_owned);
-            Listing::Parallel { ranges: Ranges::new(&narrowed, start_after, ordered), requests: None, last }
+            ListState::Parallel { ranges: Ranges::new(&narrowed, start_after, ordered), requests: None, last }
         } else {
-            Listing::Serial(Pages::new(&narrowed, delimiter, start_after))
+            ListState::Serial(Pages::new(&narrowed, delimiter, start_after))
         };
         Self { client, listing, filter: filter.map(|filter| (filter, prefix.to_owned())) }
     }
@@ -69,8 +69,8 @@ impl ListStream {
     /// Returns whether the last page was returned.
     pub fn ended(&self) -> bool {
         match &self.listing {
-            Listing::Serial(pages) => pages.ended(),
-            Listing::Parallel { ranges, .. } => ranges.ended(),
+            ListState::Serial(pages) => pages.ended(),
+            ListState::Parallel { ranges, .. } => ranges.ended(),
         }
     }
 
@@ -80,20 +80,20 @@ impl ListStream {
     /// Those of [`Pages::next`].
     pub async fn next(&mut self) -> Result<Option<ListPage>> {
         let mut page = match &mut self.listing {
-            Listing::Serial(pages) => pages.next(&self.client).await?,
-            Listing::Parallel { ranges, requests, last } => {
+            ListState::Serial(pages) => pages.next(&self.client).await?,
+            ListState::Parallel { ranges, requests, last } => {
                 let new = || Batch::new(permitted([self.client.permits()]), true);
                 match next_of(&self.client, ranges, requests.get_or_insert_with(new)).await? {
-                    Next::Page(page) => {
+                    NextPage::Page(page) => {
                         if let Some(entry) = page.as_ref().and_then(|page| page.entries.last()) {
                             *last = Some(entry.key.clone());
                         }
                         page
                     }
-                    Next::StartIgnored => {
+                    NextPage::StartIgnored => {
                         let mut pages = Pages::new(ranges.prefix(), None, last.as_deref());
                         let page = pages.next(&self.client).await;
-                        self.listing = Listing::Serial(pages);
+                        self.listing = ListState::Serial(pages);
                         page?
                     }
                 }
@@ -107,67 +107,67 @@ impl ListStream {
 }
 
 /// What a parallel listing has next.
-enum Next {
+enum NextPage {
     Page(Option<ListPage>),
     /// The store ignores `start_after`.
     StartIgnored,
 }
 
-async fn next_of(client: &Arc<Client>, ranges: &mut Ranges, requests: &Batch<RangeRequest>) -> Result<Next> {
+async fn next_of(client: &Arc<Client>, ranges: &mut Ranges, requests: &Batch<RangeRequest>) -> Result<NextPage> {
     loop {
         let limit = requests.limit().min(MAX_REQUESTS);
-        while let Some(job) = ranges.next_job(requests.pending(), limit) {
-            requests.push(RangeRequest { client: client.clone(), job });
+        while let Some(request) = ranges.next_request(requests.pending(), limit) {
+            requests.push(RangeRequest { client: client.clone(), request });
         }
         if let Some(page) = ranges.pop() {
-            return Ok(Next::Page(Some(page)));
+            return Ok(NextPage::Page(Some(page)));
         }
-        let Some((_, response)) = requests.next().await else { return Ok(Next::Page(None)) };
+        let Some((_, response)) = requests.next().await else { return Ok(NextPage::Page(None)) };
         match response? {
-            Response::Page { pages, .. } if pages.ignores_start() => {
+            RangeResponse::Page { pages, .. } if pages.ignores_start() => {
                 client.set_ignores_start_after(ranges.prefix());
-                return Ok(Next::StartIgnored);
+                return Ok(NextPage::StartIgnored);
             }
-            Response::Page { lower, pages, page } => ranges.received(&lower, pages, page),
-            Response::Directories(page) => ranges.directories(&page),
+            RangeResponse::Page { lower, pages, page } => ranges.received(&lower, pages, page),
+            RangeResponse::Directories(page) => ranges.directories(&page),
         }
         // The first page is returned without requests for others, which the caller may not need.
         if requests.pending() == 0
             && let Some(page) = ranges.pop()
         {
-            return Ok(Next::Page(Some(page)));
+            return Ok(NextPage::Page(Some(page)));
         }
     }
 }
 
 struct RangeRequest {
     client: Arc<Client>,
-    job: Job,
+    request: NextRequest,
 }
 
-/// The response to a [`Job`].
-enum Response {
+/// The response to a [`NextRequest`].
+enum RangeResponse {
     Page { lower: String, pages: Box<Pages>, page: Option<ListPage> },
     Directories(ListPage),
 }
 
-impl Request for RangeRequest {
-    type Output = Response;
+impl BatchRequest for RangeRequest {
+    type Output = RangeResponse;
 
-    async fn run(self) -> Result<Response> {
-        match self.job {
-            Job::Page { lower, mut pages, end } => {
+    async fn run(self) -> Result<RangeResponse> {
+        match self.request {
+            NextRequest::Page { lower, mut pages, end } => {
                 let page = pages.next_until(&self.client, end.as_deref()).await?;
-                Ok(Response::Page { lower, pages, page })
+                Ok(RangeResponse::Page { lower, pages, page })
             }
-            Job::Directories { parent, start_after } => {
+            NextRequest::Directories { parent, start_after } => {
                 let request = ListRequest {
                     prefix: &parent,
                     delimiter: Some("/"),
                     start_after: Some(&start_after),
                     ..ListRequest::default()
                 };
-                Ok(Response::Directories(self.client.list(request).await?))
+                Ok(RangeResponse::Directories(self.client.list(request).await?))
             }
         }
     }

@@ -35,7 +35,7 @@ const HASHED_BYTES: usize = 64 << 10;
 
 /// One object of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Object<'a> {
+pub struct ObjectInfo<'a> {
     /// Scheme and bucket: `s3://bucket`, `file://`.
     pub base: &'a str,
     /// The key.
@@ -46,7 +46,7 @@ pub struct Object<'a> {
     pub version: Option<Version>,
 }
 
-impl Object<'_> {
+impl ObjectInfo<'_> {
     /// The URL, in the form that [`crate::url::ObjectUrl`] parses.
     pub fn url(&self) -> String {
         format!("{}/{}", self.base, self.key)
@@ -148,7 +148,7 @@ impl Manifest {
     }
 
     /// Returns object `index`; `None` if there is no such object.
-    pub fn get(&self, index: usize) -> Option<Object<'_>> {
+    pub fn get(&self, index: usize) -> Option<ObjectInfo<'_>> {
         let mut rows = self.packed.rows(index)?;
         let row = rows.next()?;
         self.object(&row, rows.into_key())
@@ -160,7 +160,7 @@ impl Manifest {
     }
 
     /// The objects, in order; faster than [`get`](Self::get) for each.
-    pub fn iter(&self) -> impl Iterator<Item = Object<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = ObjectInfo<'_>> {
         let mut rows = self.packed.rows(0);
         std::iter::from_fn(move || {
             let rows = rows.as_mut()?;
@@ -173,9 +173,9 @@ impl Manifest {
         self.packed.rows(begin)
     }
 
-    fn object(&self, row: &Row<'_>, key: Vec<u8>) -> Option<Object<'_>> {
+    fn object(&self, row: &Row<'_>, key: Vec<u8>) -> Option<ObjectInfo<'_>> {
         let base = self.bases.get(usize::try_from(row.base).ok()?)?;
-        Some(Object { base, key: String::from_utf8(key).ok()?, size: row.size, version: row.version.unpack() })
+        Some(ObjectInfo { base, key: String::from_utf8(key).ok()?, size: row.size, version: row.version.unpack() })
     }
 
     /// Identifies the content of this manifest: hex of the first 16 bytes of the SHA-256 of

@@ -1,4 +1,4 @@
-//! Properties of manifests, and figures.
+//! Properties of manifests, and measurements.
 
 use proptest::prelude::*;
 
@@ -63,7 +63,7 @@ proptest! {
             prop_assert_eq!(manifest.len(), objects.len());
             let iterated: Vec<_> = manifest.iter().collect();
             for (index, (base, key, size, version)) in objects.iter().enumerate() {
-                let expected = Object { base, key: key.clone(), size: *size, version: version.clone() };
+                let expected = ObjectInfo { base, key: key.clone(), size: *size, version: version.clone() };
                 prop_assert_eq!(manifest.size(index), *size);
                 prop_assert_eq!(&iterated[index], &expected);
                 prop_assert_eq!(manifest.get(index), Some(expected));
@@ -222,8 +222,8 @@ fn cpu_ns() -> u64 {
 /// Run it with `--release -- --ignored --nocapture`.
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "prints figures of ten million objects"]
-#[expect(clippy::print_stderr, reason = "prints figures")]
+#[ignore = "prints measurements of ten million objects"]
+#[expect(clippy::print_stderr, reason = "prints measurements")]
 fn access_by_index_takes_less_than_a_microsecond() {
     for (name, mut manifest) in [("numbered", numbered(10_000_000)), ("random with ETags", random(10_000_000))] {
         manifest.share();

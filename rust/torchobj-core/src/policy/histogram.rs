@@ -90,9 +90,9 @@ mod tests {
         for us in 1..=1000 {
             histogram.add(Duration::from_micros(us));
         }
-        let [half, most] = [0.5, 0.99].map(|share| histogram.counts().quantile(share).unwrap().as_micros());
-        assert!((500..=640).contains(&half), "{half}");
-        assert!((990..=1024).contains(&most), "{most}");
+        let [median, p99] = [0.5, 0.99].map(|share| histogram.counts().quantile(share).unwrap().as_micros());
+        assert!((500..=640).contains(&median), "{median}");
+        assert!((990..=1024).contains(&p99), "{p99}");
         assert_eq!(Histogram::default().counts().quantile(0.5), None);
     }
 

@@ -20,13 +20,13 @@ const WARN_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Quota {
     capacity: f64,
-    state: Mutex<State>,
+    state: Mutex<QuotaState>,
     /// Whether the store has ever sent a response.
     responded: AtomicBool,
 }
 
 #[derive(Debug)]
-struct State {
+struct QuotaState {
     tokens: f64,
     refilled_at: Instant,
     warned_at: Option<Instant>,
@@ -36,7 +36,7 @@ impl Quota {
     /// A full bucket for a client with up to `permits` concurrent requests.
     pub fn new(permits: usize) -> Self {
         let capacity = (permits as f64 * TOKENS_PER_PERMIT).max(100.0);
-        let state = State { tokens: capacity, refilled_at: Instant::now(), warned_at: None };
+        let state = QuotaState { tokens: capacity, refilled_at: Instant::now(), warned_at: None };
         Self { capacity, state: Mutex::new(state), responded: AtomicBool::new(false) }
     }
 

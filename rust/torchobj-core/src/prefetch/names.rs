@@ -14,7 +14,7 @@ pub type CreateClient = dyn Fn(&str) -> Result<Arc<Client>> + Send + Sync;
 /// Number of names that may be added before unused ones are removed.
 const SWEEP_INTERVAL: usize = 1 << 16;
 
-struct Entry {
+struct NameEntry {
     record: Arc<[u8]>,
     /// Value of `Names::sweeps` when the name was last used.
     sweeps: u64,
@@ -26,7 +26,7 @@ pub(super) struct Names {
     /// By base URL.
     clients: HashMap<String, Arc<Client>>,
     numbers: HashMap<Arc<[u8]>, u64>,
-    entries: HashMap<u64, Entry>,
+    entries: HashMap<u64, NameEntry>,
     next: u64,
     sweeps: u64,
     sweep_at: usize,
@@ -55,7 +55,7 @@ impl Names {
         let (number, record) = (self.next, Arc::from(record));
         self.next += 1;
         self.numbers.insert(Arc::clone(&record), number);
-        self.entries.insert(number, Entry { record, sweeps });
+        self.entries.insert(number, NameEntry { record, sweeps });
         number
     }
 

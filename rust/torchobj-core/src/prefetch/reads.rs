@@ -16,11 +16,11 @@ use super::stats::AllCounters;
 use crate::arena::{Arena, Segment, Usage};
 use crate::buffer::{Memory, PendingBuffer};
 use crate::client::Client;
-use crate::engine::{Allocate, Halt, Source, Tasks, pump};
+use crate::engine::{Allocate, Halt, RequestSource, Tasks, pump};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::object_ref::ObjectRef;
-use crate::read::{Group, Read, ReadResult};
+use crate::read::{Group, ReadRequest, ReadResult};
 use crate::types::ByteRange;
 
 /// Maximum size of a read of several ranges: about what a connection receives in 20 ms, the time to a first byte. Larger
@@ -51,7 +51,7 @@ impl Span {
     }
 }
 
-impl Source for Prefetcher {
+impl RequestSource for Prefetcher {
     type Item = CoalescedRead;
     /// The loader that the object was read for.
     type Done = u64;
@@ -283,7 +283,7 @@ impl Prefetcher {
     }
 
     /// The client that reads an object for a loader, its request, and whether the client was just created.
-    pub(super) fn request(&self, object: ObjectId, loader: u64) -> Result<(Arc<Client>, Read, bool)> {
+    pub(super) fn request(&self, object: ObjectId, loader: u64) -> Result<(Arc<Client>, ReadRequest, bool)> {
         let (client, read, new) = {
             let _inside = fork::enter();
             self.sources.request(object)?

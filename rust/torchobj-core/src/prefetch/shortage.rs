@@ -108,8 +108,8 @@ mod tests {
         assert_eq!(shortage.observe(&Decision::<()>::OutOfMemory, after(0), holders), None);
         assert_eq!(shortage.observe(&start(MIB, true), after(9), holders), None);
         let warning = shortage.observe(&start(MIB, true), after(11), holders).unwrap();
-        for figure in ["for 11 s", "budget of 64 MiB", "workers hold 50 MiB", "this process holds 15 MiB"] {
-            assert!(warning.contains(figure), "{warning}");
+        for part in ["for 11 s", "budget of 64 MiB", "workers hold 50 MiB", "this process holds 15 MiB"] {
+            assert!(warning.contains(part), "{warning}");
         }
         assert_eq!(shortage.observe(&start(MIB, true), after(60), holders), None);
         assert!(shortage.observe(&start(MIB, true), after(71), holders).is_some());

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::manifest::Manifest;
 use crate::object_ref::ObjectRef;
 use crate::policy::{ConcurrencyLimit, Metrics, MetricsSnapshot};
-use crate::read::Read;
+use crate::read::ReadRequest;
 
 /// Assumed size of an object of unknown size, before one was read.
 pub(super) const UNKNOWN_BYTES: u64 = 128 << 10;
@@ -177,7 +177,7 @@ impl Sources {
     }
 
     /// The client that reads an object, its request, and whether the client was just created.
-    pub(super) fn request(&self, object: ObjectId) -> Result<(Arc<Client>, Read, bool)> {
+    pub(super) fn request(&self, object: ObjectId) -> Result<(Arc<Client>, ReadRequest, bool)> {
         let mut sources = self.lock();
         let (manifest, clients, pinned) = match sources.get_mut(&object.source).ok_or_else(|| unknown_object(object))? {
             RegisteredSource::Listed(source) => (&source.manifest, &source.clients, source.pinned),
@@ -195,7 +195,7 @@ impl Sources {
         let entry = entry.ok_or_else(|| unknown_object(object))?;
         let base = manifest.bases().iter().position(|base| base == entry.base);
         let client = base.and_then(|base| clients.get(base)).ok_or_else(|| unknown_object(object))?;
-        let read = Read::listed(entry, pinned);
+        let read = ReadRequest::listed(entry, pinned);
         Ok((client.clone(), read, false))
     }
 }

@@ -7,15 +7,15 @@ use std::time::Instant;
 use super::decision::ObjectId;
 use super::prefetcher::{Prefetcher, Waiter};
 use super::sources::Demand;
-use crate::arena::{Answers, Handler, Request, RequestedObjects};
+use crate::arena::{Answers, Handler, RequestedObjects, WorkerRequest};
 use crate::engine::pump;
 use crate::error::{Error, ErrorKind, Operation};
 use crate::memory_pressure::is_memory_short;
 use crate::object_ref::ObjectRef;
 
 impl Handler for Arc<Prefetcher> {
-    fn on_request(&self, request: Request, answers: Arc<Answers>) {
-        let Request { worker, loader, source, objects, announced, iterator, ended, .. } = request;
+    fn on_request(&self, request: WorkerRequest, answers: Arc<Answers>) {
+        let WorkerRequest { worker, loader, source, objects, announced, iterator, ended, .. } = request;
         if let Some(iterator) = ended.and_then(|ended| self.worker_iterators().remove(&(worker, ended))) {
             self.cancel(iterator);
         }

@@ -12,7 +12,7 @@ use crate::buffer::{Buffer, Dest};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::response::Expected;
-use crate::read::{Read, ReadResult};
+use crate::read::{ReadRequest, ReadResult};
 use crate::runtime::Task;
 use crate::types::{ByteRange, Version};
 
@@ -60,11 +60,11 @@ pub struct ReadAhead {
 #[derive(Debug)]
 struct Chunk {
     range: Range<u64>,
-    body: Body,
+    state: ChunkState,
 }
 
 #[derive(Debug)]
-enum Body {
+enum ChunkState {
     Pending(Task<Result<ReadResult>>),
     Ready(Buffer),
 }
@@ -90,7 +90,7 @@ impl ReadAhead {
             return Ok(size);
         }
         let range = Some(ByteRange::Bounded(0..self.window.jump_bytes.max(1)));
-        let read = Read { range, version: self.version.clone(), ..Read::whole(&self.key) };
+        let read = ReadRequest { range, version: self.version.clone(), ..ReadRequest::whole(&self.key) };
         let fetched = match self.client.get(read).await {
             // Every range of an empty object is refused.
             Err(error) if error.kind() == ErrorKind::Range => {
@@ -105,7 +105,7 @@ impl ReadAhead {
         };
         self.size = Some(fetched.size);
         self.version = fetched.version;
-        self.chunks.push(Chunk { range: 0..fetched.buffer.len() as u64, body: Body::Ready(fetched.buffer) });
+        self.chunks.push(Chunk { range: 0..fetched.buffer.len() as u64, state: ChunkState::Ready(fetched.buffer) });
         Ok(fetched.size)
     }
 
@@ -142,10 +142,12 @@ impl ReadAhead {
 
     /// Waits for chunk `index`, copies its part of `at..end`, and marks it as the most recently used.
     async fn copy_from(&mut self, index: usize, at: u64, end: u64, dest: &mut Dest) -> Result<u64> {
-        let Chunk { range, body } = self.chunks.remove(index);
-        let buffer = match body {
-            Body::Ready(buffer) => buffer,
-            Body::Pending(task) => task.await.map_err(|panic| self.lost_chunk(&range).with_source(panic))??.buffer,
+        let Chunk { range, state } = self.chunks.remove(index);
+        let buffer = match state {
+            ChunkState::Ready(buffer) => buffer,
+            ChunkState::Pending(task) => {
+                task.await.map_err(|panic| self.lost_chunk(&range).with_source(panic))??.buffer
+            }
         };
         if buffer.len() as u64 != range.end - range.start {
             return Err(self.lost_chunk(&range));
@@ -155,7 +157,7 @@ impl ReadAhead {
         let copied = dest.fill(&buffer.as_slice()[from..to]);
         // A sequential reader does not need a chunk again after its end, and small jumps back are rare.
         if end < range.end || range.end - range.start <= self.window.jump_bytes {
-            self.chunks.push(Chunk { range, body: Body::Ready(buffer) });
+            self.chunks.push(Chunk { range, state: ChunkState::Ready(buffer) });
         }
         Ok(copied as u64)
     }
@@ -168,7 +170,7 @@ impl ReadAhead {
     /// Reads `range` into `dest`, as parts in parallel.
     async fn read_direct(&self, range: Range<u64>, dest: &mut Dest) -> Result<u64> {
         let length = range.end - range.start;
-        let dest = dest.carve(usize::try_from(length).expect("it fits dest"));
+        let dest = dest.split_next(usize::try_from(length).expect("it fits dest"));
         let expected = Expected { size: self.size, version: self.version.clone() };
         self.client.receive_parts(self.key.as_str().into(), range, expected, dest).await?;
         Ok(length)
@@ -202,14 +204,14 @@ impl ReadAhead {
             held -= dropped.end - dropped.start;
         }
         let client = self.client.clone();
-        let read = Read {
+        let read = ReadRequest {
             range: Some(ByteRange::Bounded(range.clone())),
             size: self.size,
             version: self.version.clone(),
-            ..Read::whole(&self.key)
+            ..ReadRequest::whole(&self.key)
         };
         let task = Task::spawn(async move { client.get(read).await });
-        self.chunks.push(Chunk { range, body: Body::Pending(task) });
+        self.chunks.push(Chunk { range, state: ChunkState::Pending(task) });
     }
 
     /// Drops all chunks.

@@ -11,15 +11,15 @@ use super::response::{Expected, First};
 use super::{plan, verify};
 use crate::buffer::{Buffer, Dest, PendingBuffer};
 use crate::client::Client;
-use crate::engine::{Allocate, Heap, Request, Sink, permitted, try_run_all};
+use crate::engine::{Allocate, BatchRequest, Heap, Sink, permitted, try_run_all};
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::manifest::Object;
+use crate::manifest::ObjectInfo;
 use crate::policy::{Stall, until_stalled};
 use crate::types::{ByteRange, GetRequest, Version};
 
 /// An object, or a range of it, to read.
 #[derive(Debug, Default)]
-pub struct Read {
+pub struct ReadRequest {
     /// The object.
     pub key: String,
     /// The range; `None` for the whole object. A range that exceeds the object ends with it.
@@ -30,15 +30,15 @@ pub struct Read {
     pub version: Option<Version>,
 }
 
-impl Read {
+impl ReadRequest {
     /// The whole object.
     pub fn whole(key: impl Into<String>) -> Self {
         Self { key: key.into(), ..Self::default() }
     }
 
     /// The whole object of a manifest; if `pinned`, only with its size and version.
-    pub fn listed(object: Object<'_>, pinned: bool) -> Self {
-        let Object { key, size, version, .. } = object;
+    pub fn listed(object: ObjectInfo<'_>, pinned: bool) -> Self {
+        let ObjectInfo { key, size, version, .. } = object;
         match pinned {
             true => Self { key, range: None, size, version },
             false => Self::whole(key),
@@ -62,7 +62,7 @@ impl Client {
     ///
     /// # Errors
     /// Those of [`get_into`](Self::get_into).
-    pub async fn get(self: &Arc<Self>, read: Read) -> Result<ReadResult> {
+    pub async fn get(self: &Arc<Self>, read: ReadRequest) -> Result<ReadResult> {
         Ok(self.get_into(read, Heap).await?.0)
     }
 
@@ -74,8 +74,12 @@ impl Client {
     /// during the read, `Integrity` if `verify_checksums` is set and the bytes of a whole object differ, `Range` if the range
     /// starts beyond the object's end, `Config` if the caller's memory is too small, and errors that persist after the
     /// retries.
-    pub async fn get_into<A: Allocate>(self: &Arc<Self>, read: Read, allocator: A) -> Result<(ReadResult, A::Handle)> {
-        let Read { key, range, size, version } = read;
+    pub async fn get_into<A: Allocate>(
+        self: &Arc<Self>,
+        read: ReadRequest,
+        allocator: A,
+    ) -> Result<(ReadResult, A::Handle)> {
+        let ReadRequest { key, range, size, version } = read;
         self.store().check_key(Operation::Get, &key)?;
         let want = match &range {
             None => 0..u64::MAX,
@@ -199,7 +203,7 @@ impl Client {
         })
     }
 
-    /// Receives each of `parts` into its sink, at most `most` in parallel; the first of them from `first`, if given.
+    /// Receives each of `parts` into its sink, at max_parallel `max_parallel` in parallel; the first of them from `first`, if given.
     /// Returns the filled sinks in the order of the parts.
     pub(crate) async fn receive_all<S: Sink>(
         self: &Arc<Self>,
@@ -207,14 +211,14 @@ impl Client {
         expected: Expected,
         parts: impl Iterator<Item = (Range<u64>, S)>,
         mut first: Option<First>,
-        most: usize,
+        max_parallel: usize,
     ) -> Result<Vec<S>> {
         let parts = parts.map(|(range, sink)| {
             let (client, key, expected, first) = (self.clone(), key.clone(), expected.clone(), first.take());
-            Part { client, key, range, expected, sink, first }
+            PartRequest { client, key, range, expected, sink, first }
         });
         let permitted = permitted([self.permits()]);
-        try_run_all(parts.collect(), move || permitted().min(most)).await
+        try_run_all(parts.collect(), move || permitted().min(max_parallel)).await
     }
 
     /// Receives `range` into `sink`, the first attempt from `first`, if given. Resumes after failures.
@@ -307,7 +311,7 @@ impl Client {
 }
 
 /// A range of an object, and the sink that receives it.
-struct Part<S> {
+struct PartRequest<S> {
     client: Arc<Client>,
     key: Arc<str>,
     range: Range<u64>,
@@ -316,7 +320,7 @@ struct Part<S> {
     first: Option<First>,
 }
 
-impl<S: Sink> Request for Part<S> {
+impl<S: Sink> BatchRequest for PartRequest<S> {
     type Output = S;
 
     async fn run(self) -> Result<S> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::fetch::Read;
+use super::fetch::ReadRequest;
 use crate::buffer::Buffer;
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
@@ -38,11 +38,11 @@ impl Client {
             let message = format!("head_bytes={head_bytes}, tail_bytes={tail_bytes}: must be 1 or more");
             return Err(self.store().error(ErrorKind::Config, Operation::Get, key, &message));
         }
-        let read = |range| self.get(Read { range: Some(range), ..Read::whole(key) });
+        let read = |range| self.get(ReadRequest { range: Some(range), ..ReadRequest::whole(key) });
         let head = async {
             match read(ByteRange::Bounded(0..head_bytes)).await {
                 // Every range of an empty object is refused; its tail, or the whole object, can be read.
-                Err(error) if error.kind() == ErrorKind::Range => self.get(Read::whole(key)).await,
+                Err(error) if error.kind() == ErrorKind::Range => self.get(ReadRequest::whole(key)).await,
                 head => head,
             }
         };

@@ -106,7 +106,7 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::memory::MemoryStore;
     use crate::policy::Policy;
-    use crate::read::{Job, Read, ReadResult, try_get_many};
+    use crate::read::{ClientRead, ReadRequest, ReadResult, try_get_many};
     use crate::types::PutOptions;
     use crate::wrap::{Fault, FaultyStore};
 
@@ -136,7 +136,7 @@ mod tests {
         }
 
         async fn read(&self) -> Result<ReadResult> {
-            self.client.get(Read { size: Some(BODY.len() as u64), ..Read::whole("k") }).await
+            self.client.get(ReadRequest { size: Some(BODY.len() as u64), ..ReadRequest::whole("k") }).await
         }
 
         /// Delays the next reads by `by`; second requests are not delayed.
@@ -167,7 +167,7 @@ mod tests {
         let bench = Bench::new(Policy::default(), 200).await;
         bench.late(500 * MS);
         let range = Some(crate::types::ByteRange::Bounded(7..12));
-        let fetched = bench.client.get(Read { range, ..Read::whole("k") }).await.unwrap();
+        let fetched = bench.client.get(ReadRequest { range, ..ReadRequest::whole("k") }).await.unwrap();
         assert!(fetched.buffer.as_slice() == b"bytes");
         assert_eq!(bench.hedges(), (1, 1));
     }
@@ -257,8 +257,8 @@ mod tests {
         let lates: Vec<_> = std::iter::repeat_with(late).map(Fault::Delay).take(count + count / 10).collect();
         bench.faulty.script(Operation::Get, lates);
         for _ in 0..count / 60 {
-            let read = || Read { size: Some(BODY.len() as u64), ..Read::whole("k") };
-            let job = || Job::new(bench.client.clone(), read());
+            let read = || ReadRequest { size: Some(BODY.len() as u64), ..ReadRequest::whole("k") };
+            let job = || ClientRead::new(bench.client.clone(), read());
             let fetched = try_get_many(std::iter::repeat_with(job).take(60).collect()).await.unwrap();
             assert!(fetched.into_iter().all(|fetched| fetched.buffer.as_slice() == BODY));
         }

@@ -2,30 +2,30 @@
 
 use std::sync::Arc;
 
-use super::fetch::{Read, ReadResult};
+use super::fetch::{ReadRequest, ReadResult};
 use crate::client::Client;
-use crate::engine::{Destination, Request, permitted, run_all, try_run_all};
+use crate::engine::{BatchRequest, Destination, permitted, run_all, try_run_all};
 use crate::error::Result;
 
 /// One object for [`get_many`].
 #[derive(Debug)]
-pub struct Job {
+pub struct ClientRead {
     /// The store that holds the object.
     pub client: Arc<Client>,
     /// The object and range.
-    pub read: Read,
+    pub read: ReadRequest,
     /// The memory for its bytes.
     pub into: Destination,
 }
 
-impl Job {
+impl ClientRead {
     /// A read into new memory.
-    pub fn new(client: Arc<Client>, read: Read) -> Self {
+    pub fn new(client: Arc<Client>, read: ReadRequest) -> Self {
         Self { client, read, into: Destination::Heap }
     }
 }
 
-impl Request for Job {
+impl BatchRequest for ClientRead {
     type Output = ReadResult;
 
     async fn run(self) -> Result<ReadResult> {
@@ -36,7 +36,7 @@ impl Request for Job {
 
 /// Reads all `jobs` concurrently, within the limits of their clients, also after failures. Results are in the order of
 /// the jobs. Dropping the future aborts all reads.
-pub async fn get_many(jobs: Vec<Job>) -> Vec<Result<ReadResult>> {
+pub async fn get_many(jobs: Vec<ClientRead>) -> Vec<Result<ReadResult>> {
     let limit = permitted(jobs.iter().map(|job| job.client.permits()));
     run_all(jobs, limit).await
 }
@@ -46,7 +46,7 @@ pub async fn get_many(jobs: Vec<Job>) -> Vec<Result<ReadResult>> {
 ///
 /// # Errors
 /// The first error of a read, which aborts the others.
-pub async fn try_get_many(jobs: Vec<Job>) -> Result<Vec<ReadResult>> {
+pub async fn try_get_many(jobs: Vec<ClientRead>) -> Result<Vec<ReadResult>> {
     let limit = permitted(jobs.iter().map(|job| job.client.permits()));
     try_run_all(jobs, limit).await
 }
@@ -74,7 +74,7 @@ mod tests {
         let client = Arc::new(Client::new(faulty.clone(), policy));
         client.put("k", Bytes::from_static(b"body").into(), &PutOptions::default()).await.unwrap();
         faulty.script(Operation::Get, faults);
-        let job = || Job::new(client.clone(), Read { size: Some(4), ..Read::whole("k") });
+        let job = || ClientRead::new(client.clone(), ReadRequest { size: Some(4), ..ReadRequest::whole("k") });
         let began = Instant::now();
         let fetched = try_get_many(std::iter::repeat_with(job).take(count).collect()).await;
         assert!(fetched.unwrap().into_iter().all(|fetched| fetched.buffer.as_slice() == b"body"));

@@ -22,9 +22,9 @@ mod verify;
 
 pub use ahead::{ReadAhead, ReadAheadConfig};
 pub(crate) use coalesce::Group;
-pub use fetch::{Read, ReadResult};
+pub use fetch::{ReadRequest, ReadResult};
 pub use head_and_tail::HeadAndTail;
-pub use many::{Job, get_many, try_get_many};
+pub use many::{ClientRead, get_many, try_get_many};
 pub(crate) use plan::{part_bytes, parts};
 pub(crate) use response::{Expected, First};
 pub use scatter::{ScatterRange, ScatterRead, ScatterResult, scatter};

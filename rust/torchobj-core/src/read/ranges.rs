@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::response::Expected;
-use super::scatter_list::{ScatterList, Target};
-use super::{Read, ReadResult};
+use super::scatter_list::{Fragment, ScatterList};
+use super::{ReadRequest, ReadResult};
 use crate::client::Client;
 use crate::engine::Allocate;
 use crate::error::{ErrorKind, Operation, Result};
@@ -22,10 +22,10 @@ impl Client {
     /// Those of [`get_into`](Self::get_into), and `Range` if a range ends beyond the object.
     pub(crate) async fn get_ranges<A: Allocate>(
         self: &Arc<Self>,
-        read: Read,
+        read: ReadRequest,
         ranges: Vec<(Range<u64>, A)>,
     ) -> Result<Vec<(ReadResult, A::Handle)>> {
-        let Read { key, size, version, .. } = read;
+        let ReadRequest { key, size, version, .. } = read;
         self.store().check_key(Operation::Get, &key)?;
         let (Some((first, _)), Some((last, _))) = (ranges.first(), ranges.last()) else { return Ok(Vec::new()) };
         let span = first.start..last.end;
@@ -42,16 +42,16 @@ impl Client {
             version => first.result.version().cloned().or(version),
         };
         let mut at = span.start;
-        let (mut targets, mut reads) = (VecDeque::with_capacity(ranges.len()), Vec::with_capacity(ranges.len()));
+        let (mut fragments, mut reads) = (VecDeque::with_capacity(ranges.len()), Vec::with_capacity(ranges.len()));
         for (index, (range, allocator)) in ranges.into_iter().enumerate() {
             let (pending, dest, length, handle) = self.pending(&key, &range, allocator)?;
             let gap_bytes = usize::try_from(range.start - at).expect("gaps have at most 1 MiB");
             at = range.end;
-            targets.push_back(Target { gap_bytes, index, dest });
+            fragments.push_back(Fragment { gap_bytes, index, dest });
             reads.push((pending, length, handle));
         }
         let expected = Expected { size: Some(size), version: version.clone() };
-        let mut sink = ScatterList::new(targets, false, self.store().url(&key).into());
+        let mut sink = ScatterList::new(fragments, false, self.store().url(&key).into());
         self.receive(&key, span.clone(), &expected, &mut sink, Some(first)).await?;
         drop(sink);
         let finish = |(pending, length, handle): (crate::buffer::PendingBuffer, usize, A::Handle)| {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::coalesce::{self, Part};
 use super::plan;
 use super::response::Expected;
-use super::scatter_list::{ScatterList, Target};
+use super::scatter_list::{Fragment, ScatterList};
 use crate::buffer::{Dest, Memory, PendingBuffer};
 use crate::client::Client;
 use crate::crc32::Crc32;
-use crate::engine::{Request, permitted, try_run_all};
+use crate::engine::{BatchRequest, permitted, try_run_all};
 use crate::error::{ErrorKind, Operation, Result};
 use crate::types::{ByteRange, Version};
 
@@ -79,19 +79,19 @@ pub struct ScatterResult {
 /// the contents of the memory are unspecified then.
 pub async fn scatter(jobs: Vec<ScatterRead>, checksum: bool) -> Result<Vec<ScatterResult>> {
     let limit = permitted(jobs.iter().map(|job| job.client.permits()));
-    try_run_all(jobs.into_iter().map(|job| Job { job, checksum }).collect(), limit).await
+    try_run_all(jobs.into_iter().map(|read| ScatterRequest { read, checksum }).collect(), limit).await
 }
 
-struct Job {
-    job: ScatterRead,
+struct ScatterRequest {
+    read: ScatterRead,
     checksum: bool,
 }
 
-impl Request for Job {
+impl BatchRequest for ScatterRequest {
     type Output = ScatterResult;
 
     async fn run(self) -> Result<ScatterResult> {
-        self.job.read(self.checksum).await
+        self.read.read(self.checksum).await
     }
 }
 
@@ -164,7 +164,7 @@ fn assign_targets(
             let gap_bytes = length(at..fragment.range.start);
             at = fragment.range.end;
             let dest = dests[fragment.index].split_to(length(fragment.range));
-            Target { gap_bytes, index: fragment.index, dest }
+            Fragment { gap_bytes, index: fragment.index, dest }
         });
         let sink = ScatterList::new(targets.collect(), checksum, url.clone());
         (range, sink)
@@ -172,7 +172,7 @@ fn assign_targets(
 }
 
 fn length(range: Range<u64>) -> usize {
-    usize::try_from(range.end - range.start).expect("at most the length of the given memory, and gaps of 1 MiB")
+    usize::try_from(range.end - range.start).expect("at max the length of the given memory, and gaps of 1 MiB")
 }
 
 #[cfg(test)]
@@ -262,8 +262,8 @@ mod tests {
             let bench = Bench::new(body.clone(), random.u64(100_000..1_000_000)).await;
             let ranges = std::iter::repeat_with(|| {
                 let start = random.usize(..SIZE);
-                let most = [1, 100, 70_000, SIZE][random.usize(..4)];
-                start..(start + random.usize(..=most)).min(SIZE)
+                let max = [1, 100, 70_000, SIZE][random.usize(..4)];
+                start..(start + random.usize(..=max)).min(SIZE)
             });
             let ranges: Vec<_> = ranges.take(30).collect();
             let faults = [(); 10].map(|()| match random.u8(..5) {

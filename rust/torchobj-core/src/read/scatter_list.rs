@@ -20,9 +20,9 @@ const DIRECT_BYTES: usize = 64 << 10;
 /// Size of a strip: a part of a core's cache.
 const STRIP_BYTES: usize = 256 << 10;
 
-/// The memory of a fragment.
+/// A fragment: the memory for its bytes.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct Fragment {
     /// Bytes before it that are discarded.
     pub(super) gap_bytes: usize,
     /// Index of its range.
@@ -30,7 +30,7 @@ pub(super) struct Target {
     pub(super) dest: Dest,
 }
 
-impl Target {
+impl Fragment {
     fn is_direct(&self) -> bool {
         self.gap_bytes == 0 && self.dest.len() >= DIRECT_BYTES
     }
@@ -63,7 +63,7 @@ struct Copied {
 #[derive(Debug)]
 pub(super) struct ScatterList {
     /// Fragments after the current strip.
-    targets: VecDeque<Target>,
+    fragments: VecDeque<Fragment>,
     strip: Option<Strip>,
     /// Bytes of the completed strips.
     completed_bytes: usize,
@@ -77,11 +77,11 @@ pub(super) struct ScatterList {
 }
 
 impl ScatterList {
-    /// A sink for `targets`, with the gaps before them, of the object at `url`.
-    pub(super) fn new(targets: VecDeque<Target>, checksum: bool, url: Arc<str>) -> Self {
-        let length = targets.iter().map(|target| target.gap_bytes + target.dest.len()).sum();
+    /// A sink for `fragments`, with the gaps before them, of the object at `url`.
+    pub(super) fn new(fragments: VecDeque<Fragment>, checksum: bool, url: Arc<str>) -> Self {
+        let length = fragments.iter().map(|fragment| fragment.gap_bytes + fragment.dest.len()).sum();
         Self {
-            targets,
+            fragments,
             strip: None,
             completed_bytes: 0,
             length,
@@ -104,15 +104,15 @@ impl ScatterList {
 
     /// The next strip; `None` after the last.
     fn next(&mut self) -> Result<Option<Strip>> {
-        let Some(target) = self.targets.front_mut() else { return Ok(None) };
-        if !target.is_direct() {
+        let Some(fragment) = self.fragments.front_mut() else { return Ok(None) };
+        if !fragment.is_direct() {
             return self.intermediate_strip().map(Some);
         }
-        let whole = self.sums.is_none() || target.dest.len() < STRIP_BYTES + DIRECT_BYTES;
-        let dest = target.dest.split_to(if whole { target.dest.len() } else { STRIP_BYTES });
-        let contents = Contents::Range(target.index);
+        let whole = self.sums.is_none() || fragment.dest.len() < STRIP_BYTES + DIRECT_BYTES;
+        let dest = fragment.dest.split_to(if whole { fragment.dest.len() } else { STRIP_BYTES });
+        let contents = Contents::Range(fragment.index);
         if whole {
-            self.targets.pop_front();
+            self.fragments.pop_front();
         }
         Ok(Some(Strip { dest, contents }))
     }
@@ -121,20 +121,20 @@ impl ScatterList {
     fn intermediate_strip(&mut self) -> Result<Strip> {
         let (mut copies, mut at) = (Vec::new(), 0);
         while at < STRIP_BYTES
-            && let Some(target) = self.targets.front_mut().filter(|target| !target.is_direct())
+            && let Some(fragment) = self.fragments.front_mut().filter(|fragment| !fragment.is_direct())
         {
-            let gap_bytes = target.gap_bytes.min(STRIP_BYTES - at);
-            target.gap_bytes -= gap_bytes;
+            let gap_bytes = fragment.gap_bytes.min(STRIP_BYTES - at);
+            fragment.gap_bytes -= gap_bytes;
             at += gap_bytes;
-            if target.gap_bytes > 0 || target.is_direct() {
+            if fragment.gap_bytes > 0 || fragment.is_direct() {
                 continue;
             }
-            let dest = target.dest.split_to(target.dest.len().min(STRIP_BYTES - at));
+            let dest = fragment.dest.split_to(fragment.dest.len().min(STRIP_BYTES - at));
             let length = dest.len();
-            copies.push(Copied { at, index: target.index, dest });
+            copies.push(Copied { at, index: fragment.index, dest });
             at += length;
-            if target.dest.is_empty() {
-                self.targets.pop_front();
+            if fragment.dest.is_empty() {
+                self.fragments.pop_front();
             }
         }
         let memory = Memory::allocate(at).map_err(|source| {
@@ -151,9 +151,9 @@ impl ScatterList {
         match contents {
             Contents::Range(index) => self.sum(index, dest.written()),
             Contents::Copies(copies) => {
-                for Copied { at, index, dest: mut target } in copies {
-                    let bytes = &dest.written()[at..at + target.len()];
-                    target.fill(bytes);
+                for Copied { at, index, dest: mut fragment } in copies {
+                    let bytes = &dest.written()[at..at + fragment.len()];
+                    fragment.fill(bytes);
                     self.sum(index, bytes);
                 }
             }

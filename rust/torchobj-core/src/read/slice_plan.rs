@@ -8,7 +8,6 @@
 //! An array may have a frame: known bytes precede it in its object, and a descriptor with its CRC-32 follows it. A read
 //! that finds another frame ends with [`Outcome::OtherFrame`]; the contents of its memory are unspecified then.
 
-mod layout;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +16,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use layout::{ALIGNMENT, Body, Layout, Target};
 
 use super::scatter::{ScatterRange, ScatterRead, open, scatter};
 use super::tile::{Runs, Slice, Tile};
@@ -87,7 +85,7 @@ pub struct SlicePlan {
     verify: bool,
     wave_bytes: u64,
     tile_bytes: u64,
-    objects: Vec<Object>,
+    objects: Vec<PlannedObject>,
     numbers: HashMap<String, usize>,
     reads: VecDeque<ArrayRead>,
     added: usize,
@@ -97,7 +95,7 @@ pub struct SlicePlan {
     reserved: BTreeMap<usize, usize>,
 }
 
-struct Object {
+struct PlannedObject {
     key: String,
     /// Version and size, from the first response. All waves read this version.
     known: Option<(Option<Version>, u64)>,
@@ -178,7 +176,7 @@ impl SlicePlan {
         let object = match self.numbers.get(name) {
             Some(number) => *number,
             None => {
-                self.objects.push(Object { key: format!("{}{name}", self.prefix), known: None });
+                self.objects.push(PlannedObject { key: format!("{}{name}", self.prefix), known: None });
                 self.numbers.insert(name.to_owned(), self.objects.len() - 1);
                 self.objects.len() - 1
             }
@@ -239,8 +237,8 @@ impl SlicePlan {
             }
             reads.push(read);
         }
-        let checksum =
-            self.verify && steps.iter().any(|step| matches!(step.body, Body::Direct(_)) && reads[step.read].is_whole);
+        let checksum = self.verify
+            && steps.iter().any(|step| matches!(step.body, ArrayBytes::Direct(_)) && reads[step.read].is_whole);
         let (buffer, sums) = self.receive(layout, checksum).await?;
         let mut buffered = Vec::new();
         for step in steps {
@@ -248,12 +246,12 @@ impl SlicePlan {
             read.check_frame(&buffer.as_slice()[span(&step.head)], &buffer.as_slice()[span(&step.descriptor)]);
             let sums_array = self.verify && read.is_whole;
             match step.body {
-                Body::Direct(first) if sums_array => {
+                ArrayBytes::Direct(first) if sums_array => {
                     let bytes = read.array.end - read.array.start;
                     read.sum = Crc32::known(sums[&read.object][first], bytes);
                 }
-                Body::Direct(_) => {}
-                Body::Buffered(range, tile) => {
+                ArrayBytes::Direct(_) => {}
+                ArrayBytes::Buffered(range, tile) => {
                     if sums_array {
                         read.sum = read.sum.then(Crc32::of(&buffer.as_slice()[span(&range)]));
                     }
@@ -280,7 +278,7 @@ impl SlicePlan {
 
     /// Compares a range with the size of its object, which a HEAD request tells if it is unknown.
     async fn check_size(&mut self, object: usize, range: &Range<u64>) -> Result<()> {
-        let Object { key, known } = &mut self.objects[object];
+        let PlannedObject { key, known } = &mut self.objects[object];
         let size = match known {
             Some((_, size)) => *size,
             None => {
@@ -310,15 +308,15 @@ impl SlicePlan {
         let mut jobs: BTreeMap<usize, ScatterRead> = BTreeMap::new();
         for (object, offset, target) in layout.ranges {
             let dest = match target {
-                Target::Memory(dest) => dest,
-                Target::Buffer(range) => {
+                RangeSink::Memory(dest) => dest,
+                RangeSink::Buffer(range) => {
                     drop(rest.split_to(length(range.start - at)));
                     at = range.end;
                     rest.split_to(length(range.end - range.start))
                 }
             };
             let job = jobs.entry(object).or_insert_with(|| {
-                let Object { key, known } = &self.objects[object];
+                let PlannedObject { key, known } = &self.objects[object];
                 let version = known.as_ref().and_then(|(version, _)| version.clone());
                 ScatterRead { client: self.client.clone(), key: key.clone(), version, ranges: Vec::new() }
             });
@@ -384,4 +382,100 @@ fn length(bytes: u64) -> usize {
 
 fn span(range: &Range<u64>) -> Range<usize> {
     length(range.start)..length(range.end)
+}
+
+/// Alignment of reads in the buffer, enough for any element.
+const ALIGNMENT: u64 = 16;
+
+/// A step of a wave. Ranges are in its buffer.
+struct Planned {
+    /// Index among the reads of the wave.
+    read: usize,
+    head: Range<u64>,
+    descriptor: Range<u64>,
+    body: ArrayBytes,
+}
+
+enum ArrayBytes {
+    /// The first range of the object that has bytes of the step.
+    Direct(usize),
+    Buffered(Range<u64>, Option<Tile>),
+}
+
+/// Ranges of a wave, in the order of their ranges in the buffer.
+#[derive(Default)]
+struct Layout {
+    buffer_bytes: u64,
+    /// PlannedObject, offset and target of each.
+    ranges: Vec<(usize, u64, RangeSink)>,
+    /// Number of ranges of each object.
+    counts: HashMap<usize, usize>,
+}
+
+enum RangeSink {
+    Buffer(Range<u64>),
+    Memory(Dest),
+}
+
+impl Layout {
+    fn add(&mut self, object: usize, offset: u64, target: RangeSink) -> usize {
+        let count = self.counts.entry(object).or_default();
+        self.ranges.push((object, offset, target));
+        *count += 1;
+        *count - 1
+    }
+
+    /// Reserves a range of the buffer of which byte `aligned` is aligned, for bytes of an object.
+    fn reserve(&mut self, object: usize, source: Range<u64>, aligned: u64) -> Range<u64> {
+        let start = (self.buffer_bytes + aligned).next_multiple_of(ALIGNMENT) - aligned;
+        let range = start..start + (source.end - source.start);
+        self.buffer_bytes = range.end;
+        self.add(object, source.start, RangeSink::Buffer(range.clone()));
+        range
+    }
+
+    /// Plans a step of a read, which is number `index` of the wave.
+    fn plan(&mut self, index: usize, read: &mut ArrayRead, step: Step) -> Planned {
+        let (object, array) = (read.object, read.array.clone());
+        let (mut head, mut descriptor) = (0..0, 0..0);
+        let head_bytes = match &read.frame {
+            Frame::Described(before) if !read.has_frame => before.len() as u64,
+            _ => 0,
+        };
+        let descriptor_bytes = if head_bytes > 0 && read.is_whole { DESCRIPTOR_BYTES } else { 0 };
+        read.has_frame = true;
+        let source = array.start - head_bytes..array.end.saturating_add(descriptor_bytes);
+        if let Step::Array = step {
+            let range = self.reserve(object, source, head_bytes);
+            let body = range.start + head_bytes..range.end - descriptor_bytes;
+            (head, descriptor) = (range.start..body.start, body.end..range.end);
+            return Planned { read: index, head, descriptor, body: ArrayBytes::Buffered(body, None) };
+        }
+        if head_bytes > 0 {
+            head = self.reserve(object, source.start..array.start, 0);
+            descriptor = self.reserve(object, array.end..source.end, 0);
+        }
+        let body = match step {
+            Step::Direct(mut dest, runs) => {
+                let first = self.counts.get(&object).copied().unwrap_or(0);
+                for start in &runs.starts {
+                    let run = dest.split_to(length(runs.bytes));
+                    self.add(object, array.start.saturating_add(*start), RangeSink::Memory(run));
+                }
+                ArrayBytes::Direct(first)
+            }
+            Step::Tile(tile, runs) => {
+                let start = self.buffer_bytes.next_multiple_of(ALIGNMENT);
+                self.buffer_bytes = start;
+                for run in &runs.starts {
+                    let at = self.buffer_bytes;
+                    self.buffer_bytes += runs.bytes;
+                    self.add(object, array.start.saturating_add(*run), RangeSink::Buffer(at..self.buffer_bytes));
+                }
+                ArrayBytes::Buffered(start..self.buffer_bytes, Some(tile))
+            }
+            Step::Array => unreachable!("handled above"),
+        };
+        Planned { read: index, head, descriptor, body }
+    }
 }

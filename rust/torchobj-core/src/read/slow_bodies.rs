@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::error::{ErrorKind, Operation};
 use crate::memory::MemoryStore;
 use crate::policy::Policy;
-use crate::read::Read;
+use crate::read::ReadRequest;
 use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
 
@@ -29,8 +29,8 @@ fn body(size: usize) -> Bytes {
     (0..size).map(|index| index.to_le_bytes()[0]).collect()
 }
 
-fn read(size: usize) -> Read {
-    Read { size: Some(size as u64), ..Read::whole("k") }
+fn read(size: usize) -> ReadRequest {
+    ReadRequest { size: Some(size as u64), ..ReadRequest::whole("k") }
 }
 
 #[tokio::test(start_paused = true)]

@@ -89,7 +89,7 @@ impl Reader {
             self.failed = Some(error.clone());
             self.compressed.clear();
             self.archive.group.finish();
-            self.archive.state = State::Ended;
+            self.archive.state = ReaderState::Ended;
         }
         result
     }
@@ -138,10 +138,10 @@ impl Reader {
 
 /// Where in the archive the next byte is.
 #[derive(Debug)]
-enum State {
+enum ReaderState {
     Header,
     /// In the body of a member of a sample.
-    Body(Body),
+    MemberBody(MemberBody),
     /// In padding, or in a body that is skipped: the number of bytes left.
     Skip(u64),
     /// After the last member. The remaining bytes are ignored.
@@ -153,12 +153,12 @@ enum State {
 struct Archive {
     headers: Headers,
     group: Group<Buffer>,
-    state: State,
+    state: ReaderState,
 }
 
 impl Archive {
     fn new(position: u64) -> Self {
-        Self { headers: Headers::new(position), group: Group::new(), state: State::Header }
+        Self { headers: Headers::new(position), group: Group::new(), state: ReaderState::Header }
     }
 
     fn push(&mut self, shared: &SharedBuffer, samples: &mut Vec<Sample<Buffer>>) -> Result<(), TarError> {
@@ -166,32 +166,33 @@ impl Archive {
         let mut at = 0;
         while at < bytes.len() {
             match &mut self.state {
-                State::Ended => break,
-                State::Skip(left) => {
+                ReaderState::Ended => break,
+                ReaderState::Skip(left) => {
                     let count = (*left).min((bytes.len() - at) as u64);
                     *left -= count;
                     at += usize::try_from(count).expect("at most the length of a slice");
                     if *left == 0 {
-                        self.state = State::Header;
+                        self.state = ReaderState::Header;
                     }
                 }
-                State::Body(body) => {
+                ReaderState::MemberBody(body) => {
                     at += body.fill(&bytes[at..])?;
                     if body.left == 0 {
-                        let State::Body(body) = std::mem::replace(&mut self.state, State::Header) else {
+                        let ReaderState::MemberBody(body) = std::mem::replace(&mut self.state, ReaderState::Header)
+                        else {
                             unreachable!("matched above")
                         };
                         self.close(body)?;
                     }
                 }
-                State::Header => {
+                ReaderState::Header => {
                     let (count, parsed) = self.headers.push(&bytes[at..])?;
                     at += count;
                     match parsed {
                         None => {}
                         Some(Parsed::End) => {
                             samples.extend(self.group.finish());
-                            self.state = State::Ended;
+                            self.state = ReaderState::Ended;
                         }
                         Some(Parsed::Member { begin, size, padded, regular }) => {
                             let end = self.headers.offset() + padded;
@@ -221,7 +222,7 @@ impl Archive {
         let padded = size.next_multiple_of(512);
         let Some(dot) = split(name).filter(|_| regular) else {
             if padded > 0 {
-                self.state = State::Skip(padded);
+                self.state = ReaderState::Skip(padded);
             }
             return Ok(at);
         };
@@ -229,26 +230,26 @@ impl Archive {
         let available = (shared.as_slice().len() - at) as u64;
         if size > available {
             let data = end - padded;
-            let body = Body { extension: name[dot + 1..].to_vec(), data, size, left: size, end, partial: None };
-            self.state = State::Body(body);
+            let body = MemberBody { extension: name[dot + 1..].to_vec(), data, size, left: size, end, partial: None };
+            self.state = ReaderState::MemberBody(body);
             return Ok(at);
         }
         let size = usize::try_from(size).expect("at most the length of a slice");
         self.group.add(&name[dot + 1..], shared.view(at..at + size), end)?;
         let padding = padded - size as u64;
         if padding > 0 {
-            self.state = State::Skip(padding);
+            self.state = ReaderState::Skip(padding);
         }
         Ok(at + size)
     }
 
     /// Adds a body that has arrived.
-    fn close(&mut self, body: Body) -> Result<(), TarError> {
+    fn close(&mut self, body: MemberBody) -> Result<(), TarError> {
         let padding = body.end - body.data - body.size;
         if padding > 0 {
-            self.state = State::Skip(padding);
+            self.state = ReaderState::Skip(padding);
         }
-        let Body { extension, partial, end, .. } = body;
+        let MemberBody { extension, partial, end, .. } = body;
         let (pending, dest) = partial.expect("a body of at least 1 byte was filled");
         let length = dest.filled();
         drop(dest);
@@ -259,28 +260,28 @@ impl Archive {
     fn finish(&mut self, samples: &mut Vec<Sample<Buffer>>) -> Result<(), TarError> {
         let offset = self.headers.offset();
         match &self.state {
-            State::Ended => return Ok(()),
-            State::Header => self.headers.finish()?,
-            State::Body(Body { data, size, left, .. }) => {
+            ReaderState::Ended => return Ok(()),
+            ReaderState::Header => self.headers.finish()?,
+            ReaderState::MemberBody(MemberBody { data, size, left, .. }) => {
                 let name = shown(self.headers.name());
                 let reason = format!("the shard ends in the middle: after {} of {size} bytes of {name}", size - left);
                 return Err(TarError::new(*data, reason));
             }
-            State::Skip(left) => {
+            ReaderState::Skip(left) => {
                 let name = shown(self.headers.name());
                 let reason = format!("the shard ends in the middle: {left} bytes of {name} or its padding are missing");
                 return Err(TarError::new(offset - left, reason));
             }
         }
         samples.extend(self.group.finish());
-        self.state = State::Ended;
+        self.state = ReaderState::Ended;
         Ok(())
     }
 }
 
 /// A body that spans several pieces.
 #[derive(Debug)]
-struct Body {
+struct MemberBody {
     extension: Vec<u8>,
     /// Offset of its first byte.
     data: u64,
@@ -293,7 +294,7 @@ struct Body {
     partial: Option<(PendingBuffer, Dest)>,
 }
 
-impl Body {
+impl MemberBody {
     /// Copies as many of `bytes` as belong to the body. Returns their number.
     fn fill(&mut self, bytes: &[u8]) -> Result<usize, TarError> {
         let count = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
@@ -307,7 +308,7 @@ impl Body {
         Ok(count)
     }
 
-    /// Makes room for `count` more bytes.
+    /// Makes space for `count` more bytes.
     fn grow(&mut self, filled: usize, count: usize) -> Result<(), TarError> {
         let capacity = filled.saturating_add(count).saturating_mul(2).max(FIRST_BYTES);
         let capacity = usize::try_from(self.size).unwrap_or(usize::MAX).min(capacity);

@@ -13,6 +13,6 @@ mod writer;
 
 pub use commit::{Commit, CommitFailure};
 pub use gather::{Gather, Piece};
-pub(crate) use session::{Session, check_unchanged};
+pub(crate) use session::Session;
 pub use session::{abort, begin};
 pub use writer::Writer;

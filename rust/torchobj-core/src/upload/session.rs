@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use super::commit::{Commit, CommitFailure};
 use crate::client::Client;
-use crate::engine::{Batch, Request};
+use crate::engine::{Batch, BatchRequest};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::policy::{with_idle_timeout, within};
 use crate::runtime::clean_up;
@@ -30,7 +30,7 @@ const LATE_BEGIN: Duration = Duration::from_secs(15);
 const LATE_PART: Duration = Duration::from_millis(100);
 
 /// A part that the store has received, and the bytes of memory that were held for it.
-type Sent = (PartReceipt, u64);
+type SentPart = (PartReceipt, u64);
 
 /// An upload that has begun, and its parts in flight.
 #[derive(Debug)]
@@ -278,10 +278,10 @@ struct SendPart {
     held_bytes: u64,
 }
 
-impl Request for SendPart {
-    type Output = Sent;
+impl BatchRequest for SendPart {
+    type Output = SentPart;
 
-    async fn run(self) -> Result<Sent> {
+    async fn run(self) -> Result<SentPart> {
         let Self { client, upload, number, offset, payload, held_bytes } = self;
         let limit = client.policy().first_byte_timeout.max(client.policy().idle_timeout);
         let mut attempts = client.attempts();

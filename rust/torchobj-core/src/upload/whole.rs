@@ -3,10 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::plan::PartSizes;
-use super::session::Session;
+use super::session::{Session, check_unchanged};
 use crate::client::Client;
-use crate::error::{Operation, Result};
+use crate::error::{ErrorKind, Operation, Result};
+use crate::policy::with_idle_timeout;
+use crate::read::ReadRequest;
 use crate::types::{Payload, PutOptions, Version};
 
 impl Client {
@@ -23,6 +27,68 @@ impl Client {
         }
         let uploaded = self.put_parts(key, &payload, options).await;
         if self.lost_session(&uploaded) { self.put_parts(key, &payload, options).await } else { uploaded }
+    }
+
+    /// Writes an object in one request. If the response to a write is lost, the object is read back and compared.
+    ///
+    /// # Errors
+    /// `Precondition`, `AccessDenied`, and errors that persist after the retries.
+    pub(crate) async fn put_whole(
+        self: &Arc<Self>,
+        key: &str,
+        payload: &Payload,
+        options: &PutOptions,
+    ) -> Result<Version> {
+        self.store().check_key(Operation::Put, key)?;
+        let mut attempts = self.attempts();
+        loop {
+            self.wait_for_rate(payload).await;
+            let mut permit = self.permit().await;
+            let limit = self.policy().first_byte_timeout.max(self.policy().idle_timeout);
+            let error = match with_idle_timeout(limit, self.store().put(key, payload, options)).await {
+                Some(Ok(version)) => {
+                    permit.transferred(payload.len() as u64, Instant::now());
+                    attempts.succeeded();
+                    return Ok(version);
+                }
+                Some(Err(error)) => error,
+                None => self.timed_out(Operation::Put, key, &format!("no progress for {} s", limit.as_secs_f64())),
+            };
+            drop(permit);
+            if error.kind() == ErrorKind::Precondition
+                && attempts.outcome_unknown()
+                && let Some(version) = self.holds(key, payload).await?
+            {
+                attempts.succeeded();
+                return Ok(version);
+            }
+            if let Err(error) = attempts.failed(check_unchanged(error, payload)?).await {
+                // The store may have written the object without a response.
+                if attempts.outcome_unknown()
+                    && let Ok(Some(version)) = self.holds(key, payload).await
+                {
+                    attempts.succeeded();
+                    return Ok(version);
+                }
+                return Err(error);
+            }
+        }
+    }
+
+    /// Returns the version of the object `key` if its bytes equal `payload`.
+    async fn holds(self: &Arc<Self>, key: &str, payload: &Payload) -> Result<Option<Version>> {
+        let fetched = match self.get(ReadRequest::whole(key)).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            fetched => fetched?,
+        };
+        let mut rest = fetched.buffer.as_slice();
+        for piece in payload.pieces() {
+            match rest.strip_prefix(&**piece) {
+                Some(remaining) => rest = remaining,
+                None => return Ok(None),
+            }
+        }
+        Ok(fetched.version.filter(|_| rest.is_empty()))
     }
 
     async fn put_parts(self: &Arc<Self>, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {

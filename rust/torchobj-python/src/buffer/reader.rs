@@ -7,7 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 use torchobj_core::buffer::{Buffer as CoreBuffer, Memory, PendingBuffer};
-use torchobj_core::manifest::Object;
+use torchobj_core::manifest::ObjectInfo;
 use torchobj_core::read::{ReadAheadConfig, ReadResult};
 use torchobj_core::types::Version;
 
@@ -70,12 +70,12 @@ pub(crate) struct ObjectReader {
 
 impl ObjectReader {
     /// A reader over the result of a read.
-    pub(crate) fn fetched(py: Python<'_>, object: Object<'_>, fetched: ReadResult) -> PyResult<Py<Self>> {
+    pub(crate) fn fetched(py: Python<'_>, object: ObjectInfo<'_>, fetched: ReadResult) -> PyResult<Py<Self>> {
         Self::of(py, object, fetched.buffer.into())
     }
 
     /// A reader over bytes in memory.
-    pub(crate) fn of(py: Python<'_>, object: Object<'_>, buffer: Buffer) -> PyResult<Py<Self>> {
+    pub(crate) fn of(py: Python<'_>, object: ObjectInfo<'_>, buffer: Buffer) -> PyResult<Py<Self>> {
         let bucket = object.base.split_once("://").map_or("", |(_, bucket)| bucket).to_owned();
         let bytes = ReaderBytes::Buffer(Py::new(py, buffer)?);
         Py::new(py, Self { url: object.url(), bucket, key: object.key, bytes, position: 0, lines: None })

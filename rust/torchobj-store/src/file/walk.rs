@@ -90,7 +90,7 @@ fn kind(entry: &DirEntry, folder: &Path, above: &[Level]) -> io::Result<Option<F
     }
     let Some(target) = unless_unreadable(std::fs::metadata(entry.path()))? else { return Ok(None) };
     let is_target = |path: &Path| {
-        std::fs::metadata(path).is_ok_and(|here| (here.dev(), here.ino()) == (target.dev(), target.ino()))
+        std::fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (target.dev(), target.ino()))
     };
     let is_cycle = target.is_dir() && (is_target(folder) || above.iter().any(|level| is_target(&level.path)));
     Ok((!is_cycle).then(|| target.file_type()))

@@ -14,7 +14,7 @@ use super::error::{hint, refusal};
 use crate::credentials::Loaded;
 use crate::http::{
     self, Authorize, Chain, Dialect, ErrorResponse, Failure, Headers, Origin, Refusal, Request, RequestHead, Response,
-    Target, Unauthorized, encode, sanitize,
+    Server, Unauthorized, encode, sanitize,
 };
 
 /// Maximum size of the JSON of a response. A page of 1000 names of 1024 bytes, each escaped, has 6 MiB.
@@ -181,7 +181,7 @@ impl Dialect for BucketDialect<'_> {
     }
 
     /// Tokens are sent to the endpoint only.
-    fn redirected(&self, _: &Target) -> Option<Origin> {
+    fn redirected(&self, _: &Server) -> Option<Origin> {
         None
     }
 

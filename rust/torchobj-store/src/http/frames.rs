@@ -11,7 +11,7 @@ use torchobj_core::buffer::Dest;
 use super::{Failure, Lease, StreamedBody};
 
 /// The source of frames.
-enum Source {
+enum FrameStream {
     /// Our own connection, which is returned to its pool at the end of the body.
     Connection(Box<(Lease, StreamedBody)>),
     Stream(BoxStream<'static, io::Result<Bytes>>),
@@ -20,7 +20,7 @@ enum Source {
 
 /// A body whose expected length is known.
 pub(super) struct Frames {
-    source: Source,
+    source: FrameStream,
     /// Expected length in bytes.
     length: u64,
     received: u64,
@@ -35,7 +35,7 @@ impl Frames {
     pub(super) async fn of_response(mut lease: Lease, length: u64, announced: bool) -> Result<Self, Failure> {
         let body = lease.stream("GET").await?;
         Ok(Self {
-            source: Source::Connection(Box::new((lease, body))),
+            source: FrameStream::Connection(Box::new((lease, body))),
             length,
             received: 0,
             pending: Bytes::new(),
@@ -45,14 +45,14 @@ impl Frames {
 
     /// The frames of a response that announced a body of `length` bytes.
     pub(super) fn of_stream(stream: BoxStream<'static, io::Result<Bytes>>, length: u64) -> Self {
-        Self { source: Source::Stream(stream), length, received: 0, pending: Bytes::new(), announced: true }
+        Self { source: FrameStream::Stream(stream), length, received: 0, pending: Bytes::new(), announced: true }
     }
 
     /// Receives the body into `dest`, as [`torchobj_core::store::GetResult::read_into`]. Returns an error message if the body
     /// has another length.
     pub(super) async fn read_into(&mut self, dest: &mut Dest) -> Result<Option<String>, Failure> {
         loop {
-            let ended = matches!(self.source, Source::Ended);
+            let ended = matches!(self.source, FrameStream::Ended);
             if self.received < self.length || ended {
                 self.pending.advance(dest.fill(&self.pending));
                 if dest.remaining() == 0 || ended {
@@ -81,15 +81,15 @@ impl Frames {
     /// The next frame; `None` at the end of the body.
     async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         let frame = match &mut self.source {
-            Source::Connection(connection) => connection.1.next().await?,
-            Source::Stream(stream) => {
+            FrameStream::Connection(connection) => connection.1.next().await?,
+            FrameStream::Stream(stream) => {
                 let frame = stream.next().await.transpose();
                 frame.map_err(|error| Failure::broken("the connection broke within the body", error))?
             }
-            Source::Ended => None,
+            FrameStream::Ended => None,
         };
         if frame.is_none()
-            && let Source::Connection(connection) = std::mem::replace(&mut self.source, Source::Ended)
+            && let FrameStream::Connection(connection) = std::mem::replace(&mut self.source, FrameStream::Ended)
         {
             let (mut lease, body) = *connection;
             lease.return_connection(body);

@@ -23,7 +23,7 @@ pub(crate) struct HttpGetResult {
     range: Range<u64>,
     version: Option<Version>,
     announced: bool,
-    body: Body,
+    body: PendingBody,
 }
 
 /// Parses the attributes and the checksum of an object from the headers of a response.
@@ -38,7 +38,7 @@ pub(crate) struct DetailsParser {
 pub(crate) type Details = (Attributes, Option<ObjectChecksum>);
 
 /// A body that is not received yet.
-enum Body {
+enum PendingBody {
     /// A body whose length is announced: it is received directly into its destination. Its headers are parsed only if the
     /// caller needs them, because reads of small objects do not.
     Length(Lease, DetailsParser),
@@ -98,12 +98,12 @@ impl HttpGetResult {
             }
         };
         let body = if is_long {
-            Body::Length(response.lease, details)
+            PendingBody::Length(response.lease, details)
         } else {
             let details = ((details.attributes)(&response.lease), (details.checksum)(&response.lease));
             let frames = Frames::of_response(response.lease, range.end - range.start, announced).await;
             match frames {
-                Ok(frames) => Body::Frames(frames, Box::new(details)),
+                Ok(frames) => PendingBody::Frames(frames, Box::new(details)),
                 Err(failure) => return Err(failure.into_error(Operation::Get, url)),
             }
         };
@@ -121,7 +121,7 @@ impl HttpGetResult {
         let Some((range, size)) = found.filter(|_| headers.length.is_some()) else {
             return Err(protocol(&url, "the response has no Content-Length"));
         };
-        let body = Body::Frames(Frames::of_stream(frames, range.end - range.start), Box::new(details));
+        let body = PendingBody::Frames(Frames::of_stream(frames, range.end - range.start), Box::new(details));
         Ok(Self { url, size, range, version: headers.version, announced: true, body })
     }
 }
@@ -186,22 +186,22 @@ impl GetResult for HttpGetResult {
 
     fn attributes(&self) -> Attributes {
         match &self.body {
-            Body::Length(lease, headers) => (headers.attributes)(lease),
-            Body::Frames(_, details) => details.0.clone(),
+            PendingBody::Length(lease, headers) => (headers.attributes)(lease),
+            PendingBody::Frames(_, details) => details.0.clone(),
         }
     }
 
     fn checksum(&self) -> Option<ObjectChecksum> {
         match &self.body {
-            Body::Length(lease, headers) => (headers.checksum)(lease),
-            Body::Frames(_, details) => details.1,
+            PendingBody::Length(lease, headers) => (headers.checksum)(lease),
+            PendingBody::Frames(_, details) => details.1,
         }
     }
 
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
         let read = match &mut self.body {
-            Body::Length(lease, _) => lease.connection().read_body(dest).await.map(|()| None),
-            Body::Frames(frames, _) => frames.read_into(dest).await,
+            PendingBody::Length(lease, _) => lease.connection().read_body(dest).await.map(|()| None),
+            PendingBody::Frames(frames, _) => frames.read_into(dest).await,
         };
         match read {
             Ok(None) => Ok(()),

@@ -109,7 +109,7 @@ impl Bucket {
 }
 
 /// The checksum of the object in a response to HEAD; otherwise the MD5 that is its ETag. The ETag of an object that is
-/// encrypted with a key of KMS or of the customer is none (API reference, "Object").
+/// encrypted with a key of KMS or of the customer is no MD5 (API reference, "Object").
 fn of_response(response: &Response) -> Option<ObjectChecksum> {
     let md5 = || {
         let hidden = ["x-amz-server-side-encryption-aws-kms-key-id", "x-amz-server-side-encryption-customer-algorithm"];

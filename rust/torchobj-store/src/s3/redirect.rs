@@ -80,14 +80,14 @@ mod tests {
     use super::*;
     use crate::config::S3Config;
     use crate::fake::{Fake, http_response};
-    use crate::http::Target;
+    use crate::http::Server;
     use crate::s3::S3Store;
     use crate::s3::config::{Account, CustomerKey};
     use crate::s3::sign::Identity;
 
     /// Resolves a redirect of a request for the bucket `b` at `endpoint`: the host, and whether it contains the bucket.
     fn follow(endpoint: &str, location: &str) -> Result<(String, bool), String> {
-        let from = Target::of(&endpoint.parse().unwrap());
+        let from = Server::of(&endpoint.parse().unwrap());
         let resolved = redirect::resolve(location, &from, |to| super::accept(&to.host, &from.host, "b"))?;
         Ok(resolved.unwrap_or_else(|| (from.host.clone(), false)))
     }
@@ -251,21 +251,21 @@ mod tests {
     async fn a_redirect_to_another_host_is_not_followed_by_any_operation() {
         for status in [307, 308] {
             for force_sdk in [false, true] {
-                let foreign_url = Arc::new(OnceLock::<String>::new());
-                let to = foreign_url.clone();
+                let other_url = Arc::new(OnceLock::<String>::new());
+                let to = other_url.clone();
                 let endpoint = Fake::start(move |_| {
                     http_response(status, &format!("Location: {}/b/k\r\n", to.get().unwrap()), "")
                 });
                 let endpoint = endpoint.await;
                 // Same port, another host.
                 let address = endpoint.url.strip_prefix("http://").unwrap().replace("127.0.0.1", "127.0.0.2");
-                let foreign = Fake::start_at(&address, |_| http_response(200, "ETag: \"evil\"\r\n", "evil")).await;
-                foreign_url.set(foreign.url.clone()).unwrap();
+                let other = Fake::start_at(&address, |_| http_response(200, "ETag: \"evil\"\r\n", "evil")).await;
+                other_url.set(other.url.clone()).unwrap();
                 for error in call_all(&endpoint.url, force_sdk).await {
                     assert!(!SECRETS.iter().any(|secret| error.to_string().contains(secret)), "{error}");
                     assert_eq!((error.kind(), error.status()), (ErrorKind::InvalidRequest, Some(status)), "{error}");
                 }
-                assert_eq!(foreign.heads(), Vec::<String>::new());
+                assert_eq!(other.heads(), Vec::<String>::new());
                 assert_eq!(endpoint.heads().len(), 11, "{:#?}", endpoint.heads());
             }
         }

@@ -12,7 +12,7 @@ use super::error::{ErrorDocument, hint, refusal};
 use super::sign::{self, Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
 use crate::http::{
     self, Anonymous, Authorize, Dialect, ErrorResponse, Failure, Origin, Refusal, Request, RequestHead, Response,
-    Target, Unauthorized,
+    Server, Unauthorized,
 };
 
 impl Bucket {
@@ -100,7 +100,7 @@ impl Dialect for BucketDialect<'_> {
         refusal
     }
 
-    fn redirected(&self, target: &Target) -> Option<Origin> {
+    fn redirected(&self, target: &Server) -> Option<Origin> {
         self.address.redirected(target, &self.bucket.name, &self.bucket.account.pools)
     }
 

@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    fn theirs(method: &str, uri: &str, headers: &[(&str, &str)], time: SystemTime) -> String {
+    fn sdk_signature(method: &str, uri: &str, headers: &[(&str, &str)], time: SystemTime) -> String {
         let credentials = Credentials::new(identity().access_key, identity().secret_key, None, None, "test").into();
         let mut settings = SigningSettings::default();
         settings.percent_encoding_mode = PercentEncodingMode::Single;
@@ -340,7 +340,7 @@ mod tests {
                 uri.push_str(if index > 0 { "&" } else { "" });
                 uri.push_str(std::str::from_utf8(&pair).unwrap());
             }
-            prop_assert_eq!(ours("GET", &key, &query, &headers, time), theirs("GET", &uri, &headers, time));
+            prop_assert_eq!(ours("GET", &key, &query, &headers, time), sdk_signature("GET", &uri, &headers, time));
         }
     }
 

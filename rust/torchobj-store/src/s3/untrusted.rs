@@ -7,7 +7,7 @@ use torchobj_core::error::{ErrorKind, Result};
 use torchobj_core::list::Filter;
 use torchobj_core::manifest::Manifest;
 use torchobj_core::policy::{Policy, within};
-use torchobj_core::read::{Job, Read, try_get_many};
+use torchobj_core::read::{ClientRead, ReadRequest, try_get_many};
 use torchobj_core::types::{ByteRange, Version};
 
 use super::{Account, S3Store};
@@ -44,8 +44,8 @@ async fn read_listed(client: &Arc<Client>) -> Result<Vec<u8>> {
     let mut manifest = Manifest::default();
     client.list_into(&mut manifest, "s3://b", "", &Filter::default()).await.unwrap();
     let object = manifest.get(0).unwrap();
-    let read = Read::listed(object, true);
-    let fetched = try_get_many(vec![Job::new(client.clone(), read)]).await?.remove(0);
+    let read = ReadRequest::listed(object, true);
+    let fetched = try_get_many(vec![ClientRead::new(client.clone(), read)]).await?.remove(0);
     Ok(fetched.buffer.as_slice().to_vec())
 }
 
@@ -99,7 +99,8 @@ async fn bytes_of_an_incomplete_body_without_a_length_are_discarded() {
         }
     })
     .await;
-    let fetched = client(&fake, "b", false).get(Read { size: Some(1000), ..Read::whole("k") }).await.unwrap();
+    let fetched =
+        client(&fake, "b", false).get(ReadRequest { size: Some(1000), ..ReadRequest::whole("k") }).await.unwrap();
     assert_eq!(fetched.buffer.as_slice(), "x".repeat(1000).as_bytes());
 }
 
@@ -115,7 +116,7 @@ async fn a_range_is_not_read_from_a_whole_body_without_a_length() {
         let fake = Fake::start(move |_| response.clone()).await;
         let range = Some(ByteRange::Bounded(0..1000));
         let version = known.then(|| Version::new("\"0123\""));
-        let read = Read { range, size: Some(10_000), version, ..Read::whole("k") };
+        let read = ReadRequest { range, size: Some(10_000), version, ..ReadRequest::whole("k") };
         let error = client(&fake, "b", false).get(read).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol, "{headers} {length}: {error}");
         assert!(error.to_string().contains("0..1000"), "{error}");
@@ -127,7 +128,7 @@ async fn a_chunked_range_is_read_if_the_response_announces_it() {
     let response = chunked(&format!("{ETAG}Content-Range: bytes 0-999/10000\r\n"), &"x".repeat(1000));
     let response = response.replace("200 OK", "206 Partial Content");
     let fake = Fake::start(move |_| response.clone()).await;
-    let read = Read { range: Some(ByteRange::Bounded(0..1000)), size: Some(10_000), ..Read::whole("k") };
+    let read = ReadRequest { range: Some(ByteRange::Bounded(0..1000)), size: Some(10_000), ..ReadRequest::whole("k") };
     let fetched = client(&fake, "b", false).get(read).await.unwrap();
     assert_eq!(fetched.buffer.as_slice(), "x".repeat(1000).as_bytes());
 }
@@ -140,7 +141,7 @@ async fn the_size_of_a_body_without_a_length_is_requested_by_head_if_it_was_not_
             false => chunked(ETAG, &"x".repeat(10_000)),
         })
         .await;
-        let fetched = client(&fake, "b", false).get(Read::whole("k")).await;
+        let fetched = client(&fake, "b", false).get(ReadRequest::whole("k")).await;
         assert_eq!(
             fetched.map(|fetched| fetched.buffer.len()).map_err(|error| error.kind()).ok(),
             right.then_some(10_000)
@@ -173,7 +174,7 @@ async fn an_error_with_a_chunked_or_incomplete_body_has_the_details_of_its_heade
         let fake = Fake::start(move |_| format!("{head}Connection: close\r\n\r\n{body}")).await;
         let client = client(&fake, "b", false);
         for error in [
-            client.get(Read::whole("k")).await.unwrap_err(),
+            client.get(ReadRequest::whole("k")).await.unwrap_err(),
             client.list_into(&mut Manifest::default(), "s3://b", "", &Filter::default()).await.unwrap_err(),
         ] {
             assert_eq!((error.kind(), error.request_id()), (ErrorKind::Server, Some("R1")), "{error}");
@@ -195,7 +196,7 @@ async fn an_object_is_empty_only_if_a_request_without_a_range_returns_no_bytes()
         let fake = Fake::start(|_| http_response(416, "", "")).await;
         let client = client(&fake, "b", force_sdk);
         for range in [None, Some(ByteRange::Suffix(4))] {
-            let error = client.get(Read { range, ..Read::whole("k") }).await.unwrap_err();
+            let error = client.get(ReadRequest { range, ..ReadRequest::whole("k") }).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Range, "{error}");
         }
         let error = client.get_head_and_tail("k", 4, 4).await.unwrap_err();
@@ -208,7 +209,7 @@ async fn an_object_is_empty_only_if_a_request_without_a_range_returns_no_bytes()
     .await;
     let client = client(&fake, "b", false);
     for range in [None, Some(ByteRange::Suffix(4))] {
-        let fetched = client.get(Read { range, ..Read::whole("k") }).await.unwrap();
+        let fetched = client.get(ReadRequest { range, ..ReadRequest::whole("k") }).await.unwrap();
         assert_eq!((fetched.size, fetched.version), (0, Some(Version::new("\"0123\""))));
     }
 }
@@ -245,7 +246,7 @@ async fn a_body_that_a_proxy_compressed_is_refused_and_one_that_was_stored_compr
         let fake = listed_with("<Size>4</Size>", move |_| sent.clone()).await;
         let client = client(&fake, "b", false);
         assert_eq!(read_listed(&client).await.is_ok(), listed, "{response}");
-        assert_eq!(client.get(Read::whole("k")).await.is_ok(), unlisted, "{response}");
+        assert_eq!(client.get(ReadRequest::whole("k")).await.is_ok(), unlisted, "{response}");
         assert!(fake.heads().iter().filter(|head| head.contains("/k ")).all(|head| {
             head.starts_with("HEAD") || head.to_ascii_lowercase().contains("accept-encoding: identity")
         }));

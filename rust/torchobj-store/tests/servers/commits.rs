@@ -10,7 +10,7 @@ use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
 use torchobj_core::error::ErrorKind;
 use torchobj_core::policy::Policy;
-use torchobj_core::read::Read;
+use torchobj_core::read::ReadRequest;
 use torchobj_core::types::PutOptions;
 use torchobj_store::config::S3Config;
 
@@ -118,7 +118,7 @@ async fn write(server: Arc<Server>, client: Arc<Client>, key: String, expected: 
             let requests = server.control("GET", "requests", &Value::Null);
             let commit = |request: &&Value| request["operation"] == COMMIT && request["key"] == *key;
             assert_eq!(requests.as_array().unwrap().iter().filter(commit).count(), expected, "{key}");
-            assert!(client.get(Read::whole(&key)).await.unwrap().buffer.as_slice() == body, "{key}");
+            assert!(client.get(ReadRequest::whole(&key)).await.unwrap().buffer.as_slice() == body, "{key}");
         }
         Expected::Error(kind, message) => {
             let error = put.expect_err("the commit cannot have succeeded");

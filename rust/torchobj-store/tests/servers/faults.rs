@@ -11,7 +11,7 @@ use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Result};
 use torchobj_core::policy::Policy;
-use torchobj_core::read::Read;
+use torchobj_core::read::ReadRequest;
 use torchobj_core::types::{Condition, ListRequest, PutOptions};
 use torchobj_core::upload::Writer;
 use torchobj_store::config::S3Config;
@@ -89,7 +89,7 @@ impl Bench {
     }
 
     async fn get(&self, key: &str) -> Result<Vec<u8>> {
-        Ok(self.client.get(Read::whole(key)).await?.buffer.as_slice().to_vec())
+        Ok(self.client.get(ReadRequest::whole(key)).await?.buffer.as_slice().to_vec())
     }
 }
 
@@ -158,7 +158,7 @@ async fn a_read_recovers_from_temporary_faults_and_reports_permanent_ones() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn an_unusual_but_valid_response_is_read() {
-    let bench = Bench::new("odd");
+    let bench = Bench::new("unusual");
     let actions = [
         json!({"longer_body": 100}),
         json!({"longer_body": 100_000}),
@@ -394,7 +394,7 @@ async fn the_region_and_the_clock_skew_are_detected_from_errors() {
         server.control("POST", "clock", &json!({"offset_s": offset_s}));
         let client = server.client("far", server.config(), policy());
         assert_eq!(client.head("k").await.unwrap().size, 10, "{offset_s}");
-        let jobs = (0..20).map(|_| client.get(Read::whole("k")));
+        let jobs = (0..20).map(|_| client.get(ReadRequest::whole("k")));
         assert!(join_all(jobs).await.iter().all(Result::is_ok), "{offset_s}");
     }
 }
@@ -404,22 +404,24 @@ async fn the_region_and_the_clock_skew_are_detected_from_errors() {
 async fn a_permanent_error_is_not_retried() {
     let bench = Bench::on(Server::shared_strict(), "clear");
     bench.put("k", 1000).await;
-    let error = bench.server.client("missing-bucket", bench.server.config(), policy()).get(Read::whole("k")).await;
+    let error =
+        bench.server.client("missing-bucket", bench.server.config(), policy()).get(ReadRequest::whole("k")).await;
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoBucket);
     assert!(error.request_id().is_some() && error.to_string().contains("404 NoSuchBucket"), "{error}");
     let error = bench.get("missing").await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::NotFound, 1));
     let anonymous = S3Config { anonymous: true, ..bench.server.config() };
-    let error = bench.server.client("clear", anonymous.clone(), policy()).get(Read::whole("k")).await.unwrap_err();
+    let error =
+        bench.server.client("clear", anonymous.clone(), policy()).get(ReadRequest::whole("k")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error}");
     bench.server.control("POST", "buckets", &json!({"name": "open", "public": true}));
     let owner = bench.server.client("open", bench.server.config(), policy());
     owner.put("k", pattern(10, 1).into(), &PutOptions::default()).await.unwrap();
-    bench.server.client("open", anonymous, policy()).get(Read::whole("k")).await.unwrap();
+    bench.server.client("open", anonymous, policy()).get(ReadRequest::whole("k")).await.unwrap();
     bench.server.control("POST", "buckets", &json!({"name": "pays", "requester_pays": true}));
     let pays = bench.server.client("pays", S3Config { requester_pays: true, ..bench.server.config() }, policy());
     pays.put("k", pattern(7 << 20, 1).into(), &PutOptions::default()).await.unwrap();
     let client = bench.server.client("pays", bench.server.config(), policy());
-    assert_eq!(client.get(Read::whole("k")).await.unwrap_err().kind(), ErrorKind::AccessDenied);
+    assert_eq!(client.get(ReadRequest::whole("k")).await.unwrap_err().kind(), ErrorKind::AccessDenied);
 }

@@ -10,7 +10,7 @@ use torchobj_core::buffer::{Memory, PendingBuffer};
 use torchobj_core::client::Client;
 use torchobj_core::error::ErrorKind;
 use torchobj_core::policy::Policy;
-use torchobj_core::read::Read;
+use torchobj_core::read::ReadRequest;
 use torchobj_core::store::ObjectStore;
 use torchobj_core::types::{Condition, GetRequest, Payload, PutOptions, Upload};
 use torchobj_store::file::FileStore;
@@ -80,7 +80,7 @@ async fn files_are_read_on_a_single_threaded_runtime() {
     let client = Arc::new(Client::new(Arc::new(FileStore::new(&folder.0)), small_parts()));
     let body = bytes::Bytes::from(vec![7; 1 << 20]);
     client.put("k", body.clone().into(), &Default::default()).await.unwrap();
-    assert_eq!(client.get(Read::whole("k")).await.unwrap().buffer.as_slice(), body);
+    assert_eq!(client.get(ReadRequest::whole("k")).await.unwrap().buffer.as_slice(), body);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Result};
 use torchobj_core::policy::Policy;
-use torchobj_core::read::Read;
+use torchobj_core::read::ReadRequest;
 use torchobj_core::types::{ByteRange, Condition, PutOptions, Version};
 use torchobj_core::url::ObjectUrl;
 use torchobj_store::config::GcsConfig;
@@ -70,7 +70,7 @@ impl Bench {
     }
 
     async fn get(&self, key: &str) -> Result<Vec<u8>> {
-        Ok(self.client.get(Read::whole(key)).await?.buffer.as_slice().to_vec())
+        Ok(self.client.get(ReadRequest::whole(key)).await?.buffer.as_slice().to_vec())
     }
 }
 
@@ -134,10 +134,10 @@ async fn a_response_that_ignores_the_range_or_the_generation_is_refused() {
     let (body, version) = bench.put("k", 3 * MIB).await;
     bench.faults("GetMedia", None, &json!({"ignore_range": true}));
     assert!(bench.get("k").await.is_err() || bench.get("k").await.unwrap() == body);
-    let middle = Read { range: Some(ByteRange::Bounded(5..500)), ..Read::whole("k") };
+    let middle = ReadRequest { range: Some(ByteRange::Bounded(5..500)), ..ReadRequest::whole("k") };
     assert_eq!(bench.client.get(middle).await.unwrap_err().kind(), ErrorKind::Protocol);
     bench.faults("GetMedia", None, &json!({"wrong_generation": true}));
-    let pinned = Read { version: Some(version), ..Read::whole("k") };
+    let pinned = ReadRequest { version: Some(version), ..ReadRequest::whole("k") };
     assert_eq!(bench.client.get(pinned).await.unwrap_err().kind(), ErrorKind::Changed);
 }
 
@@ -150,7 +150,7 @@ async fn an_object_that_is_replaced_between_two_ranges_is_changed_and_a_selected
         let (new, second) = bench.put("k", 2000).await;
         let read = |version: Version| {
             let range = Some(ByteRange::Bounded(10..20));
-            bench.client.get(Read { range, version: Some(version), ..Read::whole("k") })
+            bench.client.get(ReadRequest { range, version: Some(version), ..ReadRequest::whole("k") })
         };
         assert_eq!(read(first.clone()).await.unwrap_err().kind(), ErrorKind::Changed, "versioning={versioning}");
         assert_eq!(read(second.clone()).await.unwrap().buffer.as_slice(), &new[10..20]);
@@ -175,7 +175,7 @@ async fn a_large_read_of_a_selected_generation_pins_every_range() {
     let bench = Bench::shared("pinned", &json!({"versioning": true}));
     let (old, first) = bench.put("k", 3 * MIB + 1).await;
     bench.put("k", 100).await;
-    let read = Read { version: Some(Version::selected(first.as_str())), ..Read::whole("k") };
+    let read = ReadRequest { version: Some(Version::selected(first.as_str())), ..ReadRequest::whole("k") };
     assert!(bench.client.get(read).await.unwrap().buffer.as_slice() == old);
 }
 
@@ -189,7 +189,7 @@ async fn a_body_with_another_checksum_is_an_error_if_checksums_are_verified() {
         let bench = bench.with(bench.server.gcs_config(), Policy { verify_checksums, ..policy() });
         let kind = bench.get("k").await.err().map(|error| error.kind());
         assert_eq!(kind, verify_checksums.then_some(ErrorKind::Integrity));
-        let range = Read { range: Some(ByteRange::Bounded(0..5)), ..Read::whole("k") };
+        let range = ReadRequest { range: Some(ByteRange::Bounded(0..5)), ..ReadRequest::whole("k") };
         bench.client.get(range).await.unwrap();
     }
 }
@@ -203,7 +203,7 @@ async fn an_object_that_is_stored_compressed_is_read_as_it_is_stored() {
     let body = pattern(3 << 20, 3);
     bench.client.put("k.gz", body.clone().into(), &options).await.unwrap();
     assert!(bench.get("k.gz").await.unwrap() == body);
-    let range = Read { range: Some(ByteRange::Bounded(1000..2000)), ..Read::whole("k.gz") };
+    let range = ReadRequest { range: Some(ByteRange::Bounded(1000..2000)), ..ReadRequest::whole("k.gz") };
     assert!(bench.client.get(range).await.unwrap().buffer.as_slice() == &body[1000..2000]);
 }
 
@@ -246,9 +246,9 @@ async fn errors_name_the_cause_and_the_next_step() {
     let paying = GcsConfig { user_project: Some("payer".into()), ..bench.server.gcs_config() };
     let paying = bench.with(paying, policy()).client;
     paying.put("k", pattern(10, 1).into(), &PutOptions::default()).await.unwrap();
-    paying.get(Read::whole("k")).await.unwrap();
+    paying.get(ReadRequest::whole("k")).await.unwrap();
     let missing = bench.server.gcs_client("no-such-bucket", bench.server.gcs_config(), policy());
-    assert_eq!(missing.get(Read::whole("k")).await.unwrap_err().kind(), ErrorKind::NoBucket);
+    assert_eq!(missing.get(ReadRequest::whole("k")).await.unwrap_err().kind(), ErrorKind::NoBucket);
     let anonymous = GcsConfig { anonymous: true, credential_provider: None, ..bench.server.gcs_config() };
     let error = bench.with(anonymous, policy()).get("k").await.unwrap_err();
     assert!(error.kind() == ErrorKind::Credentials && error.to_string().contains("anonymous=True"), "{error}");

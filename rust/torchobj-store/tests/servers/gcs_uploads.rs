@@ -11,7 +11,7 @@ use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Result};
 use torchobj_core::files::{Counters, UploadFile};
 use torchobj_core::policy::Policy;
-use torchobj_core::read::Read;
+use torchobj_core::read::ReadRequest;
 use torchobj_core::types::{Condition, PutOptions, Upload, Version};
 use torchobj_core::upload::Writer;
 use torchobj_store::config::{GcsConfig, ParallelUpload};
@@ -58,7 +58,7 @@ impl Bench {
 
     /// Sets the counts of `operations` to zero.
     fn count(&self, operations: &[&str]) {
-        // A rule counts the requests that it matches; this action is none.
+        // A rule counts the requests that it matches; this action is not a rule.
         let rule = |operation| json!({"operation": operation, "action": {"chunked": false}});
         self.faults(&operations.iter().map(rule).collect());
     }
@@ -92,7 +92,7 @@ impl Bench {
     }
 
     async fn get(&self, key: &str) -> Result<Vec<u8>> {
-        Ok(self.client.get(Read::whole(key)).await?.buffer.as_slice().to_vec())
+        Ok(self.client.get(ReadRequest::whole(key)).await?.buffer.as_slice().to_vec())
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use torchobj_conformance::pattern;
 use torchobj_core::error::ErrorKind;
 use torchobj_core::policy::Policy;
-use torchobj_core::read::Read;
+use torchobj_core::read::ReadRequest;
 use torchobj_core::types::{Attributes, Condition, ListRequest, PutOptions, Version};
 use torchobj_store::config::{Encryption, S3Config};
 use torchobj_store::s3::sign::Identity;
@@ -77,14 +77,14 @@ async fn rejected_credentials_are_an_error_without_retries_until_they_are_replac
             let config = S3Config { profile: Some(profile.clone()), force_sdk, ..server.config() };
             let client = server.client("credentials", config, policy());
             for _ in 0..2 {
-                let error = client.get(Read::whole("k")).await.unwrap_err();
+                let error = client.get(ReadRequest::whole("k")).await.unwrap_err();
                 assert_eq!((error.kind(), error.attempts()), (ErrorKind::Credentials, 1), "{profile}: {error}");
                 assert_eq!(error.code(), Some(*code));
             }
             Server::set_profile(&profile, &good);
             // Expired credentials are reloaded once a second.
             let deadline = Instant::now() + Duration::from_secs(5);
-            while let Err(error) = client.get(Read::whole("k")).await {
+            while let Err(error) = client.get(ReadRequest::whole("k")).await {
                 assert!(*name == "expired" && Instant::now() < deadline, "{profile}: {error}");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

@@ -81,19 +81,19 @@ fn memory_is_counted_as_read_ahead_granted_or_held() {
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..12));
     all_read(&prefetcher, 12);
-    let figures = || {
+    let counts = || {
         let Stats { memory, ahead, .. } = prefetcher.stats();
         [ahead, memory.granted, memory.used - memory.granted - ahead].map(|bytes| bytes / Arena::charge(100_000))
     };
-    assert_eq!(figures(), [12, 0, 0]);
+    assert_eq!(counts(), [12, 0, 0]);
     let claimed = worker.request(source, &[0, 1, 2], Announcement::default(), no_check).unwrap();
     let held = runtime().block_on(prefetcher.take(0, &objects(source, [3, 4])));
-    assert_eq!(figures(), [7, 3, 2]);
+    assert_eq!(counts(), [7, 3, 2]);
     drop(held);
     drop(claimed);
     prefetcher.cancel(iterator);
     eventually("all memory is free", || prefetcher.stats().memory.used == 0);
-    assert_eq!(figures(), [0, 0, 0]);
+    assert_eq!(counts(), [0, 0, 0]);
 }
 
 #[test]
@@ -112,14 +112,14 @@ fn each_loader_has_its_own_counters() {
     drop(worker.request(source, &[30, 31, 32], ahead, no_check).unwrap());
     all_read(&prefetcher, 15);
     drop(worker.request(source, &[20, 21], Announcement::default(), no_check).unwrap());
-    let figures = |loader| {
+    let counts = |loader| {
         let Stats { hits, misses, objects, bytes, requests, .. } = prefetcher.stats_of(loader);
         (hits, misses, objects, bytes, requests.first_byte.quantile(0.5).is_some())
     };
-    assert_eq!(figures(Some(7)), (2, 3, 5, 25_000, true));
-    assert_eq!(figures(Some(8)), (0, 0, 10, 50_000, true), "it was announced first, and was read for it");
-    assert_eq!(figures(Some(9)), (10, 0, 0, 0, false));
-    assert_eq!(figures(None), (12, 3, 15, 75_000, true));
+    assert_eq!(counts(Some(7)), (2, 3, 5, 25_000, true));
+    assert_eq!(counts(Some(8)), (0, 0, 10, 50_000, true), "it was announced first, and was read for it");
+    assert_eq!(counts(Some(9)), (10, 0, 0, 0, false));
+    assert_eq!(counts(None), (12, 3, 15, 75_000, true));
     prefetcher.remove_loader(7);
-    assert_eq!(figures(Some(7)), (0, 0, 0, 0, false));
+    assert_eq!(counts(Some(7)), (0, 0, 0, 0, false));
 }

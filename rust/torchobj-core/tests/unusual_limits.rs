@@ -293,7 +293,7 @@ fn client(part_bytes: u64) -> Arc<Client> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_provider_with_odd_limits_passes_the_suite() {
+async fn a_provider_with_unusual_limits_passes_the_suite() {
     for (name, check) in SUITE {
         println!("{name}");
         check(client(50_000)).await;
