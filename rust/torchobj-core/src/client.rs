@@ -145,6 +145,26 @@ impl Client {
         self.store.error(ErrorKind::Timeout, operation, key, message)
     }
 
+    /// Makes attempts, each by a call of `attempt`, until one succeeds.
+    ///
+    /// # Errors
+    /// The error of the last attempt, once the retries are used up; at once an error that is not to be retried.
+    pub(crate) async fn retry<T, F>(&self, attempt: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let mut attempts = self.attempts();
+        loop {
+            match attempt().await {
+                Ok(result) => {
+                    attempts.succeeded();
+                    return Ok(result);
+                }
+                Err(error) => attempts.failed(error).await?,
+            }
+        }
+    }
+
     /// Makes one attempt of a call with a short response, with a permit and within `first_byte_timeout`.
     async fn attempt<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
         self.attempt_within(self.policy.first_byte_timeout, operation, key, call).await
@@ -200,16 +220,7 @@ impl Client {
         F: Future<Output = Result<ObjectHead>>,
     {
         self.store.check_key(Operation::Head, key)?;
-        let mut attempts = self.attempts();
-        loop {
-            match self.attempt(Operation::Head, key, call()).await {
-                Ok(head) => {
-                    attempts.succeeded();
-                    return Ok(head);
-                }
-                Err(error) => attempts.failed(error).await?,
-            }
-        }
+        self.retry(|| self.attempt(Operation::Head, key, call())).await
     }
 
     /// Returns the buckets of an account, of a project on Google Cloud Storage, as entries with their names and times of
@@ -224,15 +235,8 @@ impl Client {
         let (mut buckets, mut continuation) = (Vec::new(), None);
         let (mut names, mut tokens) = (HashSet::new(), HashSet::new());
         loop {
-            let mut attempts = self.attempts();
-            let page = loop {
-                let call = self.store.buckets(project, continuation.as_deref());
-                match self.attempt(operation, "", call).await {
-                    Ok(page) => break page,
-                    Err(error) => attempts.failed(error).await?,
-                }
-            };
-            attempts.succeeded();
+            let token = continuation.as_deref();
+            let page = self.retry(|| self.attempt(operation, "", self.store.buckets(project, token))).await?;
             if let Some(bucket) = page.entries.iter().find(|bucket| !names.insert(bucket.key.clone())) {
                 return refuse(&format!("the listing repeats the bucket {:?}", bucket.key));
             }
@@ -256,16 +260,7 @@ impl Client {
     /// # Errors
     /// `NoBucket`, `AccessDenied`, and errors that persist after the retries.
     pub async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
-        let mut attempts = self.attempts();
-        loop {
-            match self.attempt(Operation::List, request.prefix, self.store.list(request.clone())).await {
-                Ok(page) => {
-                    attempts.succeeded();
-                    return Ok(page);
-                }
-                Err(error) => attempts.failed(error).await?,
-            }
-        }
+        self.retry(|| self.attempt(Operation::List, request.prefix, self.store.list(request.clone()))).await
     }
 
     /// Copies an object of the same provider to `key`.
@@ -275,23 +270,15 @@ impl Client {
     /// retries.
     pub async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
         self.store.check_key(Operation::Copy, key)?;
-        let mut attempts = self.attempts();
-        loop {
-            let permit = self.permit().await;
-            let error = match within(COPY_TIMEOUT, self.store.copy(source, key)).await {
-                Some(Ok(version)) => {
-                    attempts.succeeded();
-                    return Ok(version);
-                }
-                Some(Err(error)) => error,
-                None => {
-                    let message = format!("the copy did not complete within {} s", COPY_TIMEOUT.as_secs());
-                    self.timed_out(Operation::Copy, key, &message)
-                }
-            };
-            drop(permit);
-            attempts.failed(error).await?;
-        }
+        let timed_out = || {
+            let message = format!("the copy did not complete within {} s", COPY_TIMEOUT.as_secs());
+            self.timed_out(Operation::Copy, key, &message)
+        };
+        self.retry(|| async move {
+            let _permit = self.permit().await;
+            within(COPY_TIMEOUT, self.store.copy(source, key)).await.unwrap_or_else(|| Err(timed_out()))
+        })
+        .await
     }
 
     /// Deletes objects; succeeds for objects that do not exist.
@@ -336,16 +323,7 @@ impl Client {
     /// that persist after the retries.
     pub async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
         self.store.check_key(Operation::Delete, key)?;
-        let mut attempts = self.attempts();
-        loop {
-            match self.attempt(Operation::Delete, key, self.store.delete_if(key, version)).await {
-                Ok(()) => {
-                    attempts.succeeded();
-                    return Ok(());
-                }
-                Err(error) => attempts.failed(error).await?,
-            }
-        }
+        self.retry(|| self.attempt(Operation::Delete, key, self.store.delete_if(key, version))).await
     }
 
     /// Returns the unfinished uploads under `prefix`.
@@ -353,16 +331,7 @@ impl Client {
     /// # Errors
     /// `AccessDenied`, and errors that persist after the retries.
     pub async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
-        let mut attempts = self.attempts();
-        loop {
-            match self.attempt_while_active(Operation::ListUploads, prefix, self.store.uploads(prefix)).await {
-                Ok(uploads) => {
-                    attempts.succeeded();
-                    return Ok(uploads);
-                }
-                Err(error) => attempts.failed(error).await?,
-            }
-        }
+        self.retry(|| self.attempt_while_active(Operation::ListUploads, prefix, self.store.uploads(prefix))).await
     }
 
     /// Aborts an upload and deletes its parts.
@@ -370,16 +339,7 @@ impl Client {
     /// # Errors
     /// Errors that persist after the retries.
     pub async fn abort(&self, upload: &Upload) -> Result<()> {
-        let mut attempts = self.attempts();
-        loop {
-            match self.attempt_while_active(Operation::Abort, &upload.key, self.store.abort(upload)).await {
-                Ok(()) => {
-                    attempts.succeeded();
-                    return Ok(());
-                }
-                Err(error) => attempts.failed(error).await?,
-            }
-        }
+        self.retry(|| self.attempt_while_active(Operation::Abort, &upload.key, self.store.abort(upload))).await
     }
 
     /// Returns an error for a condition that the store does not support.

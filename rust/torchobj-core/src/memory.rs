@@ -166,6 +166,7 @@ impl ObjectStore for MemoryStore {
             min_part_bytes: 1,
             max_parts: 10_000,
             max_put_bytes: u64::MAX,
+            max_object_bytes: 1 << 46,
             max_delete_keys: 1000,
             checksums: &[],
             ordered_listing: true,

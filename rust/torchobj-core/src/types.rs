@@ -404,6 +404,8 @@ pub struct Capabilities {
     pub max_parts: u32,
     /// Maximum size of one put or one part.
     pub max_put_bytes: u64,
+    /// Maximum size of an object.
+    pub max_object_bytes: u64,
     /// Maximum number of keys of one delete.
     pub max_delete_keys: usize,
     /// The checksums that the store compares with the received bytes.

@@ -142,6 +142,7 @@ impl ObjectStore for Dictionary {
             min_part_bytes: 1,
             max_parts: MAX_PARTS,
             max_put_bytes: MAX_BYTES as u64,
+            max_object_bytes: 1 << 46,
             max_delete_keys: MAX_KEYS,
             checksums: &[ChecksumAlgorithm::Md5],
             ordered_listing: true,

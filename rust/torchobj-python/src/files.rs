@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use torchobj_core::error::Error;
 use torchobj_core::files::{Counters, Download, Folder, Transferred, TreeOptions, TreeResult, UploadFile};
 use torchobj_core::list::Filter;
 use torchobj_core::types::Version;
@@ -21,34 +22,25 @@ type Done = (u64, Option<String>, bool);
 /// Number of files that were transferred and that were skipped, number of bytes, and the failures.
 type TreeDone<'py> = (u64, u64, u64, Bound<'py, PyList>);
 
-/// Calls a callable with the counters of a transfer, the last time at its end.
-struct Report<'py> {
-    progress: Option<Bound<'py, PyAny>>,
-    counters: Arc<Counters>,
-}
-
-impl<'py> Report<'py> {
-    fn new(progress: Option<Bound<'py, PyAny>>) -> Self {
-        Self { progress, counters: Arc::default() }
-    }
-
-    fn call(&self) -> PyResult<()> {
-        let Some(progress) = &self.progress else { return Ok(()) };
-        let now = self.counters.snapshot();
+/// Runs the transfer of one file, or of a tree. Calls `progress` with its counters meanwhile, the last time at its end.
+fn run<'py, T: Send + 'static, F>(
+    py: Python<'py>,
+    progress: Option<&Bound<'py, PyAny>>,
+    transfer: impl FnOnce(Arc<Counters>) -> F,
+) -> PyResult<T>
+where
+    F: Future<Output = Result<T, Error>> + Send + 'static,
+{
+    let counters = Arc::new(Counters::default());
+    let report = || -> PyResult<()> {
+        let Some(progress) = progress else { return Ok(()) };
+        let now = counters.snapshot();
         progress.call1((now.files_done, now.files_total, now.bytes_done, now.bytes_total, now.skipped))?;
         Ok(())
-    }
-
-    /// Runs the transfer of one file, or of a tree.
-    fn run<T: Send + 'static>(
-        &self,
-        py: Python<'py>,
-        work: impl Future<Output = Result<T, torchobj_core::error::Error>> + Send + 'static,
-    ) -> PyResult<T> {
-        let result = wait_reporting(py, work, |_| self.call())?.or_raise(py)?;
-        self.call()?;
-        Ok(result)
-    }
+    };
+    let result = wait_reporting(py, transfer(counters.clone()), |_| report())?.or_raise(py)?;
+    report()?;
+    Ok(result)
 }
 
 fn done(transferred: Transferred) -> Done {
@@ -98,10 +90,8 @@ pub(crate) fn upload_file<'py>(
 ) -> PyResult<Done> {
     let client = store.client(py)?;
     let options = put_options(attributes, if_none_match, if_match);
-    let report = Report::new(progress);
-    let counters = report.counters.clone();
     let upload = UploadFile { path, key, options, skip_unchanged };
-    report.run(py, async move { client.upload_one(upload, &counters).await }).map(done)
+    run(py, progress.as_ref(), |counters| async move { client.upload_one(upload, &counters).await }).map(done)
 }
 
 /// Downloads an object to a file.
@@ -134,10 +124,9 @@ pub(crate) fn download_file<'py>(
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Done> {
     let client = store.client(py)?;
-    let report = Report::new(progress);
-    let counters = report.counters.clone();
     let download = Download { key, listed: None, version: version.map(Version::selected), skip_unchanged };
-    report.run(py, async move { client.download_one(download, &folder, &name, &counters).await }).map(done)
+    run(py, progress.as_ref(), |counters| async move { client.download_one(download, &folder, &name, &counters).await })
+        .map(done)
 }
 
 /// Uploads the files below a folder.
@@ -181,9 +170,9 @@ pub(crate) fn upload_tree<'py>(
     let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?.with_patterns(patterns);
     let put = put_options(attributes, if_none_match, None);
     let options = TreeOptions { filter, put, content_types, skip_unchanged };
-    let report = Report::new(progress);
-    let counters = report.counters.clone();
-    let result = report.run(py, async move { client.upload_tree(&folder, &prefix, options, &counters).await })?;
+    let result = run(py, progress.as_ref(), |counters| async move {
+        client.upload_tree(&folder, &prefix, options, &counters).await
+    })?;
     tree_done(py, result)
 }
 
@@ -221,9 +210,9 @@ pub(crate) fn download_tree<'py>(
     let client = store.client(py)?;
     let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?.with_patterns(patterns);
     let options = TreeOptions { filter, skip_unchanged, ..TreeOptions::default() };
-    let report = Report::new(progress);
-    let counters = report.counters.clone();
     let folder = Folder::open(&folder).or_raise(py)?;
-    let result = report.run(py, async move { client.download_tree(&prefix, folder, options, &counters).await })?;
+    let result = run(py, progress.as_ref(), |counters| async move {
+        client.download_tree(&prefix, folder, options, &counters).await
+    })?;
     tree_done(py, result)
 }

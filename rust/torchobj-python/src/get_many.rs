@@ -4,7 +4,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::engine::Destination;
-use torchobj_core::read::{ClientRead, ReadRequest, get_many as read_many, try_get_many};
+use torchobj_core::error::Result;
+use torchobj_core::read::{ClientRead, ReadRequest, ReadResult, get_many as read_many, try_get_many};
 
 use crate::buffer::{self, Buffer};
 use crate::error::{OrRaise, exception};
@@ -71,22 +72,24 @@ pub(crate) fn get_many<'py>(
     let reads = clients.into_iter().zip(&jobs).zip(memory);
     let jobs = reads.map(|((client, (_, target)), into)| ClientRead { client, read: target.read(), into }).collect();
     let list = PyList::empty(py);
-    if return_errors {
-        for result in wait(py, read_many(jobs))? {
-            match result {
-                Ok(fetched) if read_into => list.append(fetched.buffer.len())?,
-                Ok(fetched) => list.append(Buffer::from(fetched.buffer).into_pyobject(py)?)?,
-                Err(error) => list.append(exception(py, &error).into_value(py))?,
-            }
-        }
-        return Ok(list);
-    }
-    for fetched in wait(py, try_get_many(jobs))?.or_raise(py)? {
-        if read_into {
-            list.append(fetched.buffer.len())?;
-        } else {
-            list.append(Buffer::from(fetched.buffer).into_pyobject(py)?)?;
+    for result in read_each(py, jobs, return_errors)? {
+        match result {
+            Ok(fetched) if read_into => list.append(fetched.buffer.len())?,
+            Ok(fetched) => list.append(Buffer::from(fetched.buffer).into_pyobject(py)?)?,
+            Err(error) => list.append(exception(py, &error).into_value(py))?,
         }
     }
     Ok(list)
+}
+
+/// Reads objects concurrently. Raises the first error, unless `return_errors`.
+pub(crate) fn read_each(
+    py: Python<'_>,
+    reads: Vec<ClientRead>,
+    return_errors: bool,
+) -> PyResult<Vec<Result<ReadResult>>> {
+    if return_errors {
+        return wait(py, read_many(reads));
+    }
+    Ok(wait(py, try_get_many(reads))?.or_raise(py)?.into_iter().map(Ok).collect())
 }

@@ -10,11 +10,12 @@ use torchobj_core::error::Result;
 use torchobj_core::fork::Local;
 use torchobj_core::list::{Filter, ManifestListing};
 use torchobj_core::manifest::{Columns, Manifest};
-use torchobj_core::read::{ClientRead, ReadRequest, get_many, try_get_many};
+use torchobj_core::read::{ClientRead, ReadRequest};
 use torchobj_core::url::ObjectUrl;
 
 use crate::buffer::ObjectReader;
 use crate::error::{OrRaise, exception};
+use crate::get_many::read_each;
 use crate::pages::{Listing, NextPage, own};
 use crate::store::NativeStore;
 use crate::wait::wait;
@@ -240,17 +241,11 @@ impl NativeManifest {
             jobs.push(ClientRead::new(client.clone(), ReadRequest::listed(object, pinned)));
         }
         let list = PyList::empty(py);
-        if return_errors {
-            for (index, result) in indices.iter().zip(wait(py, get_many(jobs))?) {
-                match result {
-                    Ok(fetched) => list.append(ObjectReader::fetched(py, self.object(*index)?, fetched)?)?,
-                    Err(error) => list.append(exception(py, &error).into_value(py))?,
-                }
+        for (index, result) in indices.iter().zip(read_each(py, jobs, return_errors)?) {
+            match result {
+                Ok(fetched) => list.append(ObjectReader::fetched(py, self.object(*index)?, fetched)?)?,
+                Err(error) => list.append(exception(py, &error).into_value(py))?,
             }
-            return Ok(list);
-        }
-        for (index, fetched) in indices.iter().zip(wait(py, try_get_many(jobs))?.or_raise(py)?) {
-            list.append(ObjectReader::fetched(py, self.object(*index)?, fetched)?)?;
         }
         Ok(list)
     }

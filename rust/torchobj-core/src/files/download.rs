@@ -24,11 +24,8 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::{Expected, First, crc_of, difference, part_bytes, parts};
 use crate::types::{ByteRange, GetRequest, ObjectChecksum, Version};
 
-/// The checksum of the parts of an object without a CRC: AWS computes it for new objects.
+/// The checksum of the parts of an object without a CRC.
 const OWN_CRC: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
-
-/// Larger than any object: S3 allows 50 TB (user guide, "Amazon S3 object sizes"), GCS 5 TiB.
-const MAX_BYTES: u64 = 1 << 46;
 
 /// Maximum number of parts of a file that are received at the same time, each with a block of 1 MiB in memory.
 const MAX_PARTS: usize = 64;
@@ -193,8 +190,9 @@ impl Client {
         let mut temporary = opened.map_err(|error| target.failed(error))?;
         let url = self.store().url(&key);
         // First of all: the lists of parts are as long as the size demands.
-        if size > MAX_BYTES {
-            let message = format!("the object has {size} bytes, more than any store allows");
+        let max_bytes = self.store().capabilities().max_object_bytes;
+        if size > max_bytes {
+            let message = format!("the object has {size} bytes, the store allows {max_bytes}");
             return Err(Error::new(ErrorKind::Protocol, Operation::Get, url, message));
         }
         let missing = in_place(|| temporary.missing_bytes(size)).map_err(|error| target.failed(error))?;

@@ -34,21 +34,21 @@ impl BatchRequest for ClientRead {
     }
 }
 
-/// Reads all `jobs` concurrently, within the limits of their clients, also after failures. Results are in the order of
-/// the jobs. Dropping the future aborts all reads.
-pub async fn get_many(jobs: Vec<ClientRead>) -> Vec<Result<ReadResult>> {
-    let limit = permitted(jobs.iter().map(|job| job.client.permits()));
-    run_all(jobs, limit).await
+/// Reads all `reads` concurrently, within the limits of their clients, also after failures. Results are in the order of
+/// the reads. Dropping the future aborts all reads.
+pub async fn get_many(reads: Vec<ClientRead>) -> Vec<Result<ReadResult>> {
+    let limit = permitted(reads.iter().map(|read| read.client.permits()));
+    run_all(reads, limit).await
 }
 
-/// Reads all `jobs` concurrently, within the limits of their clients. Results are in the order of the jobs. Dropping
+/// Reads all `reads` concurrently, within the limits of their clients. Results are in the order of the reads. Dropping
 /// the future aborts all reads.
 ///
 /// # Errors
 /// The first error of a read, which aborts the others.
-pub async fn try_get_many(jobs: Vec<ClientRead>) -> Result<Vec<ReadResult>> {
-    let limit = permitted(jobs.iter().map(|job| job.client.permits()));
-    try_run_all(jobs, limit).await
+pub async fn try_get_many(reads: Vec<ClientRead>) -> Result<Vec<ReadResult>> {
+    let limit = permitted(reads.iter().map(|read| read.client.permits()));
+    try_run_all(reads, limit).await
 }
 
 #[cfg(test)]
@@ -74,9 +74,9 @@ mod tests {
         let client = Arc::new(Client::new(faulty.clone(), policy));
         client.put("k", Bytes::from_static(b"body").into(), &PutOptions::default()).await.unwrap();
         faulty.script(Operation::Get, faults);
-        let job = || ClientRead::new(client.clone(), ReadRequest { size: Some(4), ..ReadRequest::whole("k") });
+        let read = || ClientRead::new(client.clone(), ReadRequest { size: Some(4), ..ReadRequest::whole("k") });
         let began = Instant::now();
-        let fetched = try_get_many(std::iter::repeat_with(job).take(count).collect()).await;
+        let fetched = try_get_many(std::iter::repeat_with(read).take(count).collect()).await;
         assert!(fetched.unwrap().into_iter().all(|fetched| fetched.buffer.as_slice() == b"body"));
         began.elapsed()
     }

@@ -71,15 +71,15 @@ pub struct ScatterResult {
     pub crc32: Vec<u32>,
 }
 
-/// Reads the ranges of all `jobs` concurrently, within the limits of their clients. Results are in the order of the
-/// jobs. Dropping the future aborts all reads.
+/// Reads the ranges of all `reads` concurrently, within the limits of their clients. Results are in the order of the
+/// reads. Dropping the future aborts all reads.
 ///
 /// # Errors
 /// `Range` if a range exceeds its object, and errors of [`Client::get`]. The first failure aborts the other reads;
 /// the contents of the memory are unspecified then.
-pub async fn scatter(jobs: Vec<ScatterRead>, checksum: bool) -> Result<Vec<ScatterResult>> {
-    let limit = permitted(jobs.iter().map(|job| job.client.permits()));
-    try_run_all(jobs.into_iter().map(|read| ScatterRequest { read, checksum }).collect(), limit).await
+pub async fn scatter(reads: Vec<ScatterRead>, checksum: bool) -> Result<Vec<ScatterResult>> {
+    let limit = permitted(reads.iter().map(|read| read.client.permits()));
+    try_run_all(reads.into_iter().map(|read| ScatterRequest { read, checksum }).collect(), limit).await
 }
 
 struct ScatterRequest {

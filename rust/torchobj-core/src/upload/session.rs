@@ -159,20 +159,12 @@ impl Drop for Session {
 /// `AccessDenied`, `NoBucket`, and errors that persist after the retries.
 pub async fn begin(client: &Arc<Client>, key: &str, options: &PutOptions) -> Result<Upload> {
     let limit = client.policy().first_byte_timeout;
-    let mut attempts = client.attempts();
-    loop {
-        let permit = client.permit().await;
-        let error = match within(limit, Beginning::new(client.clone(), key, options)).await {
-            Some(Ok(upload)) => {
-                attempts.succeeded();
-                return Ok(upload);
-            }
-            Some(Err(error)) => error,
-            None => client.timed_out(Operation::BeginUpload, key, "no response within first_byte_timeout"),
-        };
-        drop(permit);
-        attempts.failed(error).await?;
-    }
+    let timed_out = || client.timed_out(Operation::BeginUpload, key, "no response within first_byte_timeout");
+    let begin = || async move {
+        let _permit = client.permit().await;
+        within(limit, Beginning::new(client.clone(), key, options)).await.unwrap_or_else(|| Err(timed_out()))
+    };
+    client.retry(begin).await
 }
 
 /// A request that begins an upload. If it is cancelled, its response is awaited in the background, and the upload aborted:

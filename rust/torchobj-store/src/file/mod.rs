@@ -107,6 +107,7 @@ impl ObjectStore for FileStore {
             min_part_bytes: 1,
             max_parts: 10_000,
             max_put_bytes: u64::MAX,
+            max_object_bytes: 1 << 46,
             max_delete_keys: 1000,
             checksums: &[],
             ordered_listing: true,

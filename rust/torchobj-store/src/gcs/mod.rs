@@ -69,6 +69,7 @@ impl ObjectStore for GcsStore {
             max_parts: 32 * 32 * 32,
             // Cloud Storage, "Quotas & limits".
             max_put_bytes: 5 << 40,
+            max_object_bytes: 5 << 40,
             // Each is one request.
             max_delete_keys: 256,
             checksums: &[ChecksumAlgorithm::Crc32C],

@@ -100,6 +100,8 @@ impl ObjectStore for S3Store {
             min_part_bytes: 5 << 20,
             max_parts: 10_000,
             max_put_bytes: 5 << 30,
+            // AWS allows 50 TB (user guide, "Amazon S3 object sizes"), other servers of S3 may allow more.
+            max_object_bytes: 1 << 46,
             // API reference, "DeleteObjects".
             max_delete_keys: 1000,
             checksums: match self.0.account.config.checksum {
