@@ -168,7 +168,7 @@ class ObjectCheckpointIO(_Base):
             _check_removable(path)
             _torch_checkpoint_io().remove_checkpoint(path)
             return
-        from torchobj.checkpoint.dcp.contents import remove  # noqa: PLC0415  imports torch
+        from torchobj.checkpoint.dcp.removal import remove  # noqa: PLC0415  imports torch
 
         url = self._parsed(path)
         try:

@@ -1,13 +1,16 @@
 """Checkpoints on `file://` with symbolic links below them: no file outside of their folder is deleted."""
 
 import json
+import pickle
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from torchobj.checkpoint import CheckpointManager, StorageReader, StorageWriter, sweep
-from torchobj.checkpoint.dcp.attempt import Record
+from torchobj.checkpoint.dcp.object_names import FileNames
 from torchobj.lightning import ObjectCheckpointIO
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -95,28 +98,26 @@ def test_a_removal_deletes_no_file_behind_a_link(tmp_path, caplog):
     run.mkdir()
     (run / "l").symlink_to(other)
     dcp.save(state(1), storage_writer=StorageWriter(f"file://{run}"))
-    manifest = json.loads((run / "_torchobj_manifest.json").read_text())
-    (run / "_torchobj_manifest.json").write_text(json.dumps(manifest | {"replaced": ["l/f.distcp"]}))
+    metadata = pickle.loads((run / ".metadata").read_bytes())
+    metadata.storage_data[MetadataIndex("planted")] = _StorageInfo("l/f.distcp", 0, 1)
+    (run / ".metadata").write_bytes(pickle.dumps(metadata))
     ObjectCheckpointIO().remove_checkpoint(f"file://{run}")
     assert files(other) == ["f.distcp"]
     assert list(run.iterdir()) == [run / "l"]
     assert "symbolic link" in caplog.text
 
 
-def test_a_sweep_of_records_deletes_nothing_behind_a_link(tmp_path, caplog):
+def test_a_sweep_of_files_deletes_nothing_behind_a_link(tmp_path, caplog):
     run, other = tmp_path / "run", tmp_path / "other"
     for folder in (run / "step-1", other):
         dcp.save(state(1), storage_writer=StorageWriter(f"file://{folder}"))
-    record = Record.new("l/")
     (run / "l").symlink_to(other)
-    (run / record.file(0)).write_text("precious")
-    (run / record.name).write_bytes(record.dump())
-    own = Record.new("")
-    (other / own.name).write_bytes(own.dump())
-    (other / own.file(0)).write_text("precious")
+    for names in (FileNames("l/"), FileNames("")):
+        (run / names.file(0)).write_text("precious")
+    (other / FileNames("").file(0)).write_text("precious")
     before = files(other)
     deleted = sweep(f"file://{run}", older_than_s=0)
-    assert deleted == [f"file://{run}/{record.name}"]
+    assert deleted == [f"file://{run}/{names.file(0)}"]
     assert files(other) == before
     found = state(0)
     dcp.load(found, storage_reader=StorageReader(f"file://{other}"))

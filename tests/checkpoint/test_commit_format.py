@@ -4,12 +4,15 @@ import itertools
 import json
 import logging
 import math
+import pickle
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from torchobj import Store, exceptions
 from torchobj.checkpoint import CheckpointManager, StorageWriter
@@ -206,26 +209,17 @@ def test_hostile_commit_objects_delete_nothing_outside_of_their_attempts(changes
 
 
 NAMES = PATHS.map(lambda path: f"{path}.distcp") | PATHS | VALUES
-MANIFESTS = st.fixed_dictionaries(
-    {"format": st.just(1) | VALUES, "save_id": st.just("x") | VALUES, "replaced": st.lists(NAMES, max_size=3) | VALUES},
-    optional={
-        "files": st.lists(
-            st.fixed_dictionaries({"name": NAMES, "size": VALUES, "version": VALUES, "crc32": VALUES}), max_size=2
-        ),
-        "torch_version": VALUES,
-        "x": VALUES,
-    },
-)
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@example({"format": 1, "save_id": "x", "files": [], "replaced": ["../../victim", "../victim.distcp"]})
-@given(MANIFESTS)
-def test_hostile_manifests_delete_nothing_outside_of_their_folder(manifest):
+@example(["../../victim", "../victim.distcp"])
+@given(st.lists(NAMES, max_size=3))
+def test_hostile_metadata_deletes_nothing_outside_of_its_folder(names):
     store = planted([])
     store.put("victim.distcp", b"precious")
-    store.put("run/dcp/_torchobj_manifest.json", json.dumps(manifest).encode())
+    items = {MetadataIndex(str(number)): _StorageInfo(name, 0, 1) for number, name in enumerate(names)}
+    store.put("run/dcp/.metadata", pickle.dumps(Metadata({}, storage_data=items)))
     before = {info.key for info in store.list() if not info.key.startswith("run/dcp/")}
     writer = StorageWriter(f"{store.url}/run/dcp")
     for _ in range(2):

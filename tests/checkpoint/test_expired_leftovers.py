@@ -97,7 +97,7 @@ def test_the_data_of_committed_steps_and_of_other_programs_stay(url, left, tmp_p
 
 def test_a_slow_save_with_an_upload_keeps_everything(bucket, config, monkeypatch):
     # What is as old as the save that was committed is expired.
-    monkeypatch.setattr(leftovers, "_EXPIRED_AFTER", leftovers._EXPIRED_AFTER * 0)
+    monkeypatch.setattr(leftovers, "EXPIRED_AFTER", leftovers.EXPIRED_AFTER * 0)
     slow, killed = Attempt.new(7), Attempt.new(8)
     bucket.write(f"run/{slow.folder}__0_0.distcp", b"data")
     bucket.write(f"run/{killed.folder}__0_0.distcp", b"data")

@@ -1,11 +1,14 @@
 """What `remove_checkpoint` deletes: what a key or a checkpoint's metadata names, and nothing else of a folder."""
 
+import pickle
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 import torchobj
 from torchobj import exceptions
@@ -136,14 +139,16 @@ def test_of_a_folder_what_its_metadata_names_is_deleted_and_nothing_else(scheme,
         dcp.save({"weight": torch.ones(3), "step": 3}, storage_writer=writer, no_dist=True)
         store.put(f"{folder}/notes.txt", b"precious")
     store.put("one 2", b"precious")
-    # As other writers leave it, without a manifest.
-    store.delete("two/_torchobj_manifest.json")
+    # As torchobj wrote it before.
+    store.put("two/_torchobj_manifest.json", b"{}")
     plugin = ObjectCheckpointIO(config=config)
     for folder in ("one/", "two", "never was", "notes"):
         plugin.remove_checkpoint(f"{base}/{folder}")
     left = {info.key for info in store.list()}
-    assert {key for key in left if not key.startswith("three/")} == {"one 2", "one/notes.txt", "two/notes.txt"}
-    assert len([key for key in left if key.startswith("three/")]) == 4
+    assert {key for key in left if not key.startswith("three/")} == {
+        *("one 2", "one/notes.txt", "two/notes.txt", "two/_torchobj_manifest.json")
+    }
+    assert len([key for key in left if key.startswith("three/")]) == 3
     assert "none of the objects" not in caplog.text
     plugin.remove_checkpoint(f"{base}/one")
     assert "one is not a checkpoint: none of the objects" in caplog.text
@@ -167,8 +172,8 @@ def test_what_hostile_metadata_names_outside_of_its_folder_stays(name, tmp_path,
         store = torchobj.Store(base)
         for key in ("victim", "victim.distcp", "run/victim"):
             store.put(key, b"precious")
-        manifest = {"format": 1, "save_id": "x", "files": [], "replaced": [name]}
-        store.put("run/_torchobj_manifest.json", str(manifest).replace("'", '"').replace("\\", "\\\\").encode())
+        metadata = Metadata({}, storage_data={MetadataIndex("x"): _StorageInfo(name, 0, 1)})
+        store.put("run/.metadata", pickle.dumps(metadata))
         ObjectCheckpointIO().remove_checkpoint(f"{base}/run")
         assert {info.key for info in store.list()} >= {"victim", "victim.distcp", "run/victim"}
     assert "not deleted" in caplog.text

@@ -12,8 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchobj.checkpoint.dcp.leftovers import sweep
     from torchobj.checkpoint.dcp.reader import StorageReader
-    from torchobj.checkpoint.dcp.sweeping import sweep
     from torchobj.checkpoint.dcp.writer import StorageWriter
     from torchobj.checkpoint.handle import SaveHandle
     from torchobj.checkpoint.leftovers import Leftover
@@ -30,7 +30,7 @@ _LAZY = {
     "SaveHandle": "torchobj.checkpoint.handle",
     "StorageReader": "torchobj.checkpoint.dcp.reader",
     "StorageWriter": "torchobj.checkpoint.dcp.writer",
-    "sweep": "torchobj.checkpoint.dcp.sweeping",
+    "sweep": "torchobj.checkpoint.dcp.leftovers",
 }
 
 __all__ = [

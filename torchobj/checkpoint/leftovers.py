@@ -1,10 +1,16 @@
-"""Finds and deletes the data of interrupted saves and deletes. Never deletes objects of other tools."""
+"""Finds and deletes the data of interrupted saves and deletes. Never deletes objects of other tools.
+
+An attempt to save puts a random token into the names of all objects that it writes: the manager into the folder of the
+attempt, `StorageWriter` into the names of files. Objects of an attempt are leftovers if nothing that is committed names
+the token. They expire by the time of the attempt's newest object, at the store's clock. An attempt lists its objects
+before it commits them, so a running save whose objects were deleted fails.
+"""
 
 import contextlib
 import datetime
 import threading
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 from torchobj.checkpoint.commit_format import Attempt
 from torchobj.checkpoint.commits import Commits, UnreadableCommitError
@@ -12,10 +18,10 @@ from torchobj.checkpoint.server import time_of_store
 from torchobj.exceptions import ObjectNotFoundError
 from torchobj.store import UnfinishedUpload
 
-__all__ = ["Leftover", "leftovers", "sweep", "sweep_expired", "under_way"]
+__all__ = ["EXPIRED_AFTER", "Leftover", "expired", "leftovers", "sweep", "sweep_expired", "under_way"]
 
-#: Age at which a save deletes what a killed save left, as for the files of `StorageWriter`.
-_EXPIRED_AFTER = datetime.timedelta(days=1)
+#: Age at which a save deletes what a killed save left.
+EXPIRED_AFTER = datetime.timedelta(days=1)
 
 
 class Leftover(NamedTuple):
@@ -36,13 +42,15 @@ class Leftover(NamedTuple):
     """The upload; None for an object."""
 
 
+_Owner = TypeVar("_Owner", bound=Hashable)
+
 #: Running attempts of this process.
-_attempts: set[Attempt] = set()
+_attempts: set[Hashable] = set()
 _attempts_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def under_way(attempt: Attempt) -> Iterator[None]:
+def under_way(attempt: Hashable) -> Iterator[None]:
     """Marks an attempt as running: during the block its data are not leftovers for this process."""
     with _attempts_lock:
         _attempts.add(attempt)
@@ -53,10 +61,29 @@ def under_way(attempt: Attempt) -> Iterator[None]:
             _attempts.discard(attempt)
 
 
+def running() -> set[Hashable]:
+    """Returns the running attempts of this process."""
+    with _attempts_lock:
+        return set(_attempts)
+
+
 def steps_under_way() -> set[int]:
     """Returns the steps that this process is saving."""
-    with _attempts_lock:
-        return {attempt.step for attempt in _attempts}
+    return {attempt.step for attempt in running() if isinstance(attempt, Attempt)}
+
+
+def expired(
+    times: Iterable[tuple[_Owner, datetime.datetime | None]], now: datetime.datetime, age: datetime.timedelta
+) -> set[_Owner]:
+    """Returns the owners of objects that are all of this age or older.
+
+    Args:
+        times: Owner and time of each object. An owner of an object without a time does not expire.
+        now: Time by the same clock.
+        age: Age of an object that expires.
+    """
+    times = list(times)
+    return {owner for owner, _ in times} - {owner for owner, time in times if time is None or now - time < age}
 
 
 def leftovers(commits: Commits) -> list[Leftover]:
@@ -67,8 +94,7 @@ def leftovers(commits: Commits) -> list[Leftover]:
     Raises:
         StoreError: The store cannot be listed.
     """
-    with _attempts_lock:
-        running = set(_attempts)
+    own = running()
     found = [Leftover(info.key, 0, info.size, info.last_modified, None) for info in commits.objects("steps/")]
     found += [
         Leftover(upload.key.removeprefix(commits.key("")), 0, None, upload.begun, upload)
@@ -81,7 +107,7 @@ def leftovers(commits: Commits) -> list[Leftover]:
     owned = set(commits.owned(item.key for item in found))
     for item in found:
         attempt = Attempt.of_key(item.key)
-        if attempt is None or attempt in running or item.key not in owned:
+        if attempt is None or attempt in own or item.key not in owned:
             continue
         step = attempt.step
         if readable.get(step) == attempt or (step in versions and step not in readable):
@@ -108,8 +134,8 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
         time = time_of_store(commits, probe.folder + "time", b"", commits.delete_objects)
     if time is None:
         return []
-    limit = time - datetime.timedelta(seconds=older_than_s)
-    old = _whole(left, lambda item: item.modified is not None and item.modified <= limit)
+    owners = expired(((_owner(item), item.modified) for item in left), time, datetime.timedelta(seconds=older_than_s))
+    old = [item for item in left if _owner(item) in owners]
     for item in old:
         if item.upload is not None:
             commits.store.abort_upload(item.upload)
@@ -118,6 +144,10 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
             commits.find(item.step)
     commits.delete_objects(item.key for item in old if item.upload is None)
     return old
+
+
+def _owner(item: Leftover) -> Attempt | str:
+    return Attempt.of_key(item.key) or item.key
 
 
 def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
@@ -135,30 +165,21 @@ def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
     if commits.is_swept:
         return []
     commits.is_swept = True
-    newest: dict[Attempt | None, datetime.datetime] = {}
-    for info in commits.objects("steps/"):
-        if info.last_modified is not None:
-            owner = Attempt.of_key(info.key)
-            newest[owner] = max(info.last_modified, newest.get(owner, info.last_modified))
-    if attempt not in newest:
+    times = [(Attempt.of_key(info.key), info.last_modified) for info in commits.objects("steps/")]
+    newest = max((time for owner, time in times if owner == attempt and time is not None), default=None)
+    if newest is None:
         return []
-    expired = {owner for owner, time in newest.items() if owner and newest[attempt] - time >= _EXPIRED_AFTER}
     # The data of a step that was replaced although its commit could not be read is left for `sweep`.
-    expired = {owner for owner in expired if owner.step != attempt.step}
+    old = {owner for owner in expired(times, newest, EXPIRED_AFTER) if owner and owner.step != attempt.step}
     # A listing may be old, as that of a gateway with a cache: each commit object is read.
-    expired = {owner for owner in expired if not _may_be_committed(commits, owner)}
-    if not expired:
+    old = {owner for owner in old if not _may_be_committed(commits, owner)}
+    if not old:
         return []
-    left = [item for item in leftovers(commits) if Attempt.of_key(item.key) in expired]
-
-    def is_expired(item: Leftover) -> bool:
-        if item.upload is not None or item.modified is None:
-            return False
-        return newest[attempt] - item.modified >= _EXPIRED_AFTER
-
-    old = _whole(left, is_expired)
-    commits.delete_objects(item.key for item in old)
-    return old
+    left = [item for item in leftovers(commits) if Attempt.of_key(item.key) in old]
+    owners = expired(((_owner(item), None if item.upload else item.modified) for item in left), newest, EXPIRED_AFTER)
+    left = [item for item in left if _owner(item) in owners]
+    commits.delete_objects(item.key for item in left)
+    return left
 
 
 def _may_be_committed(commits: Commits, attempt: Attempt) -> bool:
@@ -168,13 +189,3 @@ def _may_be_committed(commits: Commits, attempt: Attempt) -> bool:
         return False
     except UnreadableCommitError:
         return True
-
-
-def _whole(left: list[Leftover], is_old: Callable[[Leftover], bool]) -> list[Leftover]:
-    """The leftovers of attempts that have old ones only."""
-    kept = {_owner(item) for item in left if not is_old(item)}
-    return [item for item in left if _owner(item) not in kept]
-
-
-def _owner(item: Leftover) -> Attempt | str:
-    return Attempt.of_key(item.key) or item.key

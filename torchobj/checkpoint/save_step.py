@@ -5,9 +5,9 @@ step's or a leftover.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -20,7 +20,7 @@ from torchobj.checkpoint.save import save
 from torchobj.checkpoint.server import was_refused
 from torchobj.checkpoint.staging import Stager, Watch
 from torchobj.checkpoint.state import State
-from torchobj.checkpoint.state_shards import checksums, save_shards
+from torchobj.checkpoint.state_shards import save_shards
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     AccessDeniedError,
@@ -197,8 +197,9 @@ def _commit(
     attempt = beginning.attempt
     with leftovers.under_way(attempt):
         try:
-            write()
-            commit = Commit(attempt, kind, _written(commits, attempt, kind), metrics, datetime.now(tz=UTC))
+            written = write()
+            crc32s = cast("dict[str, int | None]", written) if kind == "dcp" else {STATE_FILE: None}
+            commit = Commit(attempt, kind, _written(commits, attempt, crc32s), metrics, datetime.now(tz=UTC))
             try:
                 # A commit object that cannot be read again would be a step that can never be restored.
                 Commit.from_json(commit.to_json(), commit.step)
@@ -217,15 +218,17 @@ def _commit(
             raise
 
 
-def _written(commits: Commits, attempt: Attempt, kind: Kind) -> tuple[StoredObject, ...]:
+def _written(commits: Commits, attempt: Attempt, crc32s: Mapping[str, int | None]) -> tuple[StoredObject, ...]:
     """Returns the attempt's objects. All of them belong to it, because its nonce is unique.
+
+    Args:
+        commits: The commit objects of the manager.
+        attempt: The attempt.
+        crc32s: The objects that were written, by name, with the CRC-32 of those that have one.
 
     Raises:
         CheckpointError: An object is missing.
     """
-    crc32s: dict[str, int | None] = {STATE_FILE: None}
-    if kind == "dcp":
-        crc32s = checksums(f"{commits.url}/{attempt.folder}", commits.store.config)
     # Without markers of folders, and other keys that a commit cannot name.
     found = {
         info.key.removeprefix(attempt.folder): info

@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from torchobj.checkpoint.dcp.checkpoint_dir import MANIFEST, METADATA, CheckpointDir
-from torchobj.checkpoint.dcp.manifest import Manifest
+from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
 from torchobj.checkpoint.entries import listed, wrapper_remedy
@@ -36,17 +35,22 @@ from torchobj.stateful import is_stateful
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["checksums", "restore_shards", "save_shards"]
+__all__ = ["restore_shards", "save_shards"]
 
 
-def save_shards(tree: dict[Any, Any], folder: str, config: StoreConfig, group: "ProcessGroup | None") -> None:
+def save_shards(
+    tree: dict[Any, Any], folder: str, config: StoreConfig, group: "ProcessGroup | None"
+) -> dict[str, int | None]:
     """Writes a state to a folder. Collective. The first rank that has a replicated entry writes it.
 
     Args:
         tree: The state; each rank has its shard.
-        folder: URL of the folder.
+        folder: URL of the folder, which contains nothing else.
         config: How its store is reached.
         group: The ranks, on the CPU; None for one rank.
+
+    Returns:
+        On the first rank the objects of all ranks, by name, with the CRC-32 of those that have one.
 
     Raises:
         Exception: The error of the first rank that failed.
@@ -59,18 +63,7 @@ def save_shards(tree: dict[Any, Any], folder: str, config: StoreConfig, group: "
             save(tree, storage_writer=writer, planner=planner, process_group=group)
     except CheckpointException as error:
         raise _cause(error) from error
-
-
-def checksums(folder: str, config: StoreConfig) -> dict[str, int | None]:
-    """Returns the objects that a save wrote to a folder, by name, with the CRC-32 of those that have one.
-
-    Raises:
-        CheckpointError: The folder's manifest is not valid.
-        ObjectNotFoundError: The folder has no manifest.
-    """
-    checkpoint = CheckpointDir(folder, config)
-    manifest = Manifest.load(checkpoint.get(MANIFEST), checkpoint.url_of(MANIFEST))
-    return {file.name: file.crc32 for file in manifest.files} | {MANIFEST: None, METADATA: None}
+    return {**writer.checksums, METADATA: None}
 
 
 def restore_shards(

@@ -1,7 +1,6 @@
 """Distributed checkpoints are read by torch's own and s3torchconnector, and theirs by ours."""
 
 import io
-import json
 import pickle
 import zlib
 
@@ -290,11 +289,10 @@ def test_each_rank_can_have_metadata_of_its_own(bucket, tmp_path):
 
 
 @pytest.mark.providers("s3", "gs")
-def test_the_manifest_names_each_object_with_size_version_and_checksum(bucket):
-    save(bucket, every_kind(), thread_count=3)
-    manifest = json.loads(bucket.body("step 1/_torchobj_manifest.json"))
-    assert [f"step 1/{entry['name']}" for entry in manifest["files"]] == files_of(bucket)
-    for entry in manifest["files"]:
-        body = bucket.body(f"step 1/{entry['name']}")
-        version = bucket.version(f"step 1/{entry['name']}")
-        assert (entry["size"], entry["crc32"], entry["version"]) == (len(body), zlib.crc32(body), version)
+def test_a_writer_has_the_checksum_of_each_file_and_writes_nothing_but_files_and_metadata(bucket):
+    writer = writer_of(bucket, thread_count=3)
+    dcp.save(every_kind(), storage_writer=writer)
+    assert {f"step 1/{name}" for name in writer.checksums} == set(files_of(bucket))
+    assert set(bucket.keys()) == {"step 1/.metadata", *files_of(bucket)}
+    for name, crc32 in writer.checksums.items():
+        assert zlib.crc32(bucket.body(f"step 1/{name}")) == crc32

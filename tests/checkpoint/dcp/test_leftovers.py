@@ -18,12 +18,12 @@ import torchobj.dcp
 from tests.support import warm_python
 from tests.support.killing import HELD_S, Saver, kill_at
 from tests.support.managers import GCS_IN_MATRIX
-from tests.support.prefetching import eventually
 from tests.support.ranks import LONGEST_S, run_ranks, started
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter, sweep
-from torchobj.checkpoint.dcp import attempt
+from torchobj.checkpoint.dcp import save_items
 from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.dcp.object_names import FileOwner
 
 pytestmark = [
     pytest.mark.providers("s3", GCS_IN_MATRIX),
@@ -33,13 +33,15 @@ pytestmark = [
 
 DAY_S = 86_400
 REFUSED = {"action": {"status": 403, "code": "AccessDenied"}}
+TOKEN = "0000123456789ab"
 #: What others keep beside a checkpoint, and in its folder.
 STRANGERS = {
     "run/__0_0.distcp",
     "run/notes.txt",
-    "run/__0_0123456789ab_0.txt",
-    "run2/__0_0123456789ab_0.distcp",
-    "__0_0123456789ab_0.distcp",
+    "run/__0_0123456789ab_0.distcp",
+    f"run/__0_{TOKEN}_0.txt",
+    f"run2/__0_{TOKEN}_0.distcp",
+    f"__0_{TOKEN}_0.distcp",
 }
 
 
@@ -74,10 +76,10 @@ def swept(bucket, folder="run", **settings):
 
 
 def named(bucket, folder="run"):
-    """The keys of a checkpoint: its metadata, its manifest and the files that the metadata names."""
+    """The keys of a checkpoint: its metadata and the files that the metadata names."""
     reader = StorageReader(f"{bucket.url}/{folder}", config=bucket.config)
     files = {info.relative_path for info in reader.read_metadata().storage_data.values()}
-    return {f"{folder}/{name}" for name in (".metadata", "_torchobj_manifest.json", *files)}
+    return {f"{folder}/{name}" for name in (".metadata", *files)}
 
 
 class Killed(StorageWriter):
@@ -123,7 +125,7 @@ def test_a_save_that_fails_on_one_rank_deletes_the_files_of_all_ranks(bucket):
 
 
 @pytest.mark.providers("s3", "gs")
-@pytest.mark.parametrize("name", ["_torchobj_attempt_", "_0.distcp$", "_torchobj_manifest", "\\.metadata$"])
+@pytest.mark.parametrize("name", ["_0.distcp$", "_1.distcp$", "\\.metadata$"])
 def test_a_save_that_the_store_refuses_deletes_its_files(bucket, control, name):
     save(bucket, 1.0)
     before = set(bucket.keys())
@@ -131,8 +133,7 @@ def test_a_save_that_the_store_refuses_deletes_its_files(bucket, control, name):
     error = failure_of(lambda: save(bucket, 2.0, thread_count=2))
     assert isinstance(error, exceptions.AccessDeniedError)
     control.clear_faults()
-    # The manifest is put before the metadata: it was another's by then.
-    assert set(bucket.keys()) == before - ({"run/_torchobj_manifest.json"} if "metadata" in name else set())
+    assert set(bucket.keys()) == before
     assert loaded(bucket) == 1.0
     save(bucket, 3.0)
     assert set(bucket.keys()) == named(bucket)
@@ -153,20 +154,20 @@ def test_files_stay_while_it_is_not_known_whether_the_checkpoint_was_made(bucket
     assert "it is unknown whether" in error.__notes__[0]
     assert loaded(bucket) == (2.0 if is_made else 1.0)
     left = set(bucket.keys()) - named(bucket)
-    assert len(left) == 2
-    assert swept(bucket, older_than_s=0) >= left
+    assert len(left) == 1
+    assert swept(bucket, older_than_s=0) == left
     assert loaded(bucket) == (2.0 if is_made else 1.0)
 
 
 def test_a_save_whose_files_cannot_be_deleted_leaves_them_to_a_sweep(bucket, control, caplog):
     control.faults(
-        {**REFUSED, "operation": "PutObject", "key": "_torchobj_manifest"}, {**REFUSED, "operation": "DeleteObject"}
+        {**REFUSED, "operation": "PutObject", "key": "\\.metadata$"}, {**REFUSED, "operation": "DeleteObject"}
     )
     failure_of(lambda: save(bucket, 2.0))
     control.clear_faults()
     assert "sweep() deletes them later" in caplog.text
-    assert len(bucket.keys()) == 2
-    assert len(swept(bucket, older_than_s=0)) == 2
+    assert len(bucket.keys()) == 1
+    assert len(swept(bucket, older_than_s=0)) == 1
     assert bucket.keys() == []
 
 
@@ -198,15 +199,14 @@ def test_a_save_that_is_killed_at_any_request_leaves_what_a_sweep_deletes_and_no
                 before = set(bucket.keys())
                 swept(bucket, older_than_s=0)
                 left = set(bucket.keys())
-                assert left - STRANGERS <= named(bucket), at
-                assert named(bucket) - left <= {"run/_torchobj_manifest.json"}, at
+                assert left - STRANGERS == named(bucket), at
                 assert left >= STRANGERS, at
                 assert bucket.uploads() == [], at
                 assert value_of(bucket) == found_value, at
                 found += before != left
                 value, request = int(found_value), request + 1
-            assert request > 10
-        assert found > 10
+            assert request > 8
+        assert found > 8
     finally:
         saver.close()
 
@@ -235,11 +235,10 @@ def test_the_next_save_deletes_what_expired(bucket, monkeypatch):
     save(bucket, 1.0)
     dcp.save(tensors(2.0), storage_writer=writer_of(bucket, Killed, thread_count=2))
     left = set(bucket.keys()) - named(bucket)
-    [record] = {key.removeprefix("run/") for key in left if "attempt" in key}
-    assert len(left) == 3
+    assert len(left) == 2
     for age_s, found in ((DAY_S - 60, left), (DAY_S + 60, set())):
         with monkeypatch.context() as patch:
-            shift_times(patch, lambda name: -age_s if name == record else 0)  # noqa: B023  called in this block
+            shift_times(patch, lambda name: -age_s if f"run/{name}" in left else 0)  # noqa: B023  called in this block
             save(bucket, 3.0)
         assert set(bucket.keys()) - named(bucket) == found
     assert loaded(bucket) == 3.0
@@ -251,7 +250,7 @@ def test_a_clock_that_is_off_here_makes_no_save_expire(bucket, monkeypatch, shif
     shift_times(monkeypatch, lambda _: shift_s)
     assert swept(bucket) == set()
     save(bucket, 3.0)
-    assert len(set(bucket.keys()) - named(bucket)) == 2
+    assert len(set(bucket.keys()) - named(bucket)) == 1
 
 
 @pytest.mark.providers("s3", "gs")
@@ -264,10 +263,10 @@ def test_a_sweep_covers_the_checkpoints_in_subfolders(bucket):
     dcp.save(tensors(2.0), storage_writer=writer_of(bucket, Killed, prefix_strategy=strategy))
     dcp.save(tensors(2.0), storage_writer=Killed(f"{bucket.url}/running", config=bucket.config))
     assert swept(bucket) == set()
-    assert len(swept(bucket, older_than_s=0)) == 6
+    assert len(swept(bucket, older_than_s=0)) == 3
     keys = {key for key in bucket.keys() if not key.startswith("running/")}
     assert keys == named(bucket, "run/step-1") | named(bucket, "run/step-2")
-    assert len(bucket.keys()) == len(keys) + 2
+    assert len(bucket.keys()) == len(keys) + 1
 
 
 def rank_dies(rank, url, config):
@@ -301,7 +300,7 @@ def test_other_stores_are_swept_too(scheme, tmp_path):
     dcp.save(tensors(1.0), storage_writer=StorageWriter(url))
     dcp.save(tensors(2.0), storage_writer=Killed(url))
     assert sweep(url) == []
-    assert len(sweep(url, older_than_s=0)) == 2
+    assert len(sweep(url, older_than_s=0)) == 1
     found = tensors(0.0)
     dcp.load(found, storage_reader=StorageReader(url))
     assert found["bias"][0] == 1.0
@@ -324,7 +323,7 @@ def test_a_save_that_is_running_is_never_swept_by_another_of_the_same_url(bucket
     assert set(bucket.keys()) == named(bucket)
 
 
-def test_a_save_that_is_between_manifest_and_metadata_keeps_its_files(bucket):
+def test_a_save_that_is_about_to_write_its_metadata_keeps_its_files(bucket):
     class Slow(StorageWriter):
         def _put_metadata(self, data):
             save(bucket, 2.0)
@@ -334,60 +333,128 @@ def test_a_save_that_is_between_manifest_and_metadata_keeps_its_files(bucket):
     assert loaded(bucket) == 3.0
 
 
-def test_a_record_is_renewed_while_its_rank_writes(bucket, control, monkeypatch):
-    monkeypatch.setattr(attempt, "_RENEWAL_INTERVAL_S", 0.01)
+def test_a_sweep_in_the_process_that_saves_leaves_its_running_save_alone(bucket, monkeypatch):
+    close = save_items.close_files
 
-    def records():
-        return [request for request in control.requests("PutObject") if "_torchobj_attempt_" in request.key]
+    def close_and_sweep(files):
+        closed = close(files)
+        assert files
+        assert sweep(f"{bucket.url}/run", older_than_s=0, config=bucket.config) == []
+        return closed
 
-    class Waiting(DefaultSavePlanner):
-        def resolve_data(self, write_item):
-            assert eventually(lambda: len(records()) > 3)
-            return super().resolve_data(write_item)
-
-    dcp.save(tensors(1.0), storage_writer=writer_of(bucket), planner=Waiting())
-    assert loaded(bucket) == 1.0
-    assert set(bucket.keys()) == named(bucket)
-
-
-def test_a_sweep_in_the_process_that_saves_leaves_its_running_save_alone(bucket):
-    class Sweeping(DefaultSavePlanner):
-        def resolve_data(self, write_item):
-            assert sweep(f"{bucket.url}/run", older_than_s=0, config=bucket.config) == []
-            return super().resolve_data(write_item)
-
-    dcp.save(tensors(1.0), storage_writer=writer_of(bucket), planner=Sweeping())
+    monkeypatch.setattr(save_items, "close_files", close_and_sweep)
+    dcp.save(tensors(1.0), storage_writer=writer_of(bucket))
     assert loaded(bucket) == 1.0
 
 
-def test_a_save_whose_files_another_process_swept_fails_and_leaves_the_old_checkpoint(bucket):
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_save_whose_files_another_process_swept_fails_before_its_metadata(bucket, is_first):
     class Late(StorageWriter):
         def finish(self, metadata, results):
             script = (
                 "import pickle, sys, torchobj.checkpoint as c;"
                 "config = pickle.loads(bytes.fromhex(sys.argv[2]));"
-                "assert len(c.sweep(sys.argv[1], older_than_s=0, config=config)) == 2"
+                "assert len(c.sweep(sys.argv[1], older_than_s=0, config=config)) == 1"
             )
             arguments = [f"{bucket.url}/run", pickle.dumps(bucket.config).hex()]
             warm_python.run(["-c", script, *arguments], check=True)
             super().finish(metadata, results)
 
-    save(bucket, 1.0)
+        def _put_metadata(self, data):
+            raise AssertionError("the metadata is written")
+
+    if not is_first:
+        save(bucket, 1.0)
+    before = set(bucket.keys())
     error = failure_of(lambda: dcp.save(tensors(2.0), storage_writer=writer_of(bucket, Late)))
     assert isinstance(error, exceptions.CheckpointError)
     assert "another process swept files of this save" in str(error)
-    assert loaded(bucket) == 1.0
-    assert set(bucket.keys()) == named(bucket)
+    assert set(bucket.keys()) == before
+    assert is_first or loaded(bucket) == 1.0
+
+
+def test_metadata_is_absent_throughout_a_first_save_and_replaced_files_stay_until_it_is_written(bucket):
+    seen = []
+
+    class Watched(StorageWriter):
+        def write_data(self, plan, planner):
+            future = super().write_data(plan, planner)
+            seen.append(set(bucket.keys()))
+            return future
+
+        def _put_metadata(self, data):
+            seen.append(set(bucket.keys()))
+            super()._put_metadata(data)
+            seen.append(set(bucket.keys()))
+
+    for value in (1.0, 2.0):
+        before = set(bucket.keys())
+        dcp.save(tensors(value), storage_writer=writer_of(bucket, Watched))
+        written, checked, committed = seen
+        [file] = written - before
+        assert ".distcp" in file
+        assert written == checked == before | {file}
+        assert committed == before | {file, "run/.metadata"}
+        assert set(bucket.keys()) == {file, "run/.metadata"}
+        seen.clear()
+    assert loaded(bucket) == 2.0
+
+
+def test_a_file_of_a_save_that_was_replaced_by_another_one_fails_the_save(bucket):
+    class Damaged(StorageWriter):
+        def finish(self, metadata, results):
+            [key] = bucket.keys()
+            bucket.write(key, bucket.body(key)[:-1])
+            super().finish(metadata, results)
+
+    error = failure_of(lambda: dcp.save(tensors(2.0), storage_writer=writer_of(bucket, Damaged)))
+    assert isinstance(error, exceptions.CheckpointError)
+    assert "1 of 1, such as __0_" in str(error)
+    assert bucket.keys() == []
+
+
+def test_the_files_of_a_rank_expire_together_by_the_newest(bucket, monkeypatch):
+    dcp.save(tensors(1.0), storage_writer=writer_of(bucket, Killed, thread_count=2))
+    dcp.save(tensors(2.0), storage_writer=writer_of(bucket, Killed, thread_count=2))
+    owners = {}
+    for key in bucket.keys():
+        owners.setdefault(FileOwner.of_file(key.removeprefix("run/")), set()).add(key)
+    old, young = owners.values()
+    assert len(old) == len(young) == 2
+    shift_times(monkeypatch, lambda name: -10 * DAY_S if f"run/{name}" in {*old, min(young)} else 0)
+    assert swept(bucket) == old
+    save(bucket, 3.0)
+    assert set(bucket.keys()) == young | named(bucket)
 
 
 @pytest.mark.providers("s3", "gs")
-def test_a_sweep_that_finds_a_record_renewed_meanwhile_leaves_it(bucket, control, monkeypatch):
+def test_metadata_that_is_written_after_the_files_were_listed_keeps_them(bucket, monkeypatch):
     dcp.save(tensors(1.0), storage_writer=writer_of(bucket, Killed))
-    before = set(bucket.keys())
-    refused = {"status": 412, "code": "PreconditionFailed"}
-    control.faults({"operation": "PutObject", "key": "_torchobj_attempt_", "skip": 1, "action": refused})
+    [file] = bucket.keys()
+    listed = CheckpointDir.unfinished_uploads
+
+    def list_and_commit(self):
+        bucket.write("run/__7.metadata", f"names {file.removeprefix('run/')}".encode())
+        return listed(self)
+
+    monkeypatch.setattr(CheckpointDir, "unfinished_uploads", list_and_commit)
     assert swept(bucket, older_than_s=0) == set()
-    assert set(bucket.keys()) == before
+    assert file in bucket.keys()
+
+
+@pytest.mark.providers("s3")
+def test_a_save_keeps_the_files_of_a_rank_with_an_unfinished_upload_and_a_sweep_aborts_it(bucket, monkeypatch):
+    dcp.save(tensors(1.0), storage_writer=writer_of(bucket, Killed))
+    [file] = bucket.keys()
+    parts = file.replace("_0.distcp", "_1.distcp")
+    for key in (parts, "run/other", "other"):
+        bucket.boto.create_multipart_upload(Bucket=bucket.name, Key=key)
+    with monkeypatch.context() as patch:
+        shift_times(patch, lambda name: -10 * DAY_S if f"run/{name}" == file else 0)
+        save(bucket, 2.0)
+    assert file in bucket.keys()
+    assert swept(bucket, older_than_s=0) == {file}
+    assert sorted(upload["Key"] for upload in bucket.uploads()) == ["other", "run/other"]
 
 
 def test_plans_that_torch_caches_give_no_two_saves_the_same_files(bucket):
@@ -397,4 +464,4 @@ def test_plans_that_torch_caches_give_no_two_saves_the_same_files(bucket):
         dcp.save(tensors(value), storage_writer=writer_of(bucket), planner=planner)
         assert loaded(bucket) == value
         names.append(named(bucket))
-    assert len(set.union(*names)) == 5
+    assert len(set.union(*names)) == 4

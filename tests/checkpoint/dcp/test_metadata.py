@@ -4,7 +4,6 @@ import io
 import os
 import pathlib
 import pickle
-import zlib
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from torchobj.checkpoint.dcp.manifest import Manifest, WrittenFile
 from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
 from torchobj.exceptions import CheckpointError
 
@@ -102,34 +100,3 @@ def test_what_does_not_belong_in_metadata_is_refused_by_name(planner_data, named
 def test_what_is_no_metadata_is_refused(data):
     with pytest.raises(CheckpointError, match=r"u: is not metadata of a checkpoint"):
         load_metadata(data, "u")
-
-
-def test_a_manifest_is_read_as_it_was_written():
-    manifest = Manifest("id", (WrittenFile("__0_0.distcp", 5, '"etag"', zlib.crc32(b"12345")),), ("old",))
-    assert Manifest.load(manifest.dump(), "u") == manifest
-    assert manifest.names() == {"__0_0.distcp", "old"}
-    assert manifest.torch_version == torch.__version__
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"format": 1, "files": [{}]}',
-        Manifest("", ()).dump(),
-        Manifest(5, ()).dump(),
-        Manifest("\ud800", ()).dump(),
-        Manifest("id", (), ([],)).dump(),
-        Manifest("id", (WrittenFile(5, 5, None, 5),)).dump(),
-    ],
-)
-def test_what_is_no_manifest_is_refused(data):
-    with pytest.raises(CheckpointError, match=r"u: is no manifest"):
-        Manifest.load(data, "u")
-
-
-def test_a_newer_manifest_is_refused():
-    with pytest.raises(CheckpointError, match="which is newer"):
-        Manifest.load(Manifest("id", ()).dump().replace(b'"format": 1', b'"format": 2'), "u")

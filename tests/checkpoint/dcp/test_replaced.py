@@ -56,7 +56,7 @@ def test_a_checkpoint_of_torch_is_replaced_too(bucket, tmp_path):
     assert "step 1/__0_0.distcp" not in bucket.keys()
 
 
-def test_the_manifest_of_a_save_that_failed_is_not_believed(bucket, control):
+def test_a_save_that_failed_changes_nothing_for_the_next_one(bucket, control):
     with_an_old_one(bucket)
     before = set(files_of(bucket))
     refused = {"operation": "PutObject", "key": "\\.metadata$", "times": 1}
@@ -68,12 +68,15 @@ def test_the_manifest_of_a_save_that_failed_is_not_believed(bucket, control):
     assert not before & set(files_of(bucket))
 
 
-def test_a_checkpoint_whose_manifest_is_damaged_is_replaced_too(bucket):
+def test_a_checkpoint_whose_metadata_is_damaged_is_replaced_and_its_files_stay(bucket, caplog):
     with_an_old_one(bucket)
     before = set(files_of(bucket))
-    bucket.write("step 1/_torchobj_manifest.json", b"{")
-    save(bucket, {"weight": torch.rand(100)})
-    assert not before & set(files_of(bucket))
+    bucket.write("step 1/.metadata", b"{")
+    new = {"weight": torch.rand(100)}
+    save(bucket, new)
+    assert_equal(loaded(bucket, new), new)
+    assert before < set(files_of(bucket))
+    assert "its old files are not deleted" in caplog.text
 
 
 def test_an_existing_checkpoint_is_not_overwritten_unless_it_may_be(bucket):

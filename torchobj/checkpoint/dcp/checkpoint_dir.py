@@ -3,35 +3,18 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
-
 from torchobj import _torchobj
-from torchobj.checkpoint.keys import is_canonical, without_links
+from torchobj.checkpoint.keys import without_links
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
-from torchobj.exceptions import ConfigError, ObjectNotFoundError, UnsupportedError
-from torchobj.store import ObjectInfo, Store
+from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.store import ObjectInfo, Store, UnfinishedUpload
 from torchobj.urls import CLOUD_SCHEMES, SCHEMES, parse_url
 
-__all__ = ["MANIFEST", "METADATA", "CheckpointDir", "CheckpointStorage", "is_item_file", "ranked"]
-
-#: The object that commits a checkpoint, as torch names it.
-METADATA = ".metadata"
-#: The list of the objects of a checkpoint.
-MANIFEST = "_torchobj_manifest.json"
-
-
-def ranked(name: str, rank: int | None) -> str:
-    """Returns the name of the object that a rank writes for itself, as torch names `.metadata`; for None, `name`."""
-    return name if rank is None else f"__{rank}{name}"
-
-
-def is_item_file(name: Any) -> bool:
-    """Returns whether an untrusted name from a checkpoint is that of a file of items in its folder."""
-    return isinstance(name, str) and name.endswith(DEFAULT_SUFFIX) and is_canonical(name)
+__all__ = ["CheckpointDir", "CheckpointStorage"]
 
 
 class CheckpointDir:
@@ -74,10 +57,6 @@ class CheckpointDir:
         """The native store, for bulk reads and writes."""
         return _torchobj.NativeStore(self._parsed.scheme, self._parsed.bucket, self._config)
 
-    def below(self, directory: str) -> "CheckpointDir":
-        """Returns a subfolder; the folder itself if the name is empty."""
-        return CheckpointDir(self.url_of(directory), self._config)
-
     def key(self, name: str) -> str:
         """Returns the key of an object of the folder."""
         return f"{self._folder}/{name}" if self._folder else name
@@ -103,25 +82,11 @@ class CheckpointDir:
 
     def has(self, name: str) -> bool:
         """Returns whether an object exists."""
-        return self.head(name) is not None
-
-    def head(self, name: str) -> ObjectInfo | None:
-        """Returns size and version of an object; None if it does not exist."""
         try:
-            return self.store.head(self.key(name))
+            self.store.head(self.key(name))
         except ObjectNotFoundError:
-            return None
-
-    def put(self, name: str, data: bytes, if_version: str | None = None) -> None:
-        """Writes an object; with `if_version` only if it has this version, if the store supports the condition.
-
-        Raises:
-            PreconditionFailedError: The object has another version.
-        """
-        try:
-            self.store.put(self.key(name), data, if_version=if_version)
-        except UnsupportedError:
-            self.store.put(self.key(name), data)
+            return False
+        return True
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects, except files behind a symbolic link. A missing object is not an error."""
@@ -133,15 +98,22 @@ class CheckpointDir:
         """Returns the names without those that a symbolic link leads to."""
         return without_links(Path("/", self._folder) if self._parsed.scheme == "file" else None, names)
 
-    def abort_uploads(self, beginning: str, owns: Callable[[str], bool]) -> None:
-        """Aborts unfinished uploads of objects whose names start with `beginning`, if `owns` accepts the name."""
+    def unfinished_uploads(self) -> list[tuple[str, UnfinishedUpload]]:
+        """Returns the unfinished uploads of objects of the folder, with the objects' names."""
+        store, folder = self._store_of_uploads
+        uploads = store.unfinished_uploads(folder)
+        return [(upload.key.removeprefix(folder), upload) for upload in uploads]
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Aborts an upload that `unfinished_uploads` returned, and deletes its parts."""
+        self._store_of_uploads[0].abort_upload(upload)
+
+    @functools.cached_property
+    def _store_of_uploads(self) -> tuple[Store, str]:
+        """The store whose uploads are listed, and the folder in it."""
         # A file store searches its whole root for uploads.
         is_file = self._parsed.scheme == "file"
-        store, folder = (Store(self.url, config=self._config), "") if is_file else (self.store, self.key(""))
-        for upload in store.unfinished_uploads(folder + beginning):
-            name = upload.key.removeprefix(folder)
-            if owns(name) and self.owned([name]):
-                store.abort_upload(upload)
+        return (Store(self.url, config=self._config), "") if is_file else (self.store, self.key(""))
 
     def objects(self, beginning: str, delimiter: str | None = None) -> list[ObjectInfo]:
         """Lists the objects whose names start with `beginning`, with names as keys; without those below a delimiter.

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from torchobj import _torchobj
+from torchobj.checkpoint.archive import DESCRIPTOR_MARK
 from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
-from torchobj.checkpoint.dcp.manifest import WrittenFile
+from torchobj.checkpoint.files import NO_ATTRIBUTES
+from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import TensorArchive
-from torchobj.store.archive import DESCRIPTOR_MARK
-from torchobj.store.file_objects import NO_ATTRIBUTES
-from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["JOINED_BYTES", "ItemFile", "close_files"]
 
@@ -131,13 +130,11 @@ class ItemFile:
         return pieces
 
 
-def close_files(files: Sequence[ItemFile]) -> list[WrittenFile]:
-    """Completes all files concurrently.
+def close_files(files: Sequence[ItemFile]) -> list[int]:
+    """Completes all files concurrently. Returns the CRC-32 of each.
 
     Raises:
         StoreError: The error of the first file that failed, after the others have ended.
     """
     closed = _torchobj.close_gathers([(file._native, file._take()) for file in files])
-    return [
-        WrittenFile(file.name, size, version, crc32) for file, (version, size, crc32) in zip(files, closed, strict=True)
-    ]
+    return [crc32 for _, _, crc32 in closed]

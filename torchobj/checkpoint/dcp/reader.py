@@ -9,9 +9,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
 
-from torchobj.checkpoint.dcp.checkpoint_dir import METADATA, CheckpointStorage, ranked
+from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointStorage
 from torchobj.checkpoint.dcp.load_items import ItemIndex, load_items
 from torchobj.checkpoint.dcp.metadata import load_metadata
+from torchobj.checkpoint.dcp.object_names import METADATA, ranked
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError
 

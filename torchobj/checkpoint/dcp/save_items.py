@@ -13,15 +13,16 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from torchobj.checkpoint.dcp.attempt import Record, discard, running
 from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.item_file import JOINED_BYTES, ItemFile, close_files
-from torchobj.checkpoint.dcp.manifest import WrittenFile
+from torchobj.checkpoint.dcp.leftovers import discard
+from torchobj.checkpoint.dcp.object_names import FileNames
 from torchobj.checkpoint.device_memory import check_memory
+from torchobj.checkpoint.leftovers import under_way
+from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import is_memory, tensor_archive
 from torchobj.checkpoint.ranks import portable
 from torchobj.exceptions import CheckpointError
-from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["FailedWrite", "InfoOfLast", "write_items"]
 
@@ -36,14 +37,14 @@ _PIECE_BYTES = 16 << 20
 
 
 class InfoOfLast(_StorageInfo):
-    """The `_StorageInfo` of the last item of a file, and the file: brings the files of all ranks to the coordinator."""
+    """The `_StorageInfo` of the last item of a file, and the file's CRC-32, which it brings to the coordinator."""
 
-    def __init__(self, info: _StorageInfo, file: WrittenFile) -> None:
+    def __init__(self, info: _StorageInfo, crc32: int) -> None:
         super().__init__(info.relative_path, info.offset, info.length)
-        self.file = file
+        self.crc32 = crc32
 
     def plain(self) -> _StorageInfo:
-        """Returns the `_StorageInfo` for the metadata, without the file."""
+        """Returns the `_StorageInfo` for the metadata, without the CRC-32."""
         return _StorageInfo(self.relative_path, self.offset, self.length)
 
 
@@ -189,11 +190,11 @@ class _Bin:
 
 
 class _Writing:
-    """The files of one rank in one save. Their names contain a token, so no save overwrites files of another."""
+    """The files of one rank in one save."""
 
-    def __init__(self, checkpoint: CheckpointDir, record: Record) -> None:
+    def __init__(self, checkpoint: CheckpointDir, names: FileNames) -> None:
         self._checkpoint = checkpoint
-        self._record = record
+        self._names = names
         self._files: list[ItemFile] = []
         #: Index of the last result of each file.
         self._last: dict[str, int] = {}
@@ -201,7 +202,7 @@ class _Writing:
 
     def open(self, limit_bytes: int | None) -> ItemFile:
         """Opens a new file of the rank."""
-        file = ItemFile(self._checkpoint, self._record.file(len(self._files)), limit_bytes)
+        file = ItemFile(self._checkpoint, self._names.file(len(self._files)), limit_bytes)
         self._files.append(file)
         return file
 
@@ -217,10 +218,10 @@ class _Writing:
 
     def close(self, count: int) -> list[WriteResult]:
         """Waits until all files are stored. Checks that they have `count` items."""
-        for file in close_files(self._files):
+        for file, crc32 in zip(self._files, close_files(self._files), strict=True):
             number = self._last[file.name]
             last = self._results[number]
-            self._results[number] = WriteResult(last.index, last.size_in_bytes, InfoOfLast(last.storage_data, file))
+            self._results[number] = WriteResult(last.index, last.size_in_bytes, InfoOfLast(last.storage_data, crc32))
         if len(self._results) != count:
             raise CheckpointError(f"{self._checkpoint.url}: {len(self._results)} of {count} items were written")
         return self._results
@@ -248,18 +249,18 @@ def write_items(
 
     Raises:
         ConfigError: The prefix is not below the checkpoint's folder.
-        StoreError: A file could not be stored. The stored files are deleted, with their record.
+        StoreError: A file could not be stored. The stored files are deleted.
         CheckpointError: An item has no result.
     """
     if not items:
         return []
-    record = Record.new(prefix)
-    with running(checkpoint, record):
-        writing = _Writing(checkpoint, record)
+    names = FileNames(prefix)
+    with under_way(names.token):
+        writing = _Writing(checkpoint, names)
         try:
             for content in _packed(items, thread_count):
                 writing.write(content, planner)
             return writing.close(len(items))
-        except BaseException as error:
-            discard(checkpoint, writing.abort(), [error])
+        except BaseException:
+            discard(checkpoint, writing.abort())
             raise

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import uuid
-from datetime import datetime
+from collections.abc import Collection
 from typing import Any
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
@@ -14,14 +14,13 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from torchobj.checkpoint.dcp.attempt import RECORDS, discard, records_of_files
-from torchobj.checkpoint.dcp.checkpoint_dir import MANIFEST, METADATA, CheckpointStorage, ranked
-from torchobj.checkpoint.dcp.contents import files_of
-from torchobj.checkpoint.dcp.manifest import Manifest, WrittenFile
+from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointStorage
+from torchobj.checkpoint.dcp.leftovers import discard, sweep_expired
 from torchobj.checkpoint.dcp.metadata import dump_metadata
+from torchobj.checkpoint.dcp.object_names import METADATA, ranked
 from torchobj.checkpoint.dcp.prefix import DefaultPrefixStrategy, S3PrefixStrategyBase
+from torchobj.checkpoint.dcp.removal import files_of
 from torchobj.checkpoint.dcp.save_items import FailedWrite, InfoOfLast, write_items
-from torchobj.checkpoint.dcp.sweeping import sweep_expired
 from torchobj.checkpoint.server import was_refused
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
@@ -41,8 +40,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     One PUT of `.metadata`, after everything else, commits the checkpoint. Each save writes files with new names, so a
     save that fails or is killed does not change an existing checkpoint. After it has replaced a checkpoint, a save
     deletes the files of the old one. A save that fails deletes its own files, on all ranks. The files of a save that is
-    killed remain, and the next save or `torchobj.checkpoint.sweep` deletes them after a day. A failure of one rank is
-    raised on all ranks.
+    killed remain. The next save to the folder deletes them after a day, `torchobj.checkpoint.sweep` at any age, and
+    also unfinished uploads. A failure of one rank is raised on all ranks.
 
     The files have torch's own format: torch 2.6 and later, `FsspecReader` and s3torchconnector read them. Tensors are
     sent from their own memory, in parallel parts: do not change them before the save returns. A writer can be pickled,
@@ -86,6 +85,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         self._save_id = str(uuid.uuid4())
         #: The rank, if each rank writes its own metadata.
         self._rank: int | None = None
+        #: CRC-32 of each file of the last save, by name, on the coordinator.
+        self.checksums: dict[str, int] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Starts a new save, to `checkpoint_id` if given.
@@ -149,7 +150,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             StoreError: The metadata could not be written.
             BaseException: The failure of the first rank that failed. A note names the rank.
         """
-        files: list[WrittenFile] = []
+        self.checksums = {}
+        sizes: dict[str, int] = {}
         stored: dict[MetadataIndex, _StorageInfo] = {}
         failed: list[tuple[int, FailedWrite]] = []
         for rank, result in ((rank, result) for rank, of_rank in enumerate(results) for result in of_rank):
@@ -158,55 +160,55 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
                 failed.append((rank, result))
                 continue
             if isinstance(info, InfoOfLast):
-                files.append(info.file)
+                self.checksums[info.relative_path] = info.crc32
                 info = info.plain()
+            sizes[info.relative_path] = max(sizes.get(info.relative_path, 0), info.offset + info.length)
             stored[result.index] = info
-        names = {file.name for file in files}
         try:
             _check_written(failed, len(results))
             self._check_complete(metadata, stored)
             metadata.version = _DCP_VERSION
             metadata.storage_data = stored
             metadata.storage_meta = self.storage_meta()
-            replaced = self._names_of_previous() - names
-            manifest = Manifest(self._save_id, tuple(sorted(files)), tuple(sorted(replaced)))
             data = dump_metadata(metadata)
-            # Immediately before the manifest is replaced: a sweep may have marked a record since.
-            records, now = self._listed_records(names)
-            self._checkpoint.put(ranked(MANIFEST, self._rank), manifest.dump())
-        except BaseException as error:
-            discard(self._checkpoint, names, [failure.error for _, failure in failed] or [error])
+            replaced = self._names_of_previous() - sizes.keys()
+            # Immediately before the metadata is written: another process may have swept the files since.
+            listed = self._listed(sizes)
+        except BaseException:
+            discard(self._checkpoint, sizes)
             raise
-        self._commit(data, names)
-        self._delete(replaced | {record.name for record in records_of_files(names)})
-        self._sweep(records, now)
+        self._commit(data, sizes)
+        self._delete(replaced)
+        self._sweep(listed, sizes)
 
-    def _commit(self, metadata: bytes, names: set[str]) -> None:
+    def _commit(self, metadata: bytes, names: Collection[str]) -> None:
         """Writes the metadata. If it certainly was not written, deletes the files."""
         try:
             self._put_metadata(metadata)
         except (StoreError, CheckpointError) as error:
             if isinstance(error, CheckpointError) or was_refused(error):
-                discard(self._checkpoint, {*names, ranked(MANIFEST, self._rank)}, [error])
+                discard(self._checkpoint, names)
             else:
                 error.add_note(f"it is unknown whether {self.checkpoint_id} was saved; its files were not deleted")
             raise
 
-    def _listed_records(self, names: set[str]) -> tuple[list[ObjectInfo], datetime | None]:
-        """Returns the records of other saves, and the time by the store's clock.
+    def _listed(self, sizes: dict[str, int]) -> list[ObjectInfo]:
+        """Returns the objects in the folder: below it too if a prefix names folders.
+
+        Args:
+            sizes: Size of each file of this save in bytes, by name.
 
         Raises:
-            CheckpointError: A record of the files `names` is missing, or was swept.
+            CheckpointError: A file of this save is missing, or has another size.
         """
-        listed = {info.key: info for info in self._checkpoint.objects(RECORDS)}
-        own = {record.name: len(record.dump()) for record in records_of_files(names)}
-        found = [listed.pop(name, None) for name in own]
-        if [info and info.size for info in found] != list(own.values()):
+        listed = self._checkpoint.objects("", None if any("/" in name for name in sizes) else "/")
+        # Listings may have no sizes.
+        found = {info.key: sizes.get(info.key) if info.size is None else info.size for info in listed}
+        lost = sorted(name for name, size in sizes.items() if found.get(name) != size)
+        if lost:
             message = "another process swept files of this save; give sweep() an older_than_s longer than a save takes"
-            raise CheckpointError(f"{self.checkpoint_id}: {message}")
-        # Saves renew their records, so this is a recent time.
-        times = [info.last_modified for info in found if info is not None and info.last_modified is not None]
-        return list(listed.values()), max(times, default=None)
+            raise CheckpointError(f"{self.checkpoint_id}: {message}: {len(lost)} of {len(sizes)}, such as {lost[0]}")
+        return listed
 
     def _delete(self, names: set[str]) -> None:
         """Deletes files that the committed checkpoint does not use. A failure is only logged."""
@@ -221,10 +223,10 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
                 error,
             )
 
-    def _sweep(self, records: list[ObjectInfo], now: datetime | None) -> None:
+    def _sweep(self, listed: list[ObjectInfo], own: Collection[str]) -> None:
         """Deletes files of killed saves, after the checkpoint was committed. A failure is only logged."""
         try:
-            for name in sweep_expired(self._checkpoint, records, now):
+            for name in sweep_expired(self._checkpoint, listed, own):
                 logger.info("deleted a file of a save that was killed: %s", self._checkpoint.url_of(name))
         except StoreError as error:
             logger.warning("%s is saved, but files of killed saves could not be deleted: %s", self.checkpoint_id, error)
@@ -247,10 +249,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
 
     def _check_may_be_made(self) -> None:
         """Raises if the checkpoint exists and `overwrite` is false."""
-        if self._checkpoint.has(self._metadata_name()):
-            if not self._overwrite:
-                raise self._exists()
-            logger.info("replacing %s", self._checkpoint.url_of(self._metadata_name()))
+        if not self._overwrite and self._checkpoint.has(self._metadata_name()):
+            raise self._exists()
 
     def _exists(self) -> CheckpointError:
         # The message of torch's own writer.
@@ -259,15 +259,17 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         )
 
     def _names_of_previous(self) -> set[str]:
-        """Returns the files of the checkpoint that this save replaces, without those of a running save."""
+        """Returns the files of the checkpoint that this save replaces."""
         if not self._overwrite:
             return set()
         try:
-            previous = files_of(self._checkpoint, self._rank)
+            files = files_of(self._checkpoint, self._rank)
         except CheckpointError as error:
             logger.warning("replacing %s; its old files are not deleted: %s", self.checkpoint_id, error)
             return set()
-        return previous.files if previous.has_metadata else set()
+        if files is not None:
+            logger.info("replacing %s", self._checkpoint.url_of(self._metadata_name()))
+        return files or set()
 
     def _put_metadata(self, data: bytes) -> None:
         key = self._checkpoint.key(self._metadata_name())

@@ -1,0 +1,103 @@
+"""Finds the files that belong to a checkpoint, by its metadata, and removes a checkpoint.
+
+Never deletes by prefix: a folder may contain objects of others.
+"""
+
+import datetime
+import itertools
+import logging
+
+from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.dcp.metadata import load_metadata
+from torchobj.checkpoint.dcp.object_names import METADATA, FileOwner, is_item_file, ranked
+from torchobj.checkpoint.leftovers import expired
+from torchobj.config import StoreConfig
+from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
+from torchobj.urls import Url
+
+__all__ = ["files_of", "remove"]
+
+logger = logging.getLogger("torchobj")
+
+
+def files_of(checkpoint: CheckpointDir, rank: int | None) -> set[str] | None:
+    """Returns the names of the files that are deleted when a checkpoint is removed or replaced.
+
+    These are the files that the metadata names. If another program wrote all of them, these are also the older files of
+    `StorageWriter`: the other program has replaced their checkpoint.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        rank: Rank that wrote its own metadata; None for metadata of all ranks.
+
+    Returns:
+        The names, relative to the folder; None if the metadata does not exist.
+
+    Raises:
+        CheckpointError: The metadata cannot be read.
+        StoreError: A request failed.
+    """
+    metadata = ranked(METADATA, rank)
+    data, url = checkpoint.find(metadata), checkpoint.url_of(metadata)
+    if data is None:
+        return None
+    try:
+        named = {info.relative_path for info in load_metadata(data, url).storage_data.values()}
+    except (AttributeError, TypeError) as error:
+        raise CheckpointError(f"{url}: cannot be read: {error!r}") from error
+    files = {name for name in named if is_item_file(name)}
+    if files != named:
+        others = ", ".join(sorted(map(repr, named - files)))
+        logger.warning("%s names objects that are not files of a checkpoint; not deleted: %s", checkpoint.url, others)
+    if files and not any(map(FileOwner.of_file, files)):
+        files |= _older_files(checkpoint, metadata)
+    return files
+
+
+def _older_files(checkpoint: CheckpointDir, metadata: str) -> set[str]:
+    """Returns the files of saves by `StorageWriter` that ended before the metadata was written."""
+    times = {info.key: info.last_modified for info in checkpoint.objects("")}
+    written = times.get(metadata)
+    if written is None:
+        return set()
+    owners = {name: FileOwner.of_file(name) for name in times}
+    old = expired(((owners[name], time) for name, time in times.items()), written, datetime.datetime.resolution)
+    return {name for name, owner in owners.items() if owner is not None and owner in old and not owner.folder}
+
+
+def remove(url: Url, config: StoreConfig) -> None:
+    """Deletes a checkpoint. A missing checkpoint is not an error.
+
+    Args:
+        url: URL of an object, or of the folder of a distributed checkpoint, with or without a slash at the end.
+        config: Configuration of the store.
+
+    Raises:
+        ConfigError: `url` is a whole bucket, or the root of the file system.
+        CheckpointError: The metadata of the checkpoint cannot be read. Nothing was deleted.
+        StoreError: A request failed.
+    """
+    if not url.key.strip("/"):
+        raise ConfigError(f"path={str(url)!r}: names no object, expected {url.base}/key")
+    checkpoint = CheckpointDir(str(url), config)
+    if not url.key.endswith("/"):
+        try:
+            checkpoint.store.head(url.key)
+        except ObjectNotFoundError:
+            pass
+        else:
+            return checkpoint.store.delete(url.key)
+    is_found = False
+    # First the metadata of all ranks, then the metadata of each rank.
+    for rank in itertools.chain([None], itertools.count()):
+        files = files_of(checkpoint, rank)
+        if files is not None:
+            is_found = True
+            checkpoint.delete(sorted(files))
+            # Last, because it names the files: so an interrupted call can be repeated.
+            checkpoint.delete([ranked(METADATA, rank)])
+        elif rank is not None:
+            break
+    if not is_found and any(True for _ in checkpoint.store.list(checkpoint.key(""))):
+        logger.warning("%s is not a checkpoint: none of the objects below it was deleted", checkpoint.url)
+    return None
