@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
@@ -18,7 +18,6 @@ from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointStorage
 from torchobj.checkpoint.dcp.leftovers import discard, sweep_expired
 from torchobj.checkpoint.dcp.metadata import dump_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, ranked
-from torchobj.checkpoint.dcp.prefix import DefaultPrefixStrategy, S3PrefixStrategyBase
 from torchobj.checkpoint.dcp.removal import files_of
 from torchobj.checkpoint.dcp.save_items import FailedWrite, InfoOfLast, write_items
 from torchobj.checkpoint.server import was_refused
@@ -50,7 +49,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     Args:
         url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
         thread_count: Number of files for the items of a rank. One is enough: its parts are sent in parallel.
-        prefix_strategy: Chooses how the names of a rank's files start.
+        prefix_strategy: Returns how the names of the files of a rank start, given its number; `__<rank>_` if None. The
+            strategies of s3torchconnector are in `torchobj.dcp`.
         overwrite: Replace an existing checkpoint.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Override those of the configuration.
@@ -70,7 +70,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         url: str,
         *,
         thread_count: int = 1,
-        prefix_strategy: S3PrefixStrategyBase | None = None,
+        prefix_strategy: Callable[[int], str] | None = None,
         overwrite: bool = True,
         config: StoreConfig | S3ClientConfig | None = None,
         region: str | None = None,
@@ -80,7 +80,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             raise ConfigError(f"thread_count={thread_count!r}: must be an int of 1 or more")
         super().__init__(url, config, region, endpoint_url)
         self._thread_count = thread_count
-        self._prefix_strategy = prefix_strategy or DefaultPrefixStrategy()
+        self._prefix_of = prefix_strategy or _default_prefix
         self._overwrite = overwrite
         self._save_id = str(uuid.uuid4())
         #: The rank, if each rank writes its own metadata.
@@ -112,10 +112,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         Raises:
             CheckpointError: The checkpoint exists, and `overwrite` is false.
         """
-        if self._rank is None:
-            return plan
-        self._check_may_be_made()
-        return dataclasses.replace(plan, storage_data=_StoragePrefix(self._prefix_strategy(self._rank)))
+        return plan if self._rank is None else self._with_prefixes({self._rank: plan})[0]
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Returns the plans with the prefix of each rank's files.
@@ -123,12 +120,14 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         Raises:
             CheckpointError: The checkpoint exists, and `overwrite` is false.
         """
-        if self._rank is not None:
-            return plans
-        self._check_may_be_made()
+        return plans if self._rank is not None else self._with_prefixes(dict(enumerate(plans)))
+
+    def _with_prefixes(self, plans: dict[int, SavePlan]) -> list[SavePlan]:
+        if not self._overwrite and self._checkpoint.has(self._metadata_name()):
+            raise self._exists()
         return [
-            dataclasses.replace(plan, storage_data=_StoragePrefix(self._prefix_strategy(rank)))
-            for rank, plan in enumerate(plans)
+            dataclasses.replace(plan, storage_data=_StoragePrefix(self._prefix_of(rank)))
+            for rank, plan in plans.items()
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -247,11 +246,6 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     def _metadata_name(self) -> str:
         return ranked(METADATA, self._rank)
 
-    def _check_may_be_made(self) -> None:
-        """Raises if the checkpoint exists and `overwrite` is false."""
-        if not self._overwrite and self._checkpoint.has(self._metadata_name()):
-            raise self._exists()
-
     def _exists(self) -> CheckpointError:
         # The message of torch's own writer.
         return CheckpointError(
@@ -279,6 +273,10 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             # A PUT whose response was lost is retried, and then finds its own object.
             if self._checkpoint.find(self._metadata_name()) != data:
                 raise self._exists() from None
+
+
+def _default_prefix(rank: int) -> str:
+    return f"__{rank}_"
 
 
 def _check_written(failed: list[tuple[int, FailedWrite]], ranks: int) -> None:
