@@ -10,19 +10,18 @@ data: of a concurrent delete and `overwrite=True`, one fails. On servers that ig
 commit object is first replaced by an empty one, with a conditional PUT, and then deleted.
 """
 
-import dataclasses
 import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, cast
 
 from torchobj._torchobj import Buffer
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.commit_format import DIGITS, Attempt, Commit, check_size
 from torchobj.checkpoint.keys import remove_empty_folders, without_links
-from torchobj.config import StoreConfig, resolved
+from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     BucketNotFoundError,
     CheckpointError,
@@ -32,8 +31,8 @@ from torchobj.exceptions import (
     StoreError,
     UnsupportedError,
 )
-from torchobj.store import ObjectInfo, Store
-from torchobj.urls import CLOUD_SCHEMES, parse_url
+from torchobj.store import ObjectInfo
+from torchobj.urls import CLOUD_SCHEMES
 
 __all__ = ["Commits", "CommittedByAnotherError", "UnreadableCommitError"]
 
@@ -66,17 +65,11 @@ class Commits:
     """
 
     def __init__(self, url: str, config: StoreConfig) -> None:
-        parsed = parse_url(url)
-        inside = parsed.scheme != "file"
-        self.store = Store(parsed.base if inside else url, config=resolved(url, config))
-        folder = parsed.key.rstrip("/") if inside else ""
-        self._prefix = f"{folder}/" if folder else ""
-        self.url = f"{self.store.url}/{self._prefix}".rstrip("/")
-        #: The folder of a file store, which does not delete empty folders.
-        self._root = None if inside else Path("/", parsed.key)
-        self._no_version = _NO_GENERATION if parsed.scheme == "gs" else _NO_VERSION
-        self._has_buckets = parsed.scheme in CLOUD_SCHEMES
-        self._is_delete_conditional: bool | None = None if self._has_buckets else True
+        #: The folder, with its URL and store.
+        self.dir = CheckpointDir(url, config)
+        self.store, self.url = self.dir.store, self.dir.url
+        self._no_version = _NO_GENERATION if self.dir.scheme == "gs" else _NO_VERSION
+        self._is_delete_conditional: bool | None = None if self.dir.scheme in CLOUD_SCHEMES else True
         self._warned: set[str] = set()
         #: Whether a save has deleted what killed saves left.
         self.is_swept = False
@@ -85,7 +78,7 @@ class Commits:
 
     def key(self, below: str) -> str:
         """Returns the key of an object in the store, given its key below the URL."""
-        return self._prefix + below
+        return self.dir.key(below)
 
     def objects(self, below: str) -> list[ObjectInfo]:
         """Returns the objects with a prefix, with keys below the URL; nothing if the folder does not exist.
@@ -93,16 +86,7 @@ class Commits:
         Raises:
             BucketNotFoundError: The bucket does not exist.
         """
-        try:
-            return [
-                dataclasses.replace(info, key=info.key.removeprefix(self._prefix))
-                for info in self.store.list(self.key(below))
-                if info.key.startswith(self.key(below))
-            ]
-        except ObjectNotFoundError as error:
-            if self._has_buckets and isinstance(error, BucketNotFoundError):
-                raise
-            return []
+        return self.dir.objects(below)
 
     def versions(self) -> dict[int, str | None]:
         """Returns the committed steps, ascending, with the versions of their commit objects. One listing."""
@@ -354,12 +338,12 @@ class Commits:
         owned = self.owned(keys)
         if owned:
             self.store.delete([self.key(key) for key in owned])
-            remove_empty_folders(self._root, owned)
+            remove_empty_folders(self.dir.root, owned)
 
     def owned(self, keys: Iterable[str]) -> list[str]:
         """Returns the keys that belong to attempts, without files that are reached through a symbolic link."""
         names = (key.removeprefix("steps/") for key in keys if Attempt.of_key(key) is not None)
-        return [f"steps/{name}" for name in without_links(self._root and self._root / "steps", names)]
+        return [f"steps/{name}" for name in without_links(self.dir.root and self.dir.root / "steps", names)]
 
     def point(self) -> None:
         """Updates `latest.json`, which names the latest committed step, for other tools."""

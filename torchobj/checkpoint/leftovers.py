@@ -96,10 +96,7 @@ def leftovers(commits: Commits) -> list[Leftover]:
     """
     own = running()
     found = [Leftover(info.key, 0, info.size, info.last_modified, None) for info in commits.objects("steps/")]
-    found += [
-        Leftover(upload.key.removeprefix(commits.key("")), 0, None, upload.begun, upload)
-        for upload in commits.store.unfinished_uploads(commits.key("steps/"))
-    ]
+    found += [Leftover(key, 0, None, upload.begun, upload) for key, upload in commits.dir.unfinished_uploads("steps/")]
     # Read after the data was listed, to see later commits. The data of a commit that cannot be read is kept.
     versions = commits.versions()
     readable = {commit.step: commit.attempt for commit in commits.readable()}
@@ -131,7 +128,7 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
         return []
     probe = Attempt.new(0)
     with under_way(probe):
-        time = time_of_store(commits, probe.folder + "time", b"", commits.delete_objects)
+        time = time_of_store(commits.dir, probe.folder + "time", commits.delete_objects)
     if time is None:
         return []
     owners = expired(((_owner(item), item.modified) for item in left), time, datetime.timedelta(seconds=older_than_s))

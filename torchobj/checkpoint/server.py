@@ -2,25 +2,15 @@
 
 import contextlib
 import datetime
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.exceptions import StoreError
-from torchobj.store import ObjectInfo, Store
 
 __all__ = ["time_of_store", "was_refused"]
 
 
-class _Folder(Protocol):
-    @property
-    def store(self) -> Store: ...
-    def key(self, name: str, /) -> str: ...
-    def objects(self, beginning: str, /) -> Sequence[ObjectInfo]: ...
-
-
-def time_of_store(
-    folder: _Folder, name: str, data: bytes, delete: Callable[[list[str]], None]
-) -> datetime.datetime | None:
+def time_of_store(folder: CheckpointDir, name: str, delete: Callable[[list[str]], None]) -> datetime.datetime | None:
     """Returns the time by the clock that sets the times of objects; None if listings have no times.
 
     The clock of this host may be fast, so that recent objects would seem old.
@@ -28,13 +18,12 @@ def time_of_store(
     Args:
         folder: The folder where a temporary object is written, listed and deleted.
         name: Name of the object, which no other writer uses.
-        data: Content of the object.
         delete: Deletes objects, given their names in the folder.
 
     Raises:
         StoreError: The object cannot be written, or the store cannot be listed.
     """
-    folder.store.put(folder.key(name), data)
+    folder.store.put(folder.key(name), b"")
     try:
         # A listing, as for the times it is compared with: the response to a HEAD may have no fractions of a second.
         return next((info.last_modified for info in folder.objects(name)), None)

@@ -21,8 +21,8 @@ from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import LONGEST_S, run_ranks, started
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter, sweep
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp import save_items
-from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.object_names import FileOwner
 
 pytestmark = [

@@ -31,7 +31,7 @@ from tests.support.distributed_states import (
 from tests.support.ranks import LONGEST_S, started
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.dcp import checkpoint_dir as places
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp import load_items
 
 pytestmark = QUIET
@@ -230,10 +230,17 @@ def test_where_there_is_no_checkpoint_it_says_so(bucket):
 
 
 def test_where_a_checkpoint_lies():
-    folder = places.CheckpointDir("file:///a/b/", torchobj.StoreConfig())
-    assert (folder.url, folder.key("x")) == ("file:///a/b", "a/b/x")
-    assert places.CheckpointDir("s3://bucket", torchobj.StoreConfig()).key("x") == "x"
-    assert pickle.loads(pickle.dumps(folder)).url == folder.url
+    for url, base in (
+        ("file:///a/b", "file:///a/b"),
+        ("s3://b/a", "s3://b"),
+        ("s3://b", "s3://b"),
+        ("file://", "file://"),
+    ):
+        folder = CheckpointDir(f"{url}/", torchobj.StoreConfig())
+        assert (folder.url, folder.url_of("x")) == (url, f"{url}/x")
+        assert f"{folder.store.url}/{folder.key('x')}" == f"{url}/x"
+        assert folder.store.url == base
+        assert pickle.loads(pickle.dumps(folder)).url == url
 
 
 def dies_in_the_middle(rank, url, config, results):

@@ -8,7 +8,7 @@ import torch
 
 from torchobj import _torchobj
 from torchobj.checkpoint.archive import DESCRIPTOR_MARK
-from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.files import NO_ATTRIBUTES
 from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import TensorArchive

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.object_names import METADATA, FileNames, FileOwner, is_metadata
 from torchobj.checkpoint.leftovers import EXPIRED_AFTER, expired, running, under_way
 from torchobj.checkpoint.server import time_of_store
@@ -88,7 +88,7 @@ def sweep(
         return []
     probe = FileNames("")
     with under_way(probe.token):
-        now = time_of_store(folder, probe.file(0), b"", folder.delete)
+        now = time_of_store(folder, probe.file(0), folder.delete)
     if now is None:
         return []
     return sorted(map(folder.url_of, _delete(folder, found, now, datetime.timedelta(seconds=older_than_s))))
@@ -138,7 +138,7 @@ def _delete(
     owned = set(checkpoint.owned(item.name for item in old))
     for item in old:
         if item.upload is not None and item.name in owned:
-            checkpoint.abort_upload(item.upload)
+            checkpoint.store.abort_upload(item.upload)
     names = sorted(item.name for item in old if item.upload is None and item.name in owned)
     checkpoint.delete(names)
     return names

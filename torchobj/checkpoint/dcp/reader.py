@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
 
-from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointStorage
+from torchobj.checkpoint.dcp.checkpoint_storage import CheckpointStorage
 from torchobj.checkpoint.dcp.load_items import ItemIndex, load_items
 from torchobj.checkpoint.dcp.metadata import load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, ranked

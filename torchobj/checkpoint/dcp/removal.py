@@ -7,12 +7,13 @@ import datetime
 import itertools
 import logging
 
-from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.metadata import load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, FileOwner, is_item_file, ranked
 from torchobj.checkpoint.leftovers import expired
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
+from torchobj.store import Store
 from torchobj.urls import Url
 
 __all__ = ["files_of", "remove"]
@@ -79,14 +80,14 @@ def remove(url: Url, config: StoreConfig) -> None:
     """
     if not url.key.strip("/"):
         raise ConfigError(f"path={str(url)!r}: names no object, expected {url.base}/key")
-    checkpoint = CheckpointDir(str(url), config)
+    checkpoint, store = CheckpointDir(str(url), config), Store(url.base, config=config)
     if not url.key.endswith("/"):
         try:
-            checkpoint.store.head(url.key)
+            store.head(url.key)
         except ObjectNotFoundError:
             pass
         else:
-            return checkpoint.store.delete(url.key)
+            return store.delete(url.key)
     is_found = False
     # First the metadata of all ranks, then the metadata of each rank.
     for rank in itertools.chain([None], itertools.count()):
@@ -98,6 +99,6 @@ def remove(url: Url, config: StoreConfig) -> None:
             checkpoint.delete([ranked(METADATA, rank)])
         elif rank is not None:
             break
-    if not is_found and any(True for _ in checkpoint.store.list(checkpoint.key(""))):
+    if not is_found and any(True for _ in store.list(f"{url.key.rstrip('/')}/")):
         logger.warning("%s is not a checkpoint: none of the objects below it was deleted", checkpoint.url)
     return None

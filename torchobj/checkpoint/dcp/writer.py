@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointStorage
+from torchobj.checkpoint.dcp.checkpoint_storage import CheckpointStorage
 from torchobj.checkpoint.dcp.leftovers import discard, sweep_expired
 from torchobj.checkpoint.dcp.metadata import dump_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, ranked

@@ -1,0 +1,122 @@
+"""The folder of a distributed checkpoint or of a manager: its URL, the keys of its objects, and their store."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torchobj import _torchobj
+from torchobj.checkpoint.keys import without_links
+from torchobj.config import StoreConfig, resolved
+from torchobj.exceptions import BucketNotFoundError, ObjectNotFoundError
+from torchobj.store import ObjectInfo, Store, UnfinishedUpload
+from torchobj.urls import CLOUD_SCHEMES, parse_url
+
+__all__ = ["CheckpointDir"]
+
+
+class CheckpointDir:
+    """A folder of a store. Pickled as URL and configuration.
+
+    Args:
+        url: `s3://bucket/folder`, `gs://bucket/folder`, `file:///folder` or `memory://name/folder`, with or
+            without a slash at the end.
+        config: Configuration of the store.
+
+    Raises:
+        ConfigError: `url` is not a URL of a store.
+    """
+
+    def __init__(self, url: str, config: StoreConfig) -> None:
+        parsed = parse_url(url)
+        self.scheme = parsed.scheme
+        self._config = resolved(url, config)
+        folder = parsed.key.strip("/") if self.scheme == "file" else parsed.key.rstrip("/")
+        #: URL of the folder.
+        self.url = f"{parsed.base}/{folder}" if folder else parsed.base
+        #: The folder of a file store, which does not delete empty folders; None for other stores.
+        self.root = Path("/", folder) if self.scheme == "file" else None
+        # A file store whose root is not the folder would search more than the folder for uploads.
+        self._base, self._bucket = (parsed.base, parsed.bucket) if self.root is None else (self.url, folder)
+        self._prefix = f"{folder}/" if folder and self.root is None else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CheckpointDir, (self.url, self._config)
+
+    def __repr__(self) -> str:
+        return f"CheckpointDir({self.url!r})"
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """The store, for single objects."""
+        return Store(self._base, config=self._config)
+
+    @functools.cached_property
+    def native(self) -> "_torchobj.NativeStore":
+        """The native store, for bulk reads and writes."""
+        return _torchobj.NativeStore(self.scheme, self._bucket, self._config)
+
+    def key(self, name: str) -> str:
+        """Returns the key of an object in the store."""
+        return self._prefix + name
+
+    def url_of(self, name: str) -> str:
+        """Returns the URL of an object."""
+        return f"{self.url}/{name}"
+
+    def get(self, name: str) -> bytes:
+        """Returns the bytes of an object.
+
+        Raises:
+            ObjectNotFoundError: The object does not exist.
+        """
+        return bytes(self.store.get(self.key(name))[:])
+
+    def find(self, name: str) -> bytes | None:
+        """Returns the bytes of an object; None if it does not exist."""
+        try:
+            return self.get(name)
+        except ObjectNotFoundError:
+            return None
+
+    def has(self, name: str) -> bool:
+        """Returns whether an object exists."""
+        try:
+            self.store.head(self.key(name))
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def objects(self, beginning: str, delimiter: str | None = None) -> list[ObjectInfo]:
+        """Lists the objects whose names start with `beginning`, with names as keys; without those below a delimiter.
+
+        Returns:
+            The objects; nothing if the folder does not exist.
+
+        Raises:
+            BucketNotFoundError: The bucket does not exist.
+        """
+        try:
+            listed = list(self.store.list(self.key(beginning), delimiter))
+        except ObjectNotFoundError as error:
+            if self.scheme in CLOUD_SCHEMES and isinstance(error, BucketNotFoundError):
+                raise
+            return []
+        named = (info for info in listed if info.key.startswith(self.key(beginning)))
+        return [dataclasses.replace(info, key=info.key.removeprefix(self._prefix)) for info in named]
+
+    def unfinished_uploads(self, beginning: str = "") -> list[tuple[str, UnfinishedUpload]]:
+        """Returns the unfinished uploads of objects whose names start with `beginning`, with the objects' names."""
+        uploads = self.store.unfinished_uploads(self.key(beginning))
+        return [(upload.key.removeprefix(self._prefix), upload) for upload in uploads]
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes objects, except files behind a symbolic link. A missing object is not an error."""
+        keys = [self.key(name) for name in self.owned(names)]
+        if keys:
+            self.store.delete(keys)
+
+    def owned(self, names: Iterable[str]) -> list[str]:
+        """Returns the names without those that a symbolic link leads to."""
+        return without_links(self.root, names)
