@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from torchobj import exceptions
 from torchobj.checkpoint import StorageWriter
-from torchobj.checkpoint.dcp.save_items import FailedWrite
+from torchobj.checkpoint.dcp.save_items import RankReport
 
 
 class Unloadable(Exception):
@@ -26,7 +26,7 @@ class Unloadable(Exception):
     ],
 )
 def test_a_failure_reaches_another_process_with_its_text_and_trace(error, kind):
-    failed = FailedWrite(error)
+    failed = RankReport.of_failure(error)
     received = pickle.loads(pickle.dumps(failed))
     assert type(received.error) is kind
     assert "planner 5" in str(received.error)

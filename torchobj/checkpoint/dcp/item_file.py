@@ -73,24 +73,19 @@ class ItemFile:
         self._grow(len(content))
         self._write_if_full()
 
-    def add_large(self, item: TensorArchive, payload: torch.Tensor) -> None:
-        """Adds a tensor that is sent from its own memory. It must not change before the file is closed."""
-        self._join()
-        self._pieces.append(item.before)
-        self._add_record(memory_of(payload))
-        self._add_end(item, (self._records - 1, self._records))
-        self._grow(item.length)
-        self._write_if_full()
+    def add_large(self, item: TensorArchive, payload: Iterable[torch.Tensor]) -> None:
+        """Adds a tensor as consecutive pieces that are sent from their own memory: the tensor, or copies.
 
-    def add_pieces(self, item: TensorArchive, payload: Iterable[torch.Tensor]) -> None:
-        """Adds a tensor as consecutive pieces, each of which is released when it has been sent."""
+        A piece that is not a copy must not change before the file is closed. A copy is released when it has been sent.
+        """
         self._join()
         self._pieces.append(item.before)
         first = self._records
         for piece in payload:
             self._add_record(memory_of(piece))
-            self._write()
-        self._add_end(item, (first, self._records))
+            self._write_if_full()
+        records = (first, self._records)
+        self._pieces += (DESCRIPTOR_MARK, records, item.middle, records, item.after)
         self._grow(item.length)
 
     def abort(self) -> None:
@@ -104,10 +99,6 @@ class ItemFile:
         self._pieces.append(content)
         self._records += 1
 
-    def _add_end(self, item: TensorArchive, records: tuple[int, int]) -> None:
-        """Adds the bytes that follow a payload, which consists of `records`."""
-        self._pieces += (DESCRIPTOR_MARK, records, item.middle, records, item.after)
-
     def _join(self) -> None:
         """Copies the bytes of small items into one piece."""
         if self._joined:
@@ -119,9 +110,7 @@ class ItemFile:
             self._write()
 
     def _write(self) -> None:
-        pieces = self._take()
-        if pieces:
-            self._native.write(pieces)
+        self._native.write(self._take())
 
     def _take(self) -> list[Any]:
         """Returns the pieces of the current batch, and starts a new one."""
@@ -130,11 +119,11 @@ class ItemFile:
         return pieces
 
 
-def close_files(files: Sequence[ItemFile]) -> list[int]:
-    """Completes all files concurrently. Returns the CRC-32 of each.
+def close_files(files: Sequence[ItemFile]) -> dict[str, int]:
+    """Completes all files concurrently. Returns the CRC-32 of each, by name.
 
     Raises:
         StoreError: The error of the first file that failed, after the others have ended.
     """
     closed = _torchobj.close_gathers([(file._native, file._take()) for file in files])
-    return [crc32 for _, _, crc32 in closed]
+    return {file.name: crc32 for file, (_, _, crc32) in zip(files, closed, strict=True)}

@@ -1,5 +1,6 @@
 """Writes the items of one rank: resolves each, chooses a file for its bytes, and closes the files."""
 
+import dataclasses
 import heapq
 import io
 import math
@@ -24,7 +25,7 @@ from torchobj.checkpoint.plan import is_memory, tensor_archive
 from torchobj.checkpoint.ranks import portable
 from torchobj.exceptions import CheckpointError
 
-__all__ = ["FailedWrite", "InfoOfLast", "write_items"]
+__all__ = ["RankReport", "write_items"]
 
 #: Maximum size of the copies that a file of copies holds at once.
 _STAGED_BYTES = 64 << 20
@@ -36,40 +37,32 @@ _COPIED_BYTES = 32 << 20
 _PIECE_BYTES = 16 << 20
 
 
-class InfoOfLast(_StorageInfo):
-    """The `_StorageInfo` of the last item of a file, and the file's CRC-32, which it brings to the coordinator."""
+@dataclasses.dataclass
+class RankReport:
+    """What a rank reports to the coordinator besides its items, in a result of its own."""
 
-    def __init__(self, info: _StorageInfo, crc32: int) -> None:
-        super().__init__(info.relative_path, info.offset, info.length)
-        self.crc32 = crc32
+    checksums: dict[str, int]
+    """CRC-32 of each file, by name."""
+    error: BaseException | None = None
+    """Failure of the rank: the coordinator then deletes what the other ranks wrote."""
+    trace: str = ""
+    """Traceback of the failure."""
 
-    def plain(self) -> _StorageInfo:
-        """Returns the `_StorageInfo` for the metadata, without the CRC-32."""
-        return _StorageInfo(self.relative_path, self.offset, self.length)
-
-
-class FailedWrite(WriteResult):
-    """The failure of a rank, in place of its results: the coordinator then deletes what the other ranks wrote."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(MetadataIndex(""), 0, None)
-        # A `WriteResult` is frozen. Other ranks receive the traceback as text.
-        object.__setattr__(self, "error", error)
-        object.__setattr__(self, "trace", "".join(traceback.format_exception(error)))
-
-    error: BaseException
-    trace: str
+    @classmethod
+    def of_failure(cls, error: BaseException) -> "RankReport":
+        """Returns the report of a rank that failed."""
+        return cls({}, error, "".join(traceback.format_exception(error)))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        error = self.error
         # An error that the coordinator cannot unpickle would fail its gather while the other ranks wait.
-        error = self.error if isinstance(self.error, KeyboardInterrupt | SystemExit) else portable(self.error)
-        return _failed_write, (error, self.trace)
+        if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+            error = portable(error)
+        return RankReport, (self.checksums, error, self.trace)
 
-
-def _failed_write(error: BaseException, trace: str) -> FailedWrite:
-    failed = FailedWrite(error)
-    object.__setattr__(failed, "trace", trace)
-    return failed
+    def result(self) -> WriteResult:
+        """Returns the result that contains the report, in place of the `_StorageInfo` of an item."""
+        return WriteResult(MetadataIndex(""), 0, self)
 
 
 def _item_bytes(item: WriteItem) -> int:
@@ -118,119 +111,80 @@ def _staged_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield _staged_whole(rows)
 
 
+class _RankFiles:
+    """The files of one rank in one save."""
+
+    def __init__(self, checkpoint: CheckpointDir, names: FileNames) -> None:
+        self._checkpoint, self._names = checkpoint, names
+        self.files: list[ItemFile] = []
+
+    def open(self, limit_bytes: int | None) -> ItemFile:
+        """Opens a new file, which holds at most `limit_bytes` of copies; None if it holds the caller's memory."""
+        file = ItemFile(self._checkpoint, self._names.file(len(self.files)), limit_bytes)
+        self.files.append(file)
+        return file
+
+
 class _Bin:
     """The items of one file of `thread_count`: a file of the caller's memory, and another if there are many copies."""
 
-    def __init__(self, writing: "_Writing") -> None:
-        self._writing = writing
+    def __init__(self, files: _RankFiles) -> None:
+        self._files = files
         self._own: ItemFile | None = None
         self._copies: ItemFile | None = None
         self._left = _COPIED_BYTES
 
-    def own(self) -> ItemFile:
+    def add(self, item: WriteItem, data: Any) -> WriteResult:
+        """Adds the data of an item. The store sends it concurrently."""
+        if item.type is WriteItemType.BYTE_IO:
+            file = self._add_bytes(data.getbuffer())
+        else:
+            file = self._add_tensor(data.detach(), item.index.fqn)
+        length = file.length - file.offset
+        return WriteResult(item.index, length, _StorageInfo(file.name, file.offset, length))
+
+    def _add_tensor(self, tensor: torch.Tensor, name: str) -> ItemFile:
+        check_memory(tensor, name)
+        is_own = is_memory(tensor)
+        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+        frame = tensor_archive(tensor.dtype, tensor.shape) if is_plain else None
+        if frame is None:
+            # Only torch can save it.
+            content = io.BytesIO()
+            torch.save(tensor.cpu(), content)
+            return self._add_bytes(content.getbuffer())
+        file = self._own_file() if is_own else self._file_for_copy(frame.payload_bytes)
+        if frame.payload_bytes > JOINED_BYTES or (is_own and not self._takes_copy(frame.length)):
+            file.add_large(frame, [tensor] if is_own else _staged_pieces(tensor))
+        else:
+            file.add_small(frame, memory_of(tensor if is_own else _staged_whole(tensor)))
+        return file
+
+    def _add_bytes(self, content: Any) -> ItemFile:
+        file = self._file_for_copy(len(content))
+        file.add_bytes(content)
+        return file
+
+    def _own_file(self) -> ItemFile:
         """Returns the file of the caller's memory."""
         if self._own is None:
-            self._own = self._writing.open(None)
+            self._own = self._files.open(None)
         return self._own
 
-    def takes_copy(self, length: int) -> bool:
+    def _file_for_copy(self, length: int) -> ItemFile:
+        """Returns the file for a copy of `length` bytes."""
+        if self._takes_copy(length):
+            return self._own_file()
+        if self._copies is None:
+            self._copies = self._files.open(_STAGED_BYTES)
+        return self._copies
+
+    def _takes_copy(self, length: int) -> bool:
         """Returns whether the file of the caller's memory may hold a copy of `length` bytes, and counts it."""
         if length > self._left:
             return False
         self._left -= length
         return True
-
-    def for_copy(self, length: int) -> ItemFile:
-        """Returns the file for a copy of `length` bytes."""
-        if self.takes_copy(length):
-            return self.own()
-        if self._copies is None:
-            self._copies = self._writing.open(_STAGED_BYTES)
-        return self._copies
-
-    def add(self, item: WriteItem, data: Any) -> ItemFile:
-        """Adds the data of an item. Returns its file."""
-        if item.type is WriteItemType.BYTE_IO:
-            return self._add_bytes(data.getbuffer())
-        tensor = data.detach()
-        check_memory(tensor, item.index.fqn)
-        frame = tensor_archive(tensor.dtype, tensor.shape) if is_memory(tensor) else None
-        if frame is None:
-            return self._add_other(tensor)
-        file = self.own()
-        if frame.payload_bytes <= JOINED_BYTES and self.takes_copy(frame.length):
-            file.add_small(frame, memory_of(tensor))
-        else:
-            file.add_large(frame, tensor)
-        return file
-
-    def _add_other(self, tensor: torch.Tensor) -> ItemFile:
-        """Adds a tensor that is not contiguous memory of the CPU, or that only torch can save."""
-        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
-        frame = tensor_archive(tensor.dtype, tensor.shape) if is_plain else None
-        if frame is None:
-            content = io.BytesIO()
-            torch.save(tensor.cpu(), content)
-            return self._add_bytes(content.getbuffer())
-        file = self.for_copy(frame.payload_bytes)
-        if frame.payload_bytes > _PIECE_BYTES:
-            file.add_pieces(frame, _staged_pieces(tensor))
-            return file
-        copy = _staged_whole(tensor)
-        if frame.payload_bytes <= JOINED_BYTES:
-            file.add_small(frame, memory_of(copy))
-        else:
-            file.add_large(frame, copy)
-        return file
-
-    def _add_bytes(self, content: Any) -> ItemFile:
-        file = self.for_copy(len(content))
-        file.add_bytes(content)
-        return file
-
-
-class _Writing:
-    """The files of one rank in one save."""
-
-    def __init__(self, checkpoint: CheckpointDir, names: FileNames) -> None:
-        self._checkpoint = checkpoint
-        self._names = names
-        self._files: list[ItemFile] = []
-        #: Index of the last result of each file.
-        self._last: dict[str, int] = {}
-        self._results: list[WriteResult] = []
-
-    def open(self, limit_bytes: int | None) -> ItemFile:
-        """Opens a new file of the rank."""
-        file = ItemFile(self._checkpoint, self._names.file(len(self._files)), limit_bytes)
-        self._files.append(file)
-        return file
-
-    def write(self, items: list[WriteItem], planner: SavePlanner) -> None:
-        """Adds the items of one bin. The store sends them concurrently."""
-        content = _Bin(self)
-        for item in items:
-            file = content.add(item, planner.resolve_data(item))
-            length = file.length - file.offset
-            self._last[file.name] = len(self._results)
-            info = _StorageInfo(file.name, file.offset, length)
-            self._results.append(WriteResult(item.index, length, info))
-
-    def close(self, count: int) -> list[WriteResult]:
-        """Waits until all files are stored. Checks that they have `count` items."""
-        for file, crc32 in zip(self._files, close_files(self._files), strict=True):
-            number = self._last[file.name]
-            last = self._results[number]
-            self._results[number] = WriteResult(last.index, last.size_in_bytes, InfoOfLast(last.storage_data, crc32))
-        if len(self._results) != count:
-            raise CheckpointError(f"{self._checkpoint.url}: {len(self._results)} of {count} items were written")
-        return self._results
-
-    def abort(self) -> list[str]:
-        """Aborts unfinished uploads. Returns the names of all files."""
-        for file in self._files:
-            file.abort()
-        return [file.name for file in self._files]
 
 
 def write_items(
@@ -245,22 +199,30 @@ def write_items(
         thread_count: Maximum number of files, without files of copies.
 
     Returns:
-        A result for each item. The last one of each file has an `InfoOfLast`.
+        A result for each item, and the rank's report.
 
     Raises:
         ConfigError: The prefix is not below the checkpoint's folder.
         StoreError: A file could not be stored. The stored files are deleted.
-        CheckpointError: An item has no result.
+        CheckpointError: An item has no file.
     """
     if not items:
         return []
+    contents = _packed(items, thread_count)
+    if sum(map(len, contents)) != len(items):
+        raise CheckpointError(f"{checkpoint.url}: {sum(map(len, contents))} of {len(items)} items have a file")
     names = FileNames(prefix)
+    opened = _RankFiles(checkpoint, names)
     with under_way(names.token):
-        writing = _Writing(checkpoint, names)
         try:
-            for content in _packed(items, thread_count):
-                writing.write(content, planner)
-            return writing.close(len(items))
+            results = []
+            for content in contents:
+                content_bin = _Bin(opened)
+                results += [content_bin.add(item, planner.resolve_data(item)) for item in content]
+            checksums = close_files(opened.files)
         except BaseException:
-            discard(checkpoint, writing.abort())
+            for file in opened.files:
+                file.abort()
+            discard(checkpoint, [file.name for file in opened.files])
             raise
+    return [*results, RankReport(checksums).result()]

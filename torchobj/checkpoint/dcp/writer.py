@@ -19,7 +19,7 @@ from torchobj.checkpoint.dcp.leftovers import discard, sweep_expired
 from torchobj.checkpoint.dcp.metadata import dump_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, ranked
 from torchobj.checkpoint.dcp.removal import files_of
-from torchobj.checkpoint.dcp.save_items import FailedWrite, InfoOfLast, write_items
+from torchobj.checkpoint.dcp.save_items import RankReport, write_items
 from torchobj.checkpoint.server import was_refused
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
@@ -135,7 +135,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         try:
             results = write_items(self._checkpoint, plan.storage_data.prefix, plan.items, planner, self._thread_count)
         except BaseException as error:  # noqa: BLE001  the coordinator raises it, on all ranks
-            results = [FailedWrite(error)]
+            results = [RankReport.of_failure(error).result()]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -152,19 +152,17 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         self.checksums = {}
         sizes: dict[str, int] = {}
         stored: dict[MetadataIndex, _StorageInfo] = {}
-        failed: list[tuple[int, FailedWrite]] = []
+        reports: list[tuple[int, RankReport]] = []
         for rank, result in ((rank, result) for rank, of_rank in enumerate(results) for result in of_rank):
             info = result.storage_data
-            if isinstance(result, FailedWrite):
-                failed.append((rank, result))
+            if isinstance(info, RankReport):
+                reports.append((rank, info))
+                self.checksums |= info.checksums
                 continue
-            if isinstance(info, InfoOfLast):
-                self.checksums[info.relative_path] = info.crc32
-                info = info.plain()
             sizes[info.relative_path] = max(sizes.get(info.relative_path, 0), info.offset + info.length)
             stored[result.index] = info
         try:
-            _check_written(failed, len(results))
+            _check_written(reports, len(results))
             self._check_complete(metadata, stored)
             metadata.version = _DCP_VERSION
             metadata.storage_data = stored
@@ -279,12 +277,14 @@ def _default_prefix(rank: int) -> str:
     return f"__{rank}_"
 
 
-def _check_written(failed: list[tuple[int, FailedWrite]], ranks: int) -> None:
+def _check_written(reports: list[tuple[int, RankReport]], ranks: int) -> None:
     """Raises the error of the first rank that failed, with a note for each failed rank if there are several ranks."""
+    failed = [(rank, report) for rank, report in reports if report.error is not None]
     if not failed:
         return
     error = failed[0][1].error
+    assert error is not None  # noqa: S101  selected above
     if ranks > 1:
-        for rank, failure in failed:
-            error.add_note(f"on rank {rank}:\n{failure.trace}")
+        for rank, report in failed:
+            error.add_note(f"on rank {rank}:\n{report.trace}")
     raise error
