@@ -14,10 +14,10 @@ from torch.utils.serialization import config as torch_config
 
 from tests.support.tensors import DTYPES
 from torchobj.checkpoint import StorageReader, StorageWriter, plan
-from torchobj.checkpoint.dcp import foreign, save_items
+from torchobj.checkpoint import archive as archives
+from torchobj.checkpoint.dcp import other_formats, save_items
+from torchobj.checkpoint.memory import memory_of
 from torchobj.exceptions import IntegrityError
-from torchobj.store import archive as archives
-from torchobj.store.tensor_memory import memory_of
 
 SHAPES = [(), (0,), (3, 0), (1,), (5,), (2, 3), (2, 3, 4), (2, 3, 4, 5), (300,), (70_000,), (1, 1, 1), (0, 2)]
 
@@ -200,22 +200,22 @@ def test_a_payload_is_found_in_an_archive_of_another_layout(shape):
     tensor = torch.rand(shape)
     with torch_config.patch("save.storage_alignment", 4096):
         archive = stock(tensor)
-    ends = archive[: foreign.END_BYTES], archive[-foreign.END_BYTES :]
+    ends = archive[: other_formats.END_BYTES], archive[-other_formats.END_BYTES :]
     expected = plan.tensor_archive(tensor.dtype, tensor.shape)
-    found = foreign.payload_in(*ends, len(archive), expected)
+    found = other_formats.payload_in(*ends, len(archive), expected)
     content = tensor.numpy().tobytes()
     assert found is None or archive[found.offset :].startswith(content)
-    whole = foreign.payload_in(archive, b"", len(archive), expected)
+    whole = other_formats.payload_in(archive, b"", len(archive), expected)
     assert archive[whole.offset :].startswith(content)
     assert whole.crc32 == zlib.crc32(content)
     another = expected._replace(pickle=expected.pickle[:-1])
-    assert foreign.payload_in(archive, b"", len(archive), another) is None
-    foreign.check_archive(archive, LIMIT_BYTES, "it", verify=True)
+    assert other_formats.payload_in(archive, b"", len(archive), another) is None
+    other_formats.check_archive(archive, LIMIT_BYTES, "it", verify=True)
     flipped = bytearray(archive)
     flipped[whole.offset] ^= 1
-    foreign.check_archive(bytes(flipped), LIMIT_BYTES, "it", verify=False)
+    other_formats.check_archive(bytes(flipped), LIMIT_BYTES, "it", verify=False)
     with pytest.raises(IntegrityError, match="it: record data/0"):
-        foreign.check_archive(bytes(flipped), LIMIT_BYTES, "it", verify=True)
+        other_formats.check_archive(bytes(flipped), LIMIT_BYTES, "it", verify=True)
 
 
 def test_a_payload_that_would_end_behind_its_archive_is_not_found():
@@ -226,4 +226,4 @@ def test_a_payload_that_would_end_behind_its_archive_is_not_found():
     # The local header ends where the payload begins; its last field says how long the padding is.
     header = archive.rindex(b"PK\x03\x04", 0, place)
     archive[header + 28 : header + 30] = (len(archive) - place).to_bytes(2, "little")
-    assert foreign.payload_in(bytes(archive), b"", len(archive), expected) is None
+    assert other_formats.payload_in(bytes(archive), b"", len(archive), expected) is None

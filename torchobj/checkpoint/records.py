@@ -9,9 +9,9 @@ import torch
 
 from torchobj import _torchobj
 from torchobj.checkpoint import device_memory
+from torchobj.checkpoint.archive import LOCAL_HEADER_BYTES, Ends, Record, find_directory, payload_of, records_of
+from torchobj.checkpoint.memory import memory_of
 from torchobj.exceptions import CheckpointError, IntegrityError
-from torchobj.store.archive import LOCAL_HEADER_BYTES, Record, find_directory, payload_of, records_of
-from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["NotPlannableError", "RecordRange", "Records"]
 
@@ -73,8 +73,8 @@ class Records:
     def __init__(self, store: "_torchobj.NativeStore", key: str, url: str) -> None:
         self.url = url
         self._store, self._key = store, key
-        head, tail, self._size, self._version = store.get_ends(key, _END_BYTES, _END_BYTES)
-        self._head, self._tail = memoryview(head), memoryview(tail)
+        head, tail, size, self._version = store.get_ends(key, _END_BYTES, _END_BYTES)
+        self._ends = Ends(memoryview(head), memoryview(tail), size)
         self.by_name = self._read_directory()
         #: Offset of the payload of each record whose local header was read.
         self._payloads: dict[str, int] = {}
@@ -159,7 +159,7 @@ class Records:
         sums = self._read_into([*segments, *((record.header, data) for record, data in headers)], checksum=checksum)
         for record, data in headers:
             payload = payload_of(record, data)
-            if payload + record.size > self._size:
+            if payload + record.size > self._ends.size:
                 raise CheckpointError(f"{record.name}: it ends beyond the end of the object")
             self._payloads[record.name] = payload
         return sums[: len(segments)]
@@ -175,7 +175,7 @@ class Records:
         remote = []
         for number, (offset, memory) in enumerate(segments):
             view = memoryview(memory).cast("B")
-            fetched = self._fetched(offset, len(view))
+            fetched = self._ends.at(offset, len(view))
             if fetched is None:
                 remote.append(number)
             else:
@@ -189,22 +189,15 @@ class Records:
                     sums[number] = value
         return sums
 
-    def _fetched(self, offset: int, length: int) -> memoryview | None:
-        """Returns bytes that the prefix or the suffix contains."""
-        for end, start in ((self._head, 0), (self._tail, self._size - len(self._tail))):
-            if start <= offset and offset + length <= start + len(end):
-                return end[offset - start : offset - start + length]
-        return None
-
     def _read_directory(self) -> dict[str, Record]:
-        head = bytes(self._head)
+        head, size = bytes(self._ends.head), self._ends.size
         if not head:
             raise CheckpointError("it is empty")
         if not head.startswith(b"PK\x03\x04"):
             if _LEGACY_MAGIC in head[:64]:
                 raise NotPlannableError("it has the format of torch before 1.6")
-            raise CheckpointError(f"it is not a file of torch.save{_describe(head, self._size)}")
-        directory = find_directory(bytes(self._tail), self._size)
+            raise CheckpointError(f"it is not a file of torch.save{_describe(head, size)}")
+        directory = find_directory(bytes(self._ends.tail), size)
         if directory is None:
             raise CheckpointError("it is an archive without an end: truncated or damaged")
         data = bytearray(directory.end - directory.start)

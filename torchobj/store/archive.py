@@ -15,6 +15,7 @@ __all__ = [
     "DESCRIPTOR_MARK",
     "LOCAL_HEADER_BYTES",
     "Directory",
+    "Ends",
     "Record",
     "crc32_of_descriptor",
     "find_directory",
@@ -153,6 +154,38 @@ def payload_of(record: Record, local_header: Any) -> int:
         raise CheckpointError(f"{record.name}: there is no record at byte {record.header}")
     padded: int = name_bytes + extra_bytes
     return record.header + LOCAL_HEADER_BYTES + padded
+
+
+class Ends(NamedTuple):
+    """The first and the last bytes of an archive. The first may be the whole archive."""
+
+    head: Any
+    tail: Any
+    size: int
+    """Size of the archive in bytes."""
+
+    def at(self, start: int, length: int) -> Any | None:
+        """Returns bytes of the archive; None if they are in neither end."""
+        for end, offset in ((self.head, 0), (self.tail, self.size - len(self.tail))):
+            if offset <= start and start + length <= offset + len(end):
+                return end[start - offset : start - offset + length]
+        return None
+
+    def records(self) -> dict[str, Record]:
+        """Returns the records of the directory; none if it is damaged or not whole in the last bytes."""
+        try:
+            return records_in(self.tail or self.head, self.size)
+        except CheckpointError:
+            return {}
+
+    def content_of(self, record: Record) -> tuple[int, Any | None] | None:
+        """Returns the offset of a record's bytes, and the bytes if they are in an end; None without its header."""
+        header = self.at(record.header, LOCAL_HEADER_BYTES)
+        try:
+            start = None if header is None else payload_of(record, header)
+        except CheckpointError:
+            return None
+        return None if start is None else (start, self.at(start, record.size))
 
 
 def crc32_of_descriptor(payload: int, size: int) -> int:

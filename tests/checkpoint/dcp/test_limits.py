@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from torchobj import Store, exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.dcp import foreign, limits
-from torchobj.checkpoint.dcp.metadata import load_metadata
+from torchobj.checkpoint.dcp import load_items, other_formats
+from torchobj.checkpoint.dcp.metadata import check_described, load_metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -112,7 +112,7 @@ def test_items_that_overlap_are_refused_and_the_same_item_twice_is_not(saved):
     error = error_of_load(store, metadata)
     assert isinstance(error, exceptions.CheckpointError)
     assert key in str(error)
-    limits.check_apart([first, _StorageInfo(key, first.offset, first.length)], URL)
+    load_items.check_apart([first, _StorageInfo(key, first.offset, first.length)], URL)
 
 
 def test_what_is_not_a_place_is_refused(saved):
@@ -170,7 +170,7 @@ def test_a_tensor_without_chunks_is_refused(saved, size):
 def test_chunks_as_torch_writes_them_are_accepted(size, chunks):
     described = [ChunkStorageMetadata(*map(torch.Size, chunk)) for chunk in chunks]
     tensor = TensorStorageMetadata(TensorProperties(), torch.Size(size), described)
-    limits.check_described(Metadata({"weight": tensor}))
+    check_described(Metadata({"weight": tensor}))
 
 
 @pytest.mark.parametrize("what", [5, None, "x", [], {}, torch.Size([3]), MetadataIndex("a")], ids=repr)
@@ -240,7 +240,7 @@ def archive(pickled, method=zipfile.ZIP_STORED, **records):
 @pytest.mark.parametrize("name", ["weight", "value"])
 def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(saved, name, verify, monkeypatch):
     store, metadata, key = saved
-    monkeypatch.setattr(limits, "_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(load_items, "_UNPACKED_BYTES", 1 << 20)
     put_item(store, metadata, key, name, archive(b"N." + bytes(5 << 20), zipfile.ZIP_DEFLATED))
     error = error_of_load(store, metadata, names=(name,), verify=verify)
     assert isinstance(error, exceptions.CheckpointError)
@@ -304,4 +304,4 @@ def test_a_stream_of_an_extension_that_does_not_end_is_an_error(monkeypatch):
     monkeypatch.setattr(extension.ExtensionRegistry, "__init__", knowing)
     info = _StorageInfo("x", 0, 5, transform_descriptors=["stream.bomb/1"])
     with pytest.raises(exceptions.CheckpointError, match="item: has more than 4194304 bytes"):
-        foreign.untransformed(bytes(5), info, 4 << 20, "item")
+        other_formats.untransformed(bytes(5), info, 4 << 20, "item")

@@ -5,12 +5,13 @@ wave, otherwise into the memory of its tensor. Of an item with another frame, bo
 payload in its archive. torch loads what remains: values, quantized tensors, and items that an extension transformed.
 """
 
+import collections
 import functools
 import io
 import itertools
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +21,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 
 from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
-from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, is_transformed, payload_in, untransformed
-from torchobj.checkpoint.dcp.limits import check_apart, checked_info, unpacked_limit
+from torchobj.checkpoint.dcp.metadata import MAX_NUMBER
+from torchobj.checkpoint.dcp.other_formats import END_BYTES, check_archive, is_transformed, payload_in, untransformed
+from torchobj.checkpoint.keys import is_canonical
+from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.pickling import message_of
 from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
-from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["ItemIndex", "ShortFileError", "load_items"]
 
@@ -40,6 +42,9 @@ _TILE_BYTES = 16 << 20
 
 #: Number of items whose ends are held in memory together: 32 MiB.
 _MAX_ENDS = (16 << 20) // END_BYTES
+
+#: Maximum size of an unpacked item in addition to its tensor. torch compresses nothing, except through extensions.
+_UNPACKED_BYTES = 256 << 20
 
 #: What a planner raises for bytes that are not a saved value.
 _DAMAGED = (pickle.UnpicklingError, EOFError, MemoryError, OverflowError, RecursionError, ValueError)
@@ -107,12 +112,24 @@ class ItemIndex:
         """Returns file, offset and length of a requested item.
 
         Raises:
-            CheckpointError: The metadata has none, or invalid ones.
+            CheckpointError: The metadata has none, or they are not a range of a file.
         """
-        info = self._infos.get(request.storage_index)
+        name, info = request.storage_index.fqn, self._infos.get(request.storage_index)
         if info is None:
-            raise CheckpointError(f"{self._url}: the metadata names no file for {request.storage_index.fqn}")
-        return checked_info(info, request.storage_index.fqn, self._url)
+            raise CheckpointError(f"{self._url}: the metadata names no file for {name}")
+        # An unpickled object lacks fields that the pickle omits.
+        path, offset, length = (getattr(info, field, None) for field in ("relative_path", "offset", "length"))
+        if (
+            type(info) is not _StorageInfo
+            or type(path) is not str
+            or type(offset) is not int
+            or type(length) is not int
+            or not 0 <= offset <= MAX_NUMBER
+            or not 0 <= length <= MAX_NUMBER - offset
+            or not is_canonical(path)
+        ):
+            raise CheckpointError(f"{self._url}: the metadata has no valid file, offset and length for {name}")
+        return info
 
     def tensor(self, request: ReadItem, target: torch.Tensor) -> _TensorItem:
         """Returns a requested tensor with its destination.
@@ -160,7 +177,7 @@ class _Load:
         #: Numbers of those that the plan may read into the memory of their tensors.
         self._direct: set[int] = set()
         #: Tensors in another archive than expected.
-        self._foreign: list[_TensorItem] = []
+        self._other: list[_TensorItem] = []
         self._loaded: list[_TensorItem] = []
 
     def load(self, tensors: list[_TensorItem], values: list[tuple[ReadItem, _StorageInfo]]) -> None:
@@ -176,9 +193,9 @@ class _Load:
         for item in tensors:
             self._add(item)
         self._read()
-        foreign, self._foreign = self._foreign, []
-        for start in range(0, len(foreign), _MAX_ENDS):
-            self._load_foreign(foreign[start : start + _MAX_ENDS])
+        others, self._other = self._other, []
+        for start in range(0, len(others), _MAX_ENDS):
+            self._load_other(others[start : start + _MAX_ENDS])
         for item in self._loaded:
             self._planner.commit_tensor(item.request, item.target)
 
@@ -187,7 +204,7 @@ class _Load:
         if item.target.numel() == 0:
             self._loaded.append(item)
         elif frame is None or not frame.payload_bytes or is_transformed(info):
-            self._foreign.append(item)
+            self._other.append(item)
         elif frame.payload_bytes <= _SMALL_BYTES:
             self._reads.append(item)
             self._plan.add_array(info.relative_path, info.offset, frame.before, frame.payload_bytes)
@@ -242,7 +259,7 @@ class _Load:
                 self._loaded.append(read)
                 if number in self._direct and not read.target.is_inference():
                     torch.autograd.graph.increment_version(read.target)
-        self._foreign += (
+        self._other += (
             read for read in map(self._reads.__getitem__, wave.other_frame) if isinstance(read, _TensorItem)
         )
         return True
@@ -255,10 +272,10 @@ class _Load:
     def _name(self, info: _StorageInfo, name: str) -> str:
         return f"{self._checkpoint.url_of(info.relative_path)} at {info.offset}: {name}"
 
-    def _load_foreign(self, foreign: list[_TensorItem]) -> None:
+    def _load_other(self, others: list[_TensorItem]) -> None:
         """Loads tensors in any archive: reads both ends of each, and then what these locate."""
         ends: list[list[bytes]] = []
-        for item in foreign:
+        for item in others:
             head_and_tail: list[bytes] = []
             ends.append(head_and_tail)
             if not is_transformed(item.info):
@@ -267,7 +284,7 @@ class _Load:
                 if length < item.info.length:
                     self._add_content(item.info, head_and_tail.append, item.info.length - length, length)
         self._read()
-        for item, head_and_tail in zip(foreign, ends, strict=True):
+        for item, head_and_tail in zip(others, ends, strict=True):
             payload, expected = None, tensor_archive(item.dtype, item.shape)
             if expected is not None and any(head_and_tail):
                 head, tail = (*head_and_tail, b"")[:2]
@@ -280,7 +297,7 @@ class _Load:
 
     def _unpacked(self, info: _StorageInfo, name: str, content: bytes, known_bytes: int) -> bytes:
         """Returns what was saved as `content`, with at most about `known_bytes` of a tensor; compares its sums."""
-        limit = unpacked_limit(known_bytes)
+        limit = known_bytes + _UNPACKED_BYTES
         plain = untransformed(content, info, limit, self._name(info, name))
         check_archive(plain, limit, self._name(info, name), verify=self._verify)
         return plain
@@ -335,6 +352,31 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
         if length != tensor.shape[dimension]:
             tensor = tensor.narrow(dimension, offset, length)
     return tensor
+
+
+def check_apart(infos: Iterable[_StorageInfo], url: str) -> None:
+    """Raises if two different items overlap: memory for all items could then be many times the size of their file.
+
+    Raises:
+        CheckpointError: The message names the file.
+    """
+    # Numbers only: tuples of many items would be work for the garbage collector.
+    files: dict[str, dict[int, int]] = collections.defaultdict(dict)
+    for info in infos:
+        lengths = files[info.relative_path]
+        if lengths.get(info.offset) and info.length not in (0, lengths[info.offset]):
+            raise _overlap(f"{url}/{info.relative_path}", info.offset, info.offset + max(info.length, 1))
+        lengths[info.offset] = lengths.get(info.offset) or info.length
+    for path, lengths in files.items():
+        end = 0
+        for offset in sorted(lengths):
+            if offset < end:
+                raise _overlap(f"{url}/{path}", offset, end)
+            end = offset + lengths[offset]
+
+
+def _overlap(file: str, offset: int, end: int) -> CheckpointError:
+    return CheckpointError(f"{file}: items overlap, at {offset} and before {end}")
 
 
 def load_items(

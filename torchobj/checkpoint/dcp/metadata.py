@@ -1,6 +1,7 @@
 """The metadata of a distributed checkpoint: writes it for torch 2.6 and later, and reads what any of these wrote.
 
-The unpickler accepts only the classes that metadata consists of, so loading a checkpoint executes no code from it.
+The unpickler accepts only the classes that metadata consists of, so loading a checkpoint executes no code from it. What
+the metadata claims is checked before memory is allocated for it, and compared with the files when they are read.
 """
 
 import collections
@@ -8,6 +9,7 @@ import copyreg
 import dataclasses
 import functools
 import io
+import math
 import pathlib
 import pickle
 from typing import Any, ClassVar
@@ -17,6 +19,7 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -24,17 +27,19 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from torchobj.checkpoint.dcp.limits import check_described
 from torchobj.checkpoint.pickling import check_nesting
 from torchobj.exceptions import CheckpointError
 
-__all__ = ["dump_metadata", "load_metadata"]
+__all__ = ["MAX_NUMBER", "check_described", "dump_metadata", "load_metadata"]
 
 #: The highest pickle protocol of Python 3.8.
 _PROTOCOL = 4
 
 #: Number of fields of `TensorProperties` up to torch 2.14, which rejects more. torch 2.15 added the strides.
 _PORTABLE_FIELDS = 5
+
+#: torch counts elements and bytes with 63 bits.
+MAX_NUMBER = (1 << 63) - 1
 
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM_MODULE = "torch.distributed.checkpoint.filesystem"
@@ -169,3 +174,42 @@ def load_metadata(data: bytes, url: str) -> Metadata:
     if not isinstance(metadata, Metadata):
         raise CheckpointError(f"{url}: is not metadata of a checkpoint: it holds a {type(metadata).__name__}")
     return metadata
+
+
+def check_described(metadata: Metadata) -> None:
+    """Raises if metadata describes something else than tensors and values of a checkpoint.
+
+    Raises:
+        ValueError: The message names the entry.
+    """
+    # Equal sizes are one object in metadata of torchobj.
+    checked: set[tuple[int, int]] = set()
+    for name, what in metadata.state_dict_metadata.items():
+        if type(what) is BytesStorageMetadata:
+            continue
+        if type(name) is not str or type(what) is not TensorStorageMetadata or type(what.chunks) is not list:
+            raise ValueError(f"{str(name)[:200]}: is neither a tensor nor a value")
+        if type(what.properties) is not TensorProperties or type(what.properties.dtype) is not torch.dtype:
+            raise ValueError(f"{name}: has no dtype")
+        # The chunks may be a part of the tensor, in what a rank saved by itself. No chunk at all would load silently.
+        if not what.chunks and (type(what.size) is not torch.Size or 0 not in what.size or min(what.size) < 0):
+            raise ValueError(f"{name}: has no chunks")
+        for chunk in what.chunks:
+            key = (id(chunk), id(what.size))
+            if key not in checked:
+                _check_chunk(name, chunk, what.size)
+                checked.add(key)
+
+
+def _check_chunk(name: str, chunk: Any, size: Any) -> None:
+    if (
+        type(chunk) is not ChunkStorageMetadata
+        or not type(size) is type(chunk.sizes) is type(chunk.offsets) is torch.Size
+    ):
+        raise ValueError(f"{name}: has a chunk without a size")
+    fits = len(size) == len(chunk.sizes) == len(chunk.offsets) and all(
+        offset >= 0 and length >= 0 and offset + length <= total
+        for offset, length, total in zip(chunk.offsets, chunk.sizes, size, strict=True)
+    )
+    if not fits or math.prod(size) > MAX_NUMBER >> 4:
+        raise ValueError(f"{name}: has a chunk of size {tuple(chunk.sizes)} at {tuple(chunk.offsets)} of {tuple(size)}")

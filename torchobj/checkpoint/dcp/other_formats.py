@@ -1,5 +1,5 @@
-"""Archives of items that other writers saved: finds the payload, verifies the records, and undoes torch's extensions,
-such as compression. Does no I/O.
+"""Items of another format, as other programs saved them: finds the payload in the archive, verifies the records, and
+undoes torch's extensions, such as compression. Does no I/O.
 """
 
 import io
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from torchobj.checkpoint.archive import Ends
 from torchobj.checkpoint.pickling import check_nesting
 from torchobj.checkpoint.plan import TensorArchive
 from torchobj.exceptions import CheckpointError, IntegrityError
-from torchobj.store.archive import LOCAL_HEADER_BYTES, Record, payload_of, records_in
 
 __all__ = ["END_BYTES", "Payload", "check_archive", "is_transformed", "payload_in", "untransformed"]
 
@@ -32,38 +32,6 @@ class Payload(NamedTuple):
     """CRC-32; 0 if the writer computed none."""
 
 
-class _Ends:
-    """The first and the last bytes of an archive. The first may be the whole archive."""
-
-    def __init__(self, head: bytes, tail: bytes, length: int) -> None:
-        self._head, self._tail, self._length = head, tail, length
-
-    def at(self, start: int, length: int) -> bytes | None:
-        """Returns bytes of the archive; None if they were not read."""
-        if start < 0 or start + length > self._length:
-            return None
-        if start + length <= len(self._head):
-            return self._head[start : start + length]
-        start -= self._length - len(self._tail)
-        return self._tail[start : start + length] if start >= 0 else None
-
-    def records(self) -> dict[str, Record]:
-        """Returns the records of the directory; none if it is damaged or was not read."""
-        try:
-            return records_in(self._tail or self._head, self._length)
-        except CheckpointError:
-            return {}
-
-    def content_of(self, record: Record) -> tuple[int, bytes | None] | None:
-        """Returns the offset of a record's bytes, and the bytes if they were read; None without its header."""
-        header = self.at(record.header, LOCAL_HEADER_BYTES)
-        try:
-            start = None if header is None else payload_of(record, header)
-        except CheckpointError:
-            return None
-        return None if start is None else (start, self.at(start, record.size))
-
-
 def payload_in(head: bytes, tail: bytes, length: int, expected: TensorArchive) -> Payload | None:
     """Finds the bytes of the only tensor of an archive.
 
@@ -75,7 +43,7 @@ def payload_in(head: bytes, tail: bytes, length: int, expected: TensorArchive) -
     Returns:
         None if the archive has other contents or an unknown layout.
     """
-    ends = _Ends(head, tail, length)
+    ends = Ends(head, tail, length)
     records = ends.records()
     pickled, data = records.get("data.pkl"), records.get("data/0")
     if pickled is None or data is None or not data.stored or data.size != expected.payload_bytes:
@@ -100,7 +68,7 @@ def check_archive(content: bytes, limit_bytes: int, name: str, *, verify: bool) 
     """
     if not content.startswith(b"PK"):
         return
-    ends = _Ends(content, b"", len(content))
+    ends = Ends(content, b"", len(content))
     records = ends.records()
     unpacked = sum(record.size for record in records.values() if not record.stored)
     if unpacked > limit_bytes or not records:
