@@ -28,7 +28,7 @@ from tests.support.distributed_states import (
     upload,
     with_an_old_one,
 )
-from tests.support.ranks import LONGEST_S, started
+from tests.support.ranks import LONGEST_S, run_ranks, started
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
@@ -45,6 +45,24 @@ def test_a_checkpoint_is_replaced_whole_and_leaves_nothing(bucket):
     assert_equal(loaded(bucket, new), new)
     assert len(files_of(bucket)) == 2
     assert not set(before) & set(files_of(bucket))
+
+
+def saved_by_ranks(rank, url, config, value):
+    dist.init_process_group("gloo")
+    state = {"shared": torch.full((300,), value), f"rank {rank}": torch.full((1000,), value)}
+    dcp.save(state, storage_writer=StorageWriter(f"{url}/step 1", config=config))
+
+
+def test_a_checkpoint_of_another_number_of_ranks_is_replaced_whole(bucket):
+    state = {"shared": torch.full((300,), 1.0), "rank 0": torch.full((1000,), 1.0)}
+    save(bucket, state)
+    run_ranks(saved_by_ranks, bucket.url, bucket.config, 2.0)
+    assert len(files_of(bucket)) == 2
+    both = {name: torch.full((1000 if "rank" in name else 300,), 2.0) for name in ("shared", "rank 0", "rank 1")}
+    assert_equal(loaded(bucket, both), both)
+    save(bucket, state)
+    assert len(files_of(bucket)) == 1
+    assert_equal(loaded(bucket, state), state)
 
 
 def test_a_checkpoint_of_torch_is_replaced_too(bucket, tmp_path):

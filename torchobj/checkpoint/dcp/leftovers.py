@@ -2,6 +2,10 @@
 
 Considers only files with the names that `StorageWriter` creates, by `object_names`. A file is kept if metadata in its
 checkpoint's folder contains its token. Names are untrusted: anyone with access to the folder may have created them.
+
+Files of a running save look the same: only their age protects them. A save lists its files immediately before it writes
+its metadata, so it fails if they were swept before. A save must not take longer than the age between the last file of
+a rank and the metadata.
 """
 
 import datetime
@@ -91,7 +95,8 @@ def sweep(
         now = time_of_store(folder, probe.file(0), folder.delete)
     if now is None:
         return []
-    return sorted(map(folder.url_of, _delete(folder, found, now, datetime.timedelta(seconds=older_than_s))))
+    owners = _expired(found, now, datetime.timedelta(seconds=older_than_s))
+    return sorted(map(folder.url_of, _delete(folder, found, owners)))
 
 
 def sweep_expired(checkpoint: CheckpointDir, listed: Collection[ObjectInfo], own: Collection[str]) -> list[str]:
@@ -116,25 +121,23 @@ def sweep_expired(checkpoint: CheckpointDir, listed: Collection[ObjectInfo], own
     if newest is None:
         return []
     found = [_Found(info.key, info.last_modified) for info in listed if info.key not in own]
-    if not _expired(found, newest, EXPIRED_AFTER):
+    owners = _expired(found, newest, EXPIRED_AFTER)
+    if not owners:
         return []
-    found += [_Found(name, None, upload) for name, upload in checkpoint.unfinished_uploads()]
-    return _delete(checkpoint, found, newest, EXPIRED_AFTER)
+    return _delete(checkpoint, found, owners - {FileOwner.of_file(name) for name, _ in checkpoint.unfinished_uploads()})
 
 
-def _expired(found: Collection[_Found], now: datetime.datetime, age: datetime.timedelta) -> set[FileOwner]:
+def _expired(found: Iterable[_Found], now: datetime.datetime, age: datetime.timedelta) -> set[FileOwner]:
     """Returns the owners of files that are all of this age or older, and do not run in this process."""
     own = running()
     owners = expired(((item.owner, item.modified) for item in found), now, age)
     return {owner for owner in owners if owner is not None and owner.token not in own}
 
 
-def _delete(
-    checkpoint: CheckpointDir, found: Collection[_Found], now: datetime.datetime, age: datetime.timedelta
-) -> list[str]:
-    """Deletes expired files that no metadata names, and aborts their uploads. Returns the names of the files."""
-    owners = _unnamed(checkpoint, _expired(found, now, age))
-    old = [item for item in found if item.owner in owners]
+def _delete(checkpoint: CheckpointDir, found: Iterable[_Found], owners: Iterable[FileOwner | None]) -> list[str]:
+    """Deletes files and aborts uploads of `owners` that no metadata names. Returns the names of the files."""
+    unnamed = _unnamed(checkpoint, (owner for owner in owners if owner is not None))
+    old = [item for item in found if item.owner in unnamed]
     owned = set(checkpoint.owned(item.name for item in old))
     for item in old:
         if item.upload is not None and item.name in owned:

@@ -39,8 +39,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     One PUT of `.metadata`, after everything else, commits the checkpoint. Each save writes files with new names, so a
     save that fails or is killed does not change an existing checkpoint. After it has replaced a checkpoint, a save
     deletes the files of the old one. A save that fails deletes its own files, on all ranks. The files of a save that is
-    killed remain. The next save to the folder deletes them after a day, `torchobj.checkpoint.sweep` at any age, and
-    also unfinished uploads. A failure of one rank is raised on all ranks.
+    killed remain until a save to the folder, a day later, or `torchobj.checkpoint.sweep` deletes them; only the latter
+    aborts unfinished uploads. A failure of one rank is raised on all ranks.
 
     The files have torch's own format: torch 2.6 and later, `FsspecReader` and s3torchconnector read them. Tensors are
     sent from their own memory, in parallel parts: do not change them before the save returns. A writer can be pickled,
