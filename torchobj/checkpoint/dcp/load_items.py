@@ -61,26 +61,20 @@ def _short_file(url: str, error: RangeError) -> ShortFileError:
     return short
 
 
-class _TensorItem:
+class _TensorItem(NamedTuple):
     """A slice of a saved chunk, and its destination."""
 
-    __slots__ = ("dtype", "frame", "info", "memory", "request", "shape", "target")
-
-    def __init__(
-        self, request: ReadItem, info: _StorageInfo, dtype: torch.dtype, shape: torch.Size, target: torch.Tensor
-    ) -> None:
-        self.request = request
-        self.info = info
-        #: Dtype and shape of the saved chunk.
-        self.dtype = dtype
-        self.shape = shape
-        self.target = target
-        #: The target, if its memory can receive the saved bytes as they are.
-        self.memory = target if target.dtype == dtype and is_memory(target) else None
-        #: The archive of the chunk if torchobj or this torch wrote it; None if it is known to be another one.
-        self.frame: TensorArchive | None = tensor_archive(dtype, shape)
-        if self.frame is not None and self.frame.length != info.length:
-            self.frame = None
+    request: ReadItem
+    info: _StorageInfo
+    dtype: torch.dtype
+    """Dtype of the saved chunk."""
+    shape: torch.Size
+    """Shape of the saved chunk."""
+    target: torch.Tensor
+    memory: torch.Tensor | None
+    """The target, if its memory can receive the saved bytes as they are."""
+    frame: TensorArchive | None
+    """The archive of the chunk if torchobj or this torch wrote it; None if it is known to be another one."""
 
     @property
     def name(self) -> str:
@@ -146,7 +140,10 @@ class ItemIndex:
         if target.size() != request.lengths:
             name, sizes = request.storage_index.fqn, f"{tuple(target.size())}, not {tuple(request.lengths)}"
             raise CheckpointError(f"{self._url}: the destination of {name} is of size {sizes}")
-        return _TensorItem(request, info, dtype, shape, target)
+        memory = target if target.dtype == dtype and is_memory(target) else None
+        frame = tensor_archive(dtype, shape)
+        is_expected = frame is not None and frame.length == info.length
+        return _TensorItem(request, info, dtype, shape, target, memory, frame if is_expected else None)
 
     def _chunk(self, index: MetadataIndex) -> tuple[torch.dtype, torch.Size]:
         """Returns dtype and shape of a saved chunk."""

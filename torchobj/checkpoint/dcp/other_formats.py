@@ -85,14 +85,10 @@ def check_archive(content: bytes, limit_bytes: int, name: str, *, verify: bool) 
             raise IntegrityError(f"{name}: record {record.name} is not what was written")
 
 
-def _descriptors(info: _StorageInfo) -> Any:
-    # Metadata of torch without extensions has no such field.
-    return getattr(info, "transform_descriptors", None)
-
-
 def is_transformed(info: _StorageInfo) -> bool:
     """Returns whether extensions transformed the bytes of an item."""
-    return bool(_descriptors(info))
+    # Metadata of torch without extensions has no such field.
+    return bool(getattr(info, "transform_descriptors", None))
 
 
 def untransformed(content: bytes, info: _StorageInfo, limit_bytes: int, name: str) -> bytes:
@@ -104,6 +100,7 @@ def untransformed(content: bytes, info: _StorageInfo, limit_bytes: int, name: st
     """
     if not is_transformed(info):
         return content
+    descriptors: Any = info.transform_descriptors
     try:
         from torch.distributed.checkpoint._extension import (  # noqa: PLC0415  torch 2.6 has none
             ExtensionRegistry,
@@ -111,16 +108,14 @@ def untransformed(content: bytes, info: _StorageInfo, limit_bytes: int, name: st
         )
 
         stream: Any = io.BytesIO(content)
-        for extension in ExtensionRegistry().from_descriptor_list(_descriptors(info)):
+        for extension in ExtensionRegistry().from_descriptor_list(descriptors):
             if isinstance(extension, StreamTransformExtension):
                 stream = extension.transform_from(stream)
         plain = bytearray()
         while len(plain) <= limit_bytes and (piece := stream.read(_READ_BYTES)):
             plain += piece
     except Exception as error:
-        raise CheckpointError(
-            f"{name}: was saved through {list(_descriptors(info))}, which fails: {error!r}"
-        ) from error
+        raise CheckpointError(f"{name}: was saved through {list(descriptors)}, which fails: {error!r}") from error
     if len(plain) > limit_bytes:
         raise CheckpointError(f"{name}: has more than {limit_bytes} bytes when it is unpacked: refused")
     return bytes(plain)

@@ -21,7 +21,7 @@ __all__ = ["files_of", "remove"]
 logger = logging.getLogger("torchobj")
 
 
-def files_of(checkpoint: CheckpointDir, rank: int | None) -> set[str] | None:
+def files_of(checkpoint: CheckpointDir, metadata: str) -> set[str] | None:
     """Returns the names of the files that are deleted when a checkpoint is removed or replaced.
 
     These are the files that the metadata names. If another program wrote all of them, these are also the older files of
@@ -29,7 +29,7 @@ def files_of(checkpoint: CheckpointDir, rank: int | None) -> set[str] | None:
 
     Args:
         checkpoint: Folder of the checkpoint.
-        rank: Rank that wrote its own metadata; None for metadata of all ranks.
+        metadata: Name of its metadata.
 
     Returns:
         The names, relative to the folder; None if the metadata does not exist.
@@ -38,7 +38,6 @@ def files_of(checkpoint: CheckpointDir, rank: int | None) -> set[str] | None:
         CheckpointError: The metadata cannot be read.
         StoreError: A request failed.
     """
-    metadata = ranked(METADATA, rank)
     data, url = checkpoint.find(metadata), checkpoint.url_of(metadata)
     if data is None:
         return None
@@ -91,12 +90,13 @@ def remove(url: Url, config: StoreConfig) -> None:
     is_found = False
     # First the metadata of all ranks, then the metadata of each rank.
     for rank in itertools.chain([None], itertools.count()):
-        files = files_of(checkpoint, rank)
+        metadata = ranked(METADATA, rank)
+        files = files_of(checkpoint, metadata)
         if files is not None:
             is_found = True
             checkpoint.delete(sorted(files))
             # Last, because it names the files: so an interrupted call can be repeated.
-            checkpoint.delete([ranked(METADATA, rank)])
+            checkpoint.delete([metadata])
         elif rank is not None:
             break
     if not is_found and any(True for _ in store.list(f"{url.key.rstrip('/')}/")):

@@ -85,6 +85,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         self._save_id = str(uuid.uuid4())
         #: The rank, if each rank writes its own metadata.
         self._rank: int | None = None
+        self._metadata_name = METADATA
         #: CRC-32 of each file of the last save, by name, on the coordinator.
         self.checksums: dict[str, int] = {}
 
@@ -105,6 +106,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ARG002
         """Takes torch's choice: one metadata object for all ranks, or one for each rank."""
         self._rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
+        self._metadata_name = ranked(METADATA, self._rank)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Returns the plan; if each rank writes its own metadata, with the prefix of its files.
@@ -123,7 +125,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         return plans if self._rank is not None else self._with_prefixes(dict(enumerate(plans)))
 
     def _with_prefixes(self, plans: dict[int, SavePlan]) -> list[SavePlan]:
-        if not self._overwrite and self._checkpoint.has(self._metadata_name()):
+        if not self._overwrite and self._checkpoint.has(self._metadata_name):
             raise self._exists()
         return [
             dataclasses.replace(plan, storage_data=_StoragePrefix(self._prefix_of(rank)))
@@ -241,13 +243,10 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
                     at = "" if offsets is None else f" at {tuple(offsets)}"
                     raise CheckpointError(f"{self.checkpoint_id}: {name}{at} was planned, and no rank wrote it")
 
-    def _metadata_name(self) -> str:
-        return ranked(METADATA, self._rank)
-
     def _exists(self) -> CheckpointError:
         # The message of torch's own writer.
         return CheckpointError(
-            f"Checkpoint already exists and overwrite=False: {self._checkpoint.url_of(self._metadata_name())}"
+            f"Checkpoint already exists and overwrite=False: {self._checkpoint.url_of(self._metadata_name)}"
         )
 
     def _names_of_previous(self) -> set[str]:
@@ -255,21 +254,21 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         if not self._overwrite:
             return set()
         try:
-            files = files_of(self._checkpoint, self._rank)
+            files = files_of(self._checkpoint, self._metadata_name)
         except CheckpointError as error:
             logger.warning("replacing %s; its old files are not deleted: %s", self.checkpoint_id, error)
             return set()
         if files is not None:
-            logger.info("replacing %s", self._checkpoint.url_of(self._metadata_name()))
+            logger.info("replacing %s", self._checkpoint.url_of(self._metadata_name))
         return files or set()
 
     def _put_metadata(self, data: bytes) -> None:
-        key = self._checkpoint.key(self._metadata_name())
+        key = self._checkpoint.key(self._metadata_name)
         try:
             self._checkpoint.store.put(key, data, overwrite=self._overwrite)
         except PreconditionFailedError:
             # A PUT whose response was lost is retried, and then finds its own object.
-            if self._checkpoint.find(self._metadata_name()) != data:
+            if self._checkpoint.find(self._metadata_name) != data:
                 raise self._exists() from None
 
 
