@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint.archive import DESCRIPTOR_MARK
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
-from torchobj.checkpoint.files import NO_ATTRIBUTES
-from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import TensorArchive
+from torchobj.store.archive import DESCRIPTOR_MARK
+from torchobj.store.file_objects import NO_ATTRIBUTES
+from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["JOINED_BYTES", "ItemFile", "close_files"]
 

@@ -24,10 +24,10 @@ from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.metadata import MAX_NUMBER
 from torchobj.checkpoint.dcp.other_formats import END_BYTES, check_archive, is_transformed, payload_in, untransformed
 from torchobj.checkpoint.keys import is_canonical
-from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.pickling import message_of
 from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
+from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["ItemIndex", "ShortFileError", "load_items"]
 

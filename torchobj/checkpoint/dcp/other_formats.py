@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from torchobj.checkpoint.archive import Ends
 from torchobj.checkpoint.pickling import check_nesting
 from torchobj.checkpoint.plan import TensorArchive
 from torchobj.exceptions import CheckpointError, IntegrityError
+from torchobj.store.archive import Ends
 
 __all__ = ["END_BYTES", "Payload", "check_archive", "is_transformed", "payload_in", "untransformed"]
 

@@ -20,10 +20,10 @@ from torchobj.checkpoint.dcp.leftovers import discard
 from torchobj.checkpoint.dcp.object_names import FileNames
 from torchobj.checkpoint.device_memory import check_memory
 from torchobj.checkpoint.leftovers import under_way
-from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import is_memory, tensor_archive
 from torchobj.checkpoint.ranks import portable
 from torchobj.exceptions import CheckpointError
+from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["RankReport", "write_items"]
 
