@@ -119,9 +119,9 @@ pub trait GetResult: Send {
     /// The checksum of the whole object, even if a range was requested; `None` if the response has none.
     fn checksum(&self) -> Option<ObjectChecksum>;
 
-    /// Returns whether the response announces the length of its body. If it does not, `size` and `range` are the expected
+    /// Returns whether the response has the length of its body. If it does not, `size` and `range` are the expected
     /// values. They are verified at the end of the body, so the caller must read all of `range`.
-    fn announced(&self) -> bool {
+    fn has_length(&self) -> bool {
         true
     }
 

@@ -89,7 +89,7 @@ pub struct GetRequest<'a> {
     pub key: &'a str,
     /// The range to read; `None` for the whole object.
     pub range: Option<ByteRange>,
-    /// Size of the whole object in bytes, if known: the expected size if the response does not announce it.
+    /// Size of the whole object in bytes, if known: the expected size if the response does not have it.
     pub size: Option<u64>,
     /// The expected version: the request fails with `Changed` if the object has another one.
     pub version: Option<&'a Version>,

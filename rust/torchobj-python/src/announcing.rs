@@ -23,7 +23,7 @@ enum Assigned {
 }
 
 /// Where an iterator announces.
-pub(crate) enum IteratorOwner<'a> {
+pub(crate) enum IteratorRole<'a> {
     /// In the process that owns the prefetcher.
     Owner(&'a Arc<Prefetcher>, u64),
     /// In a worker.
@@ -46,11 +46,11 @@ impl AnnouncingIterator {
         Ok(Self { process: fork::generation(), assigned })
     }
 
-    pub(crate) fn owner(&self) -> IteratorOwner<'_> {
+    pub(crate) fn role(&self) -> IteratorRole<'_> {
         match &self.assigned {
-            _ if self.process != fork::generation() => IteratorOwner::Inherited,
-            Assigned::Owner(prefetcher, iterator) => IteratorOwner::Owner(prefetcher, *iterator),
-            Assigned::Worker(worker, iterator) => IteratorOwner::Worker(worker, *iterator),
+            _ if self.process != fork::generation() => IteratorRole::Inherited,
+            Assigned::Owner(prefetcher, iterator) => IteratorRole::Owner(prefetcher, *iterator),
+            Assigned::Worker(worker, iterator) => IteratorRole::Worker(worker, *iterator),
         }
     }
 
@@ -65,10 +65,10 @@ impl AnnouncingIterator {
 
 impl Drop for AnnouncingIterator {
     fn drop(&mut self) {
-        match self.owner() {
-            IteratorOwner::Owner(prefetcher, iterator) => prefetcher.cancel(iterator),
-            IteratorOwner::Worker(worker, iterator) => worker.end_iterator(iterator),
-            IteratorOwner::Inherited => {}
+        match self.role() {
+            IteratorRole::Owner(prefetcher, iterator) => prefetcher.cancel(iterator),
+            IteratorRole::Worker(worker, iterator) => worker.end_iterator(iterator),
+            IteratorRole::Inherited => {}
         }
     }
 }

@@ -9,7 +9,7 @@ use torchobj_core::fork;
 use torchobj_core::object_ref::ObjectRef as Named;
 use torchobj_core::prefetch::Prefetcher;
 
-use crate::announcing::{AnnouncingIterator, IteratorOwner};
+use crate::announcing::{AnnouncingIterator, IteratorRole};
 use crate::buffer::Buffer;
 use crate::config::StoreConfig;
 use crate::loader;
@@ -171,16 +171,16 @@ impl RefIteration {
         ahead: Vec<PyRef<'py, ObjectRef>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let (source, names, later) = (self.source.get(), named(&refs), named(&ahead));
-        match self.iterator.owner() {
-            IteratorOwner::Inherited => source.read(py, refs),
-            IteratorOwner::Owner(prefetcher, iterator) => {
+        match self.iterator.role() {
+            IteratorRole::Inherited => source.read(py, refs),
+            IteratorRole::Owner(prefetcher, iterator) => {
                 py.detach(|| {
                     let announced = prefetcher.objects(source.number, later.iter().map(Arc::as_ref));
                     prefetcher.announce(iterator, &announced);
                 });
                 source.take(py, prefetcher, &names)
             }
-            IteratorOwner::Worker(worker, iterator) => {
+            IteratorRole::Worker(worker, iterator) => {
                 let objects = records(&later);
                 source.request(py, worker, &names, Announcement { iterator, objects: &objects })
             }

@@ -13,7 +13,7 @@ use torchobj_core::fork;
 use torchobj_core::manifest::Manifest as Packed;
 use torchobj_core::prefetch::{ListedSource, ObjectId, Prefetcher, charge};
 
-use crate::announcing::{AnnouncingIterator, IteratorOwner};
+use crate::announcing::{AnnouncingIterator, IteratorRole};
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
 use crate::loader;
@@ -218,15 +218,15 @@ impl NativeIteration {
         return_errors: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let source = self.source.get();
-        let results = match self.iterator.owner() {
-            IteratorOwner::Inherited => return source.read(py, indices, return_errors),
-            IteratorOwner::Owner(prefetcher, iterator) => {
+        let results = match self.iterator.role() {
+            IteratorRole::Inherited => return source.read(py, indices, return_errors),
+            IteratorRole::Owner(prefetcher, iterator) => {
                 let announced: Vec<ObjectId> =
                     ahead.iter().map(|index| ObjectId { source: source.number, index: *index }).collect();
                 py.detach(|| prefetcher.announce(iterator, &announced));
                 take(py, prefetcher, source.number, &indices)?
             }
-            IteratorOwner::Worker(worker, iterator) => {
+            IteratorRole::Worker(worker, iterator) => {
                 source.request(py, worker, &indices, Announcement { iterator, objects: &ahead })?
             }
         };

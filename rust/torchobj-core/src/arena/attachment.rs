@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::process::Pid;
 
-use super::layout::{self, Header};
+use super::layout::{self, ArenaHeader};
 use super::map::Map;
 use super::serve::{has_exited, open_pidfd};
 
@@ -45,7 +45,7 @@ impl Attachment {
     /// # Errors
     /// `map` is not that of an arena, or the owner has exited.
     pub(super) fn new(map: Arc<Map>, eventfd: OwnedFd) -> io::Result<Arc<Self>> {
-        let header = Header(&map);
+        let header = ArenaHeader(&map);
         if map.len() < layout::DATA || header.magic().load(Acquire) != layout::MAGIC {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -68,14 +68,14 @@ impl Attachment {
 
     /// Process id of the owner.
     pub(super) fn owner(&self) -> u32 {
-        Header(&self.map).owner().load(Relaxed)
+        ArenaHeader(&self.map).owner().load(Relaxed)
     }
 
     /// Runs the check of a caller that waits, and checks that the owner answers requests.
     pub(super) fn check<E>(&self, check: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
         check().map_err(Unanswered::Interrupted)?;
         // A closed arena gives no answers, though its process may live.
-        if has_exited(self.owner, self.pidfd.as_ref()) || Header(&self.map).closed().load(Acquire) != 0 {
+        if has_exited(self.owner, self.pidfd.as_ref()) || ArenaHeader(&self.map).closed().load(Acquire) != 0 {
             return Err(Unanswered::OwnerGone);
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::attachment::Attachment;
 use super::block::{Block, ViewedBlock};
-use super::layout::{Answer, Header};
+use super::layout::{Answer, ArenaHeader};
 use super::owner::notify;
 use super::sync;
 use crate::buffer::{Buffer, Memory, PendingBuffer};
@@ -71,7 +71,7 @@ impl Claim {
     /// segment was offered before, and in a forked child of the worker.
     pub fn offer(&self) -> Option<Offer> {
         let Answer { id, generation, .. } = self.answer;
-        let offered = self.attachment.is_ours() && sync::offer(Header(&self.attachment.map).state(id), generation);
+        let offered = self.attachment.is_ours() && sync::offer(ArenaHeader(&self.attachment.map).state(id), generation);
         offered.then_some(Offer { id, generation })
     }
 
@@ -107,7 +107,7 @@ impl Drop for Claim {
                 block.end();
             }
             let Answer { id, generation, .. } = self.answer;
-            let header = Header(&self.attachment.map);
+            let header = ArenaHeader(&self.attachment.map);
             if sync::drop_claim(header.state(id), generation, header.memory_needed()) {
                 notify(&self.attachment.eventfd);
             }

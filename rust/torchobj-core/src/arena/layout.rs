@@ -44,9 +44,9 @@ const _: () = assert!(SLOTS_START + SLOTS as u64 * SLOT_BYTES <= DATA);
 
 /// The header of the file.
 #[derive(Clone, Copy)]
-pub(super) struct Header<'a>(pub(super) &'a Map);
+pub(super) struct ArenaHeader<'a>(pub(super) &'a Map);
 
-impl<'a> Header<'a> {
+impl<'a> ArenaHeader<'a> {
     pub(super) fn magic(self) -> &'a AtomicU64 {
         self.0.long(0)
     }

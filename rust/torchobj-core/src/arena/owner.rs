@@ -15,7 +15,7 @@ use rustix::thread::futex;
 use super::block::{self, Block, BlockOwner, ViewedBlock};
 use super::block_pool::BlockPool;
 use super::grants::{Adoption, Grantable, Grants};
-use super::layout::{self, Answer, DATA, GRANTS, Header, SEGMENTS, SLOTS};
+use super::layout::{self, Answer, ArenaHeader, DATA, GRANTS, SEGMENTS, SLOTS};
 use super::map::Map;
 use super::request::{RequestedObjects, WorkerRequest, split_names};
 use super::segment::{self, Allocator, Segment};
@@ -97,7 +97,7 @@ impl Arena {
                 requested_budget >> 20
             );
         }
-        let header = Header(&map);
+        let header = ArenaHeader(&map);
         header.owner().store(std::process::id(), Relaxed);
         header.budget().store(budget, Relaxed);
         header.magic().store(layout::MAGIC, Release);
@@ -234,7 +234,7 @@ impl Arena {
     /// Requests a notification of the eventfd when memory is freed. Returns false if this was requested already.
     /// Otherwise frees what workers returned before the call; the caller checks for free memory again.
     pub fn set_memory_needed(&self) -> bool {
-        let newly_set = sync::set_memory_needed(Header(&self.map).memory_needed());
+        let newly_set = sync::set_memory_needed(ArenaHeader(&self.map).memory_needed());
         if newly_set {
             self.reclaim(&[]);
         }
@@ -243,34 +243,34 @@ impl Arena {
 
     /// Cancels [`set_memory_needed`](Self::set_memory_needed).
     pub fn clear_memory_needed(&self) {
-        Header(&self.map).memory_needed().store(0, Relaxed);
+        ArenaHeader(&self.map).memory_needed().store(0, Relaxed);
     }
 
     /// Marks the arena as closed: the owner answers no further requests.
     pub(super) fn close(&self) {
-        Header(&self.map).closed().store(1, Release);
+        ArenaHeader(&self.map).closed().store(1, Release);
     }
 
     /// Returns whether a worker has found all slots in use since the last call.
     pub(super) fn take_slot_needed(&self) -> bool {
-        Header(&self.map).slot_needed().swap(0, AcqRel) != 0
+        ArenaHeader(&self.map).slot_needed().swap(0, AcqRel) != 0
     }
 
     /// Returns whether the owner waits for free memory.
     pub(super) fn is_memory_needed(&self) -> bool {
-        Header(&self.map).memory_needed().load(Relaxed) != 0
+        ArenaHeader(&self.map).memory_needed().load(Relaxed) != 0
     }
 
     /// Slots that have a worker, with its process id.
     pub(super) fn slots(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let header = Header(&self.map);
+        let header = ArenaHeader(&self.map);
         let end = header.slots().load(Acquire).min(SLOTS);
         (0..end).map(move |index| (index, header.slot(index).worker().load(Acquire))).filter(|(_, worker)| *worker != 0)
     }
 
     /// The request of a slot, unless its number is `last`.
     pub(super) fn request(&self, slot: u32, last: u32) -> Option<WorkerRequest> {
-        let shared = Header(&self.map).slot(slot);
+        let shared = ArenaHeader(&self.map).slot(slot);
         let number = sync::published(shared.requested());
         if number == last {
             return None;
@@ -295,12 +295,12 @@ impl Arena {
     }
 
     pub(super) fn write_answer(&self, slot: u32, position: usize, answer: Answer) {
-        Header(&self.map).slot(slot).write_answer(position, answer);
+        ArenaHeader(&self.map).slot(slot).write_answer(position, answer);
     }
 
     /// Publishes the answers of a request and wakes its worker.
     pub(super) fn publish(&self, slot: u32, number: u32) {
-        let answered = Header(&self.map).slot(slot).answered();
+        let answered = ArenaHeader(&self.map).slot(slot).answered();
         sync::publish(answered, number);
         // An error means that no worker waits.
         let _ = futex::wake(answered, futex::Flags::empty(), i32::MAX as u32);
@@ -308,7 +308,7 @@ impl Arena {
 
     /// Frees a slot, and wakes the workers that wait for one. Its worker has exited and its segments were freed.
     pub(super) fn vacate(&self, slot: u32) {
-        let header = Header(&self.map);
+        let header = ArenaHeader(&self.map);
         let slot = header.slot(slot);
         slot.requested().store(0, Relaxed);
         slot.answered().store(0, Relaxed);
@@ -332,12 +332,12 @@ impl Arena {
             return Err(segment);
         };
         segment.extent = None;
-        sync::grant(Header(&self.map).state(id), generation);
+        sync::grant(ArenaHeader(&self.map).state(id), generation);
         Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
     }
 
     fn worker_of(&self, slot: u32) -> (u32, u32) {
-        (slot, Header(&self.map).slot(slot).worker().load(Acquire))
+        (slot, ArenaHeader(&self.map).slot(slot).worker().load(Acquire))
     }
 
     /// Grants a block, whose content is undefined, to the worker of `slot`: of the first of these lengths that the limits
@@ -351,7 +351,7 @@ impl Arena {
             state.pool.give(block);
             return None;
         };
-        sync::grant(Header(&self.map).state(id), generation);
+        sync::grant(ArenaHeader(&self.map).state(id), generation);
         let offset = u64::from(block.number) << 32 | u64::from(block.descriptor());
         Some((position, Answer { id, generation, offset, len, failed: false }))
     }
@@ -375,7 +375,7 @@ impl Arena {
         id: u32,
         generation: u32,
     ) -> io::Result<Option<Buffer>> {
-        let word = Header(&self.map).state(id);
+        let word = ArenaHeader(&self.map).state(id);
         let adoption = {
             let _inside = fork::enter();
             grants(&mut self.state()).adopt(id, generation, sync::grant_state(word, generation))
@@ -422,7 +422,7 @@ impl Arena {
         let _inside = fork::enter();
         let mut state = self.state();
         let ArenaState { space, segments, blocks, pool } = &mut *state;
-        let header = Header(&self.map);
+        let header = ArenaHeader(&self.map);
         let grant_state = |id, generation| sync::grant_state(header.state(id), generation);
         let mut freed = 0;
         for extent in segments.reclaim(exited, orphan_timeout, grant_state) {
@@ -448,7 +448,7 @@ impl Allocator for Arena {
             state.space.free(extent);
             self.release_pages(&mut state);
             drop(state);
-            if sync::memory_needed(Header(&self.map).memory_needed()) {
+            if sync::memory_needed(ArenaHeader(&self.map).memory_needed()) {
                 notify(&self.eventfd);
             }
         }

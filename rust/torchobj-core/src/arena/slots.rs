@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::futex;
 
 use super::attachment::{Attachment, OWNER_CHECK_INTERVAL, OWNER_CHECK_TIMESPEC, Unanswered};
-use super::layout::{Header, SLOTS};
+use super::layout::{ArenaHeader, SLOTS};
 use super::owner::notify;
 use super::sync;
 
@@ -49,7 +49,7 @@ impl WorkerSlots {
         attachment: &Attachment,
         check: &mut impl FnMut() -> Result<(), E>,
     ) -> Result<SlotInUse<'_>, Unanswered<E>> {
-        let header = Header(&attachment.map);
+        let header = ArenaHeader(&attachment.map);
         let (since, is_nested) = (Instant::now(), REQUESTS.get() > 0);
         loop {
             let vacated = sync::published(header.vacated());
@@ -82,7 +82,7 @@ impl WorkerSlots {
 }
 
 fn take_slot(attachment: &Attachment) -> Option<u32> {
-    let header = Header(&attachment.map);
+    let header = ArenaHeader(&attachment.map);
     let taken = (0..SLOTS)
         .find(|index| header.slot(*index).worker().compare_exchange(0, attachment.process, AcqRel, Relaxed).is_ok())?;
     header.slots().fetch_max(taken + 1, AcqRel);

@@ -17,7 +17,7 @@ use rustix::thread::futex;
 use super::attachment::{Attachment, OWNER_CHECK_TIMESPEC, Unanswered};
 use super::block::Block;
 use super::claim::Claim;
-use super::layout::{Answer, BLOCKS, Header, MAX_OBJECTS, REFUSED, WorkerSlot};
+use super::layout::{Answer, ArenaHeader, BLOCKS, MAX_OBJECTS, REFUSED, WorkerSlot};
 use super::map::Map;
 use super::owner::{Arena, notify};
 use super::request;
@@ -129,7 +129,7 @@ impl Worker {
 
     /// Limit of the bytes of all segments.
     pub fn budget(&self) -> u64 {
-        Header(&self.attachment.map).budget().load(Relaxed)
+        ArenaHeader(&self.attachment.map).budget().load(Relaxed)
     }
 
     /// Starts an iterator of this worker. All objects that are announced for it can be cancelled together.
@@ -277,7 +277,7 @@ impl Worker {
             slot.unread = None;
         }
         let number = slot.number.wrapping_add(1);
-        let shared = Header(&self.attachment.map).slot(index);
+        let shared = ArenaHeader(&self.attachment.map).slot(index);
         // Clears what the previous request may have set.
         for word in [shared.name_bytes(), shared.announced(), shared.iterator()] {
             word.store(0, Relaxed);
@@ -297,12 +297,12 @@ impl Worker {
     }
 
     fn answers(&self, slot: u32, count: usize) -> impl Iterator<Item = Answer> + '_ {
-        let shared = Header(&self.attachment.map).slot(slot);
+        let shared = ArenaHeader(&self.attachment.map).slot(slot);
         (0..count).map(move |position| shared.read_answer(position))
     }
 
     fn wait<E>(&self, slot: u32, number: u32, check: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
-        let answered = Header(&self.attachment.map).slot(slot).answered();
+        let answered = ArenaHeader(&self.attachment.map).slot(slot).answered();
         loop {
             let seen = sync::published(answered);
             if seen == number {

@@ -64,8 +64,8 @@ struct BatchState<R: BatchRequest> {
     results: Vec<Completed<R::Output>>,
     /// Requests that were added and whose result was not taken.
     pending: usize,
-    /// Whether each result is announced, or the last one only.
-    announce_each: bool,
+    /// Whether each result wakes the waiter, or the last one only.
+    notify_each: bool,
     failed: bool,
 }
 
@@ -103,13 +103,13 @@ impl<R: BatchRequest> RequestSource for Shared<R> {
     async fn run(self: &Arc<Self>, (number, request): Self::Item) -> Option<()> {
         let result = AssertUnwindSafe(request.run()).catch_unwind().await;
         let succeeded = matches!(result, Ok(Ok(_)));
-        let announced = {
+        let notify = {
             let mut state = self.state();
             state.failed |= !succeeded;
             state.results.push((number, result));
-            state.announce_each || state.results.len() == state.pending || (state.failed && self.stop_at_error)
+            state.notify_each || state.results.len() == state.pending || (state.failed && self.stop_at_error)
         };
-        if announced {
+        if notify {
             self.completed.notify_one();
         }
         succeeded.then_some(())
@@ -128,7 +128,7 @@ impl<R: BatchRequest> Batch<R> {
             started: 0,
             results: Vec::new(),
             pending: 0,
-            announce_each: true,
+            notify_each: true,
             failed: false,
         };
         let shared = Shared {
@@ -179,7 +179,7 @@ impl<R: BatchRequest> Batch<R> {
         }
     }
 
-    /// Waits until a result is announced.
+    /// Waits until a result wakes the waiter.
     async fn wait(&self) {
         while within(RECHECK_EVERY, self.shared.completed.notified()).await.is_none() {
             // A request that is backing off needs no permit: start another one.
@@ -261,7 +261,7 @@ async fn run_ordered<R: BatchRequest>(
         state.pending = requests.len();
         state.results.reserve_exact(requests.len());
         state.waiting = requests.into();
-        state.announce_each = false;
+        state.notify_each = false;
     }
     pump(&batch.shared);
     let mut completed = batch.all().await;

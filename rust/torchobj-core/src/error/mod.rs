@@ -48,7 +48,7 @@ pub enum ErrorKind {
     Stale,
     /// A timeout expired.
     Timeout,
-    /// The body ended before its announced length.
+    /// The body ended before its declared length.
     ShortBody,
     /// The response does not match the request: another range, no length, or a malformed head.
     Protocol,

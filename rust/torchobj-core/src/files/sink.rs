@@ -126,7 +126,7 @@ impl Sink for FileSink {
         // The bytes of a response without a length may be discarded.
         if let Some(journal) = &self.target.journal
             && self.remaining() == 0
-            && result.announced()
+            && result.has_length()
         {
             journal.record(self.index, self.checksum().1).map_err(|error| self.failed(error))?;
         }

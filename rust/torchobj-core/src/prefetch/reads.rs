@@ -1,5 +1,5 @@
 //! Runs the reads that `window` selects, as a source of the engine. Reads neighbouring ranges of an object with one request,
-//! each into a segment of its own. `window` determines the order; `read::Group` decides which gaps are read.
+//! each into a segment of its own. `window` determines the order; `read::RangeGroup` decides which gaps are read.
 
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -20,7 +20,7 @@ use crate::engine::{Allocate, Halt, RequestSource, Tasks, pump};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::object_ref::ObjectRef;
-use crate::read::{Group, ReadRequest, ReadResult};
+use crate::read::{RangeGroup, ReadRequest, ReadResult};
 use crate::types::ByteRange;
 
 /// Maximum size of a read of several ranges: about what a connection receives in 20 ms, the time to a first byte. Larger
@@ -30,7 +30,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Ranges that are read with one request.
 struct Span {
     first: ObjectRef,
-    group: Group,
+    group: RangeGroup,
     start: u64,
     max_bytes: u64,
 }
@@ -39,7 +39,7 @@ impl Span {
     /// A span of one range; `None` if `first` is not a range whose length is known.
     fn new(first: ObjectRef, max_bytes: u64) -> Option<Self> {
         let range = range_of(&first)?;
-        Some(Self { start: range.start, group: Group::new(&range), first, max_bytes })
+        Some(Self { start: range.start, group: RangeGroup::new(&range), first, max_bytes })
     }
 
     /// Adds a range. Returns false if it is of another object or version, too far away, or if the span becomes too large.

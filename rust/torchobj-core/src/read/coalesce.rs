@@ -22,12 +22,12 @@ pub(super) struct Fragment {
 
 /// The range of one request: fragments in the order of their bytes, and the gaps between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct CoalescedPart {
     /// Never empty, and without overlaps.
     pub(super) fragments: Vec<Fragment>,
 }
 
-impl Part {
+impl CoalescedPart {
     /// The range from the first fragment to the last.
     pub(super) fn range(&self) -> Range<u64> {
         let first = self.fragments.first().expect("a part has a fragment");
@@ -38,15 +38,15 @@ impl Part {
 
 /// The parts that read `ranges`, which may overlap and have any order. No part exceeds `part_bytes`; the fragments of
 /// one range are in the order of its bytes.
-pub(super) fn parts(ranges: &[Range<u64>], part_bytes: u64) -> Vec<Part> {
+pub(super) fn parts(ranges: &[Range<u64>], part_bytes: u64) -> Vec<CoalescedPart> {
     let mut order: Vec<usize> = (0..ranges.len()).filter(|index| !ranges[*index].is_empty()).collect();
     order.sort_by_key(|index| ranges[*index].start);
-    let (mut parts, mut group) = (Vec::<Part>::new(), Group::default());
+    let (mut parts, mut group) = (Vec::<CoalescedPart>::new(), RangeGroup::default());
     for index in order {
         let mut rest = ranges[index].clone();
         let joined = group.join(&rest);
         if !joined {
-            group = Group::new(&rest);
+            group = RangeGroup::new(&rest);
         }
         let mut open = joined;
         while !rest.is_empty() {
@@ -64,7 +64,7 @@ pub(super) fn parts(ranges: &[Range<u64>], part_bytes: u64) -> Vec<Part> {
                 }
                 _ => {
                     let cut = rest.end.min(rest.start.saturating_add(part_bytes));
-                    parts.push(Part { fragments: vec![fragment(rest.start..cut)] });
+                    parts.push(CoalescedPart { fragments: vec![fragment(rest.start..cut)] });
                     rest.start = cut;
                 }
             }
@@ -76,14 +76,14 @@ pub(super) fn parts(ranges: &[Range<u64>], part_bytes: u64) -> Vec<Part> {
 
 /// Ascending ranges whose gaps are read.
 #[derive(Debug, Default)]
-pub(crate) struct Group {
+pub(crate) struct RangeGroup {
     end: u64,
     range_bytes: u64,
     /// Total of the gaps above `SMALL_GAP_BYTES`.
     gap_bytes: u64,
 }
 
-impl Group {
+impl RangeGroup {
     /// A group of one range.
     pub(crate) fn new(range: &Range<u64>) -> Self {
         Self { end: range.end, range_bytes: range.end - range.start, gap_bytes: 0 }

@@ -270,11 +270,11 @@ impl Client {
             let message = format!("requested bytes {range:?}, the object has {}", result.size());
             return refuse(ErrorKind::Range, &message);
         }
-        if !result.announced() && !S::REWINDS {
+        if !result.has_length() && !S::REWINDS {
             return refuse(ErrorKind::Protocol, "the response has no length");
         }
         // The sink would be full before the end of the body, and only the end shows that the body is complete.
-        if !result.announced() && result.range().end > range.end {
+        if !result.has_length() && result.range().end > range.end {
             let message = format!("requested bytes {range:?}, the response has no Content-Range and no Content-Length");
             return refuse(ErrorKind::Protocol, &message);
         }
@@ -290,7 +290,7 @@ impl Client {
         match &received {
             Ok(()) => self.metrics().body(ended - response_at),
             // A body without a length may be an error page, or incomplete.
-            Err(_) if !result.announced() => sink.rewind(before),
+            Err(_) if !result.has_length() => sink.rewind(before),
             Err(_) => {}
         }
         received

@@ -21,7 +21,7 @@ mod tile;
 mod verify;
 
 pub use ahead::{ReadAhead, ReadAheadConfig};
-pub(crate) use coalesce::Group;
+pub(crate) use coalesce::RangeGroup;
 pub use fetch::{ReadRequest, ReadResult};
 pub use head_and_tail::HeadAndTail;
 pub use many::{ClientRead, get_many, try_get_many};

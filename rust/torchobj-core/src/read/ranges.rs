@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::response::Expected;
-use super::scatter_list::{Fragment, ScatterList};
+use super::scatter_list::{FragmentSink, ScatterList};
 use super::{ReadRequest, ReadResult};
 use crate::client::Client;
 use crate::engine::Allocate;
@@ -47,7 +47,7 @@ impl Client {
             let (pending, dest, length, handle) = self.pending(&key, &range, allocator)?;
             let gap_bytes = usize::try_from(range.start - at).expect("gaps have at most 1 MiB");
             at = range.end;
-            fragments.push_back(Fragment { gap_bytes, index, dest });
+            fragments.push_back(FragmentSink { gap_bytes, index, dest });
             reads.push((pending, length, handle));
         }
         let expected = Expected { size: Some(size), version: version.clone() };

@@ -4,10 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::coalesce::{self, Part};
+use super::coalesce::{self, CoalescedPart};
 use super::plan;
 use super::response::Expected;
-use super::scatter_list::{Fragment, ScatterList};
+use super::scatter_list::{FragmentSink, ScatterList};
 use crate::buffer::{Dest, Memory, PendingBuffer};
 use crate::client::Client;
 use crate::crc32::Crc32;
@@ -124,7 +124,7 @@ impl ScatterRead {
         Ok(ScatterResult { version: head.version, size: head.size, crc32 })
     }
 
-    async fn receive(self, parts: Vec<Part>, checksum: bool) -> Result<ScatterResult> {
+    async fn receive(self, parts: Vec<CoalescedPart>, checksum: bool) -> Result<ScatterResult> {
         let Self { client, key, version, ranges } = self;
         let mut expected = Expected { size: None, version };
         let mut first = None;
@@ -151,7 +151,7 @@ impl ScatterRead {
 
 /// The range of each part, and the sink for its bytes.
 fn assign_targets(
-    parts: Vec<Part>,
+    parts: Vec<CoalescedPart>,
     ranges: Vec<ScatterRange>,
     checksum: bool,
     url: Arc<str>,
@@ -164,7 +164,7 @@ fn assign_targets(
             let gap_bytes = length(at..fragment.range.start);
             at = fragment.range.end;
             let dest = dests[fragment.index].split_to(length(fragment.range));
-            Fragment { gap_bytes, index: fragment.index, dest }
+            FragmentSink { gap_bytes, index: fragment.index, dest }
         });
         let sink = ScatterList::new(targets.collect(), checksum, url.clone());
         (range, sink)

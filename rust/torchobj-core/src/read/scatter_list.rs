@@ -22,7 +22,7 @@ const STRIP_BYTES: usize = 256 << 10;
 
 /// A fragment: the memory for its bytes.
 #[derive(Debug)]
-pub(super) struct Fragment {
+pub(super) struct FragmentSink {
     /// Bytes before it that are discarded.
     pub(super) gap_bytes: usize,
     /// Index of its range.
@@ -30,7 +30,7 @@ pub(super) struct Fragment {
     pub(super) dest: Dest,
 }
 
-impl Fragment {
+impl FragmentSink {
     fn is_direct(&self) -> bool {
         self.gap_bytes == 0 && self.dest.len() >= DIRECT_BYTES
     }
@@ -63,7 +63,7 @@ struct Copied {
 #[derive(Debug)]
 pub(super) struct ScatterList {
     /// Fragments after the current strip.
-    fragments: VecDeque<Fragment>,
+    fragments: VecDeque<FragmentSink>,
     strip: Option<Strip>,
     /// Bytes of the completed strips.
     completed_bytes: usize,
@@ -78,7 +78,7 @@ pub(super) struct ScatterList {
 
 impl ScatterList {
     /// A sink for `fragments`, with the gaps before them, of the object at `url`.
-    pub(super) fn new(fragments: VecDeque<Fragment>, checksum: bool, url: Arc<str>) -> Self {
+    pub(super) fn new(fragments: VecDeque<FragmentSink>, checksum: bool, url: Arc<str>) -> Self {
         let length = fragments.iter().map(|fragment| fragment.gap_bytes + fragment.dest.len()).sum();
         Self {
             fragments,

@@ -147,8 +147,8 @@ impl GetResult for FaultyBody {
         self.inner.version()
     }
 
-    fn announced(&self) -> bool {
-        self.inner.announced()
+    fn has_length(&self) -> bool {
+        self.inner.has_length()
     }
 
     fn range(&self) -> Range<u64> {

@@ -13,8 +13,8 @@ use super::credentials::{Token, USER_PROJECT};
 use super::error::{hint, refusal};
 use crate::credentials::Loaded;
 use crate::http::{
-    self, Authorize, Chain, Dialect, ErrorResponse, Failure, Headers, Origin, Refusal, Request, RequestHead, Response,
-    Server, Unauthorized, encode, sanitize,
+    self, Authorize, Chain, Dialect, ErrorResponse, Failure, Headers, HostAddress, Origin, Refusal, Request,
+    RequestHead, Response, Unauthorized, encode, sanitize,
 };
 
 /// Maximum size of the JSON of a response. A page of 1000 names of 1024 bytes, each escaped, has 6 MiB.
@@ -181,7 +181,7 @@ impl Dialect for BucketDialect<'_> {
     }
 
     /// Tokens are sent to the endpoint only.
-    fn redirected(&self, _: &Server) -> Option<Origin> {
+    fn redirected(&self, _: &HostAddress) -> Option<Origin> {
         None
     }
 

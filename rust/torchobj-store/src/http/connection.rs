@@ -307,7 +307,7 @@ mod tests {
 
     use super::*;
     use crate::config::HttpConfig;
-    use crate::http::{Dialer, PoolMap, Server};
+    use crate::http::{Dialer, HostAddress, PoolMap};
 
     /// Exceeds the socket buffers, so that the response arrives while the body is sent.
     const BODY_BYTES: usize = 64 << 20;
@@ -334,7 +334,7 @@ mod tests {
         };
         let client = async {
             let pools = PoolMap::new(Arc::new(Dialer::new(&HttpConfig::default()).unwrap()));
-            let mut lease = pools.pool(&Server { host: "127.0.0.1".into(), port, tls: false }).lease().await?;
+            let mut lease = pools.pool(&HostAddress { host: "127.0.0.1".into(), port, tls: false }).lease().await?;
             lease.connection().exchange(b"", &[vec![0; BODY_BYTES].into()], false).await
         };
         tokio::join!(server, client).1

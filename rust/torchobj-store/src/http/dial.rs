@@ -10,7 +10,7 @@ use rustls::pki_types::ServerName;
 use tokio::time::timeout;
 use torchobj_core::fork;
 
-use super::Server;
+use super::HostAddress;
 use super::dns::Resolver;
 use super::proxy::{Proxies, Proxy};
 use super::socket::Socket;
@@ -56,7 +56,7 @@ impl Dialer {
     }
 
     /// The proxy that forwards plain HTTP requests to `target`. Such requests have the absolute URL in their request line.
-    pub(crate) fn forward_proxy(&self, target: &Server) -> Option<&Proxy> {
+    pub(crate) fn forward_proxy(&self, target: &HostAddress) -> Option<&Proxy> {
         self.proxies.for_target(target).filter(|_| !target.tls)
     }
 
@@ -71,7 +71,7 @@ impl Dialer {
     }
 
     /// Connects to `target`, directly or through its proxy.
-    pub(crate) async fn dial(&self, target: &Server) -> io::Result<Transport> {
+    pub(crate) async fn dial(&self, target: &HostAddress) -> io::Result<Transport> {
         let proxy = self.proxies.for_target(target);
         let (host, port) = proxy.map_or((target.host.as_str(), target.port), |proxy| (&proxy.host, proxy.port));
         let mut socket = self.connect(host, port).await?;

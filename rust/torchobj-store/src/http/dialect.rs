@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use torchobj_core::error::{Error, Operation};
 
-use super::{ErrorResponse, Origin, Refusal, Server};
+use super::{ErrorResponse, HostAddress, Origin, Refusal};
 
 /// The conventions of a provider: URLs, error responses and redirects.
 #[async_trait]
@@ -16,7 +16,7 @@ pub(crate) trait Dialect: Send + Sync {
 
     /// Returns where to send requests that are redirected to `target`; `None` if it does not belong to the same store, and so
     /// must not receive signatures, tokens or keys.
-    fn redirected(&self, target: &Server) -> Option<Origin>;
+    fn redirected(&self, target: &HostAddress) -> Option<Origin>;
 
     /// Updates the region, the clock skew or the credentials from an error response. Returns the error with the kind that
     /// determines whether the request is retried.
@@ -70,13 +70,13 @@ mod tests {
             Self { pools, refusals: AtomicU32::new(0) }
         }
 
-        fn origin(&self, target: &Server) -> Origin {
+        fn origin(&self, target: &HostAddress) -> Origin {
             Origin { pool: self.pools.pool(target), host: target.host_header(), path: b"/v1/".to_vec() }
         }
 
         async fn get(&self, fake: &Fake, token: &'static str) -> Result<Response> {
             let port = fake.url.rsplit_once(':').unwrap().1.parse().unwrap();
-            let origin = self.origin(&Server { host: "127.0.0.1".into(), port, tls: false });
+            let origin = self.origin(&HostAddress { host: "127.0.0.1".into(), port, tls: false });
             let payload = Payload::default();
             let request = Request {
                 operation: Operation::Get,
@@ -108,7 +108,7 @@ mod tests {
             Refusal { kind, code, message, request_id: (response.header)("x-id"), hint: Some("log in") }
         }
 
-        fn redirected(&self, target: &Server) -> Option<Origin> {
+        fn redirected(&self, target: &HostAddress) -> Option<Origin> {
             (target.host == "localhost").then(|| self.origin(target))
         }
 

@@ -26,26 +26,26 @@ pub(super) struct Frames {
     received: u64,
     /// Received bytes that were not copied to a destination yet. The last bytes are copied only after the end of the body.
     pending: Bytes,
-    announced: bool,
+    has_length: bool,
 }
 
 impl Frames {
-    /// The body of the response to the GET of `lease`, which must have `length` bytes. If the response did not announce its
+    /// The body of the response to the GET of `lease`, which must have `length` bytes. If the response does not have its
     /// length, a shorter body is an error of the protocol; otherwise it is incomplete.
-    pub(super) async fn of_response(mut lease: Lease, length: u64, announced: bool) -> Result<Self, Failure> {
+    pub(super) async fn of_response(mut lease: Lease, length: u64, has_length: bool) -> Result<Self, Failure> {
         let body = lease.stream("GET").await?;
         Ok(Self {
             source: FrameStream::Connection(Box::new((lease, body))),
             length,
             received: 0,
             pending: Bytes::new(),
-            announced,
+            has_length,
         })
     }
 
-    /// The frames of a response that announced a body of `length` bytes.
+    /// The frames of a response with a body of `length` bytes.
     pub(super) fn of_stream(stream: BoxStream<'static, io::Result<Bytes>>, length: u64) -> Self {
-        Self { source: FrameStream::Stream(stream), length, received: 0, pending: Bytes::new(), announced: true }
+        Self { source: FrameStream::Stream(stream), length, received: 0, pending: Bytes::new(), has_length: true }
     }
 
     /// Receives the body into `dest`, as [`torchobj_core::store::GetResult::read_into`]. Returns an error message if the body
@@ -70,7 +70,7 @@ impl Frames {
                         self.pending = bytes;
                     }
                 }
-                None if self.received < self.length && !self.announced => {
+                None if self.received < self.length && !self.has_length => {
                     return Ok(Some(format!("expected {} bytes, the body ended after {}", self.length, self.received)));
                 }
                 None => {}

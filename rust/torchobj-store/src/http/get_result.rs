@@ -22,7 +22,7 @@ pub(crate) struct HttpGetResult {
     size: u64,
     range: Range<u64>,
     version: Option<Version>,
-    announced: bool,
+    has_length: bool,
     body: PendingBody,
 }
 
@@ -39,7 +39,7 @@ pub(crate) type Details = (Attributes, Option<ObjectChecksum>);
 
 /// A body that is not received yet.
 enum PendingBody {
-    /// A body whose length is announced: it is received directly into its destination. Its headers are parsed only if the
+    /// A body whose length is known: it is received directly into its destination. Its headers are parsed only if the
     /// caller needs them, because reads of small objects do not.
     Length(Lease, DetailsParser),
     Frames(Frames, Box<Details>),
@@ -60,7 +60,7 @@ pub(crate) struct BodyHeaders<'a> {
 
 impl HttpGetResult {
     /// The result of a GET of `url`. `size` is the size of the object, if it is known. If it is not, and the response does not
-    /// announce it either, `head` requests it.
+    /// have it either, `head` requests it.
     pub(crate) async fn of_response<F>(
         response: Response,
         url: String,
@@ -84,7 +84,7 @@ impl HttpGetResult {
             return Err(protocol(&url, "the response has no body"));
         }
         let (version, is_long) = (headers.version, headers.length.is_some());
-        let announced = found.is_some();
+        let has_length = found.is_some();
         let (range, size) = match (found, size) {
             (Some(found), _) => found,
             (None, Some(size)) => (0..size, size),
@@ -101,13 +101,13 @@ impl HttpGetResult {
             PendingBody::Length(response.lease, details)
         } else {
             let details = ((details.attributes)(&response.lease), (details.checksum)(&response.lease));
-            let frames = Frames::of_response(response.lease, range.end - range.start, announced).await;
+            let frames = Frames::of_response(response.lease, range.end - range.start, has_length).await;
             match frames {
                 Ok(frames) => PendingBody::Frames(frames, Box::new(details)),
                 Err(failure) => return Err(failure.into_error(Operation::Get, url)),
             }
         };
-        Ok(Self { url, size, range, version, announced, body })
+        Ok(Self { url, size, range, version, has_length, body })
     }
 
     /// The result of a GET by an SDK; `frames` is its body.
@@ -122,12 +122,12 @@ impl HttpGetResult {
             return Err(protocol(&url, "the response has no Content-Length"));
         };
         let body = PendingBody::Frames(Frames::of_stream(frames, range.end - range.start), Box::new(details));
-        Ok(Self { url, size, range, version: headers.version, announced: true, body })
+        Ok(Self { url, size, range, version: headers.version, has_length: true, body })
     }
 }
 
 impl BodyHeaders<'_> {
-    /// Returns the range of the body and the size of the whole object; `None` if they are not announced. `size_known`: the
+    /// Returns the range of the body and the size of the whole object; `None` if the response does not have them. `size_known`: the
     /// caller knows the size.
     fn extent(&self, size_known: bool) -> Result<Option<(Range<u64>, u64)>, String> {
         self.check_encoding(size_known || self.length.is_some())?;
@@ -145,7 +145,7 @@ impl BodyHeaders<'_> {
     }
 
     /// Refuses a body that a proxy may have compressed. A response with an object that was stored with a Content-Encoding has
-    /// a strong ETag (RFC 9110, section 8.8.1) and the length of the object. `length_known`: the length is announced, or is
+    /// a strong ETag (RFC 9110, section 8.8.1) and the length of the object. `length_known`: the response has the length, or is
     /// compared with the known size.
     fn check_encoding(&self, length_known: bool) -> Result<(), String> {
         let mut encodings = self.encoding.unwrap_or_default().split(',').map(str::trim);
@@ -180,8 +180,8 @@ impl GetResult for HttpGetResult {
         self.range.clone()
     }
 
-    fn announced(&self) -> bool {
-        self.announced
+    fn has_length(&self) -> bool {
+        self.has_length
     }
 
     fn attributes(&self) -> Attributes {

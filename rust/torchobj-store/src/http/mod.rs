@@ -55,13 +55,13 @@ pub(crate) use transport::Transport;
 
 /// The server that a connection goes to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Server {
+pub(crate) struct HostAddress {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) tls: bool,
 }
 
-impl Server {
+impl HostAddress {
     /// The server of a URL.
     pub(crate) fn of(url: &http::Uri) -> Self {
         let tls = url.scheme_str() == Some("https");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ConnectionPool, PoolMap, Server};
+use super::{ConnectionPool, HostAddress, PoolMap};
 
 /// The server and path prefix of requests.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct Origin {
 impl Origin {
     /// The server of `url`, with its path.
     pub(crate) fn of(url: &http::Uri, pools: &PoolMap) -> Self {
-        let target = Server::of(url);
+        let target = HostAddress::of(url);
         let mut path = url.path().as_bytes().to_vec();
         if path.last() != Some(&b'/') {
             path.push(b'/');

@@ -15,13 +15,13 @@ use super::dial::is_out_of_descriptors;
 use super::head::Head;
 use super::proxy::Proxy;
 use super::streamed::StreamedBody;
-use super::{Connection, Dialer, Failure, Server};
+use super::{Connection, Dialer, Failure, HostAddress};
 
 /// The connection pools of one client, by server.
 #[derive(Debug)]
 pub(crate) struct PoolMap {
     dialer: Arc<Dialer>,
-    pools: Mutex<HashMap<Server, Arc<ConnectionPool>>>,
+    pools: Mutex<HashMap<HostAddress, Arc<ConnectionPool>>>,
     idle: Arc<IdleCount>,
 }
 
@@ -39,7 +39,7 @@ impl PoolMap {
     }
 
     /// The pool of connections to `target`.
-    pub(crate) fn pool(&self, target: &Server) -> Arc<ConnectionPool> {
+    pub(crate) fn pool(&self, target: &HostAddress) -> Arc<ConnectionPool> {
         let mut pools = self.pools.lock().expect("no holder of this lock panics");
         let pool = pools.entry(target.clone()).or_insert_with(|| {
             let (dialer, idle_count) = (self.dialer.clone(), self.idle.clone());
@@ -51,7 +51,7 @@ impl PoolMap {
 
 /// All pooled connections to one server.
 pub(crate) struct ConnectionPool {
-    target: Server,
+    target: HostAddress,
     dialer: Arc<Dialer>,
     idle: Mutex<Idle>,
     /// Includes the other pools of the client.
@@ -74,7 +74,7 @@ impl std::fmt::Debug for ConnectionPool {
 
 impl ConnectionPool {
     /// The server.
-    pub(crate) fn target(&self) -> &Server {
+    pub(crate) fn target(&self) -> &HostAddress {
         &self.target
     }
 

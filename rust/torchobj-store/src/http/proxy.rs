@@ -8,7 +8,7 @@ use base64::prelude::BASE64_STANDARD;
 use http::Uri;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::Server;
+use super::HostAddress;
 use super::socket::Socket;
 use crate::env;
 
@@ -50,7 +50,7 @@ impl Proxies {
     }
 
     /// The proxy for `target`; `None`: connections to it are direct.
-    pub(super) fn for_target(&self, target: &Server) -> Option<&Proxy> {
+    pub(super) fn for_target(&self, target: &HostAddress) -> Option<&Proxy> {
         let proxy = if target.tls { self.https.as_ref() } else { self.http.as_ref() };
         proxy.filter(|_| !self.is_direct(&target.host, target.port))
     }
@@ -143,7 +143,7 @@ impl Proxy {
     }
 
     /// Opens a tunnel to `target` over `socket`, which is connected to the proxy.
-    pub(super) async fn tunnel(&self, socket: &mut Socket, target: &Server) -> io::Result<()> {
+    pub(super) async fn tunnel(&self, socket: &mut Socket, target: &HostAddress) -> io::Result<()> {
         let authority = target.authority();
         let mut request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n");
         if let Some(authorization) = &self.authorization {

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::{Server, default_port, sanitize};
+use super::{HostAddress, default_port, sanitize};
 
 /// Resolves the `location` of a redirect by `from`; `None`: the same server. `accept` decides about another host.
 ///
@@ -11,8 +11,8 @@ use super::{Server, default_port, sanitize};
 /// The redirect is not followed: another scheme, another port, user information, or a host that is not accepted.
 pub(crate) fn resolve<T>(
     location: &str,
-    from: &Server,
-    accept: impl FnOnce(&Server) -> Option<T>,
+    from: &HostAddress,
+    accept: impl FnOnce(&HostAddress) -> Option<T>,
 ) -> Result<Option<T>, String> {
     let Some((scheme, authority)) = split(location, from) else { return Ok(None) };
     let to = || {
@@ -39,7 +39,7 @@ pub(crate) fn resolve<T>(
         if same_host(&host, &from.host) {
             return Ok(None);
         }
-        if let Some(accepted) = accept(&Server { host, port, tls }) {
+        if let Some(accepted) = accept(&HostAddress { host, port, tls }) {
             return Ok(Some(accepted));
         }
     }
@@ -47,7 +47,7 @@ pub(crate) fn resolve<T>(
 }
 
 /// Scheme and authority of a URL; `None` for a path on the same server.
-fn split<'a>(location: &'a str, from: &Server) -> Option<(String, &'a str)> {
+fn split<'a>(location: &'a str, from: &HostAddress) -> Option<(String, &'a str)> {
     let (scheme, rest) = match location.strip_prefix("//") {
         Some(rest) => (if from.tls { "https" } else { "http" }, rest),
         None => location.split_once("://").filter(|(scheme, _)| {

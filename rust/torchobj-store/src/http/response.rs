@@ -22,7 +22,7 @@ impl Response {
         self.lease.header(name)
     }
 
-    /// Length of the body in bytes, if the response announces it.
+    /// Length of the body in bytes, if the response has it.
     pub(crate) fn length(&self) -> Option<u64> {
         match self.lease.get_ref().framing() {
             Framing::Length(length) => Some(length),

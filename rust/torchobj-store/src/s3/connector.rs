@@ -23,7 +23,7 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
 
-use crate::http::{Dialer, Proxy, Server, Transport};
+use crate::http::{Dialer, HostAddress, Proxy, Transport};
 
 /// The HTTP client of the AWS SDK.
 #[derive(Debug, Clone)]
@@ -55,7 +55,7 @@ impl HttpConnector for Connector {
             Ok(request) => request,
             Err(error) => return HttpConnectorFuture::ready(Err(ConnectorError::user(error.into()))),
         };
-        let forward_proxy = self.dialer.forward_proxy(&Server::of(request.uri()));
+        let forward_proxy = self.dialer.forward_proxy(&HostAddress::of(request.uri()));
         if let Some(authorization) = forward_proxy.and_then(Proxy::authorization) {
             let mut value = HeaderValue::from_str(authorization).expect("Base64 fits a header");
             value.set_sensitive(true);
@@ -95,7 +95,7 @@ impl Service<Uri> for Dial {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let dialer = self.0.clone();
         Box::pin(async move {
-            let target = Server::of(&uri);
+            let target = HostAddress::of(&uri);
             let proxied = dialer.forward_proxy(&target).is_some();
             Ok(Dialed { io: TokioIo::new(dialer.dial(&target).await?), proxied })
         })

@@ -7,7 +7,7 @@ use torchobj_core::error::Result;
 use super::config::{Account, Environment, misconfigured};
 use super::redirect;
 use crate::config::Addressing;
-use crate::http::{Origin, PoolMap, Server, sanitize};
+use crate::http::{HostAddress, Origin, PoolMap, sanitize};
 
 /// The server of a bucket, and the region and service of its signatures.
 #[derive(Clone, Debug)]
@@ -85,9 +85,9 @@ pub(super) fn is_region(region: &str) -> bool {
 
 impl Address {
     /// The origin of the same bucket at `target`; `None` if `target` does not belong to the same store.
-    pub(super) fn redirected(&self, target: &Server, bucket: &str, pools: &PoolMap) -> Option<Origin> {
+    pub(super) fn redirected(&self, target: &HostAddress, bucket: &str, pools: &PoolMap) -> Option<Origin> {
         let (host, bucket_in_host) = redirect::accept(&target.host, &self.endpoint_host, bucket)?;
-        let target = Server { host, ..target.clone() };
+        let target = HostAddress { host, ..target.clone() };
         let mut path = self.origin.path.clone();
         let in_path = format!("{bucket}/");
         match (self.bucket_in_host, bucket_in_host) {

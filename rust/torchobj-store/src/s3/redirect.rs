@@ -80,14 +80,14 @@ mod tests {
     use super::*;
     use crate::config::S3Config;
     use crate::fake::{Fake, http_response};
-    use crate::http::Server;
+    use crate::http::HostAddress;
     use crate::s3::S3Store;
     use crate::s3::config::{Account, CustomerKey};
     use crate::s3::sign::Identity;
 
     /// Resolves a redirect of a request for the bucket `b` at `endpoint`: the host, and whether it contains the bucket.
     fn follow(endpoint: &str, location: &str) -> Result<(String, bool), String> {
-        let from = Server::of(&endpoint.parse().unwrap());
+        let from = HostAddress::of(&endpoint.parse().unwrap());
         let resolved = redirect::resolve(location, &from, |to| super::accept(&to.host, &from.host, "b"))?;
         Ok(resolved.unwrap_or_else(|| (from.host.clone(), false)))
     }

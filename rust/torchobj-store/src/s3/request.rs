@@ -11,8 +11,8 @@ use super::endpoint::Address;
 use super::error::{ErrorDocument, hint, refusal};
 use super::sign::{self, Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
 use crate::http::{
-    self, Anonymous, Authorize, Dialect, ErrorResponse, Failure, Origin, Refusal, Request, RequestHead, Response,
-    Server, Unauthorized,
+    self, Anonymous, Authorize, Dialect, ErrorResponse, Failure, HostAddress, Origin, Refusal, Request, RequestHead,
+    Response, Unauthorized,
 };
 
 impl Bucket {
@@ -100,7 +100,7 @@ impl Dialect for BucketDialect<'_> {
         refusal
     }
 
-    fn redirected(&self, target: &Server) -> Option<Origin> {
+    fn redirected(&self, target: &HostAddress) -> Option<Origin> {
         self.address.redirected(target, &self.bucket.name, &self.bucket.account.pools)
     }
 

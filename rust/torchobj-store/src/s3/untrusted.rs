@@ -124,7 +124,7 @@ async fn a_range_is_not_read_from_a_whole_body_without_a_length() {
 }
 
 #[tokio::test]
-async fn a_chunked_range_is_read_if_the_response_announces_it() {
+async fn a_chunked_range_is_read_if_the_response_has_its_range() {
     let response = chunked(&format!("{ETAG}Content-Range: bytes 0-999/10000\r\n"), &"x".repeat(1000));
     let response = response.replace("200 OK", "206 Partial Content");
     let fake = Fake::start(move |_| response.clone()).await;

@@ -42,7 +42,7 @@ static CREDENTIALS_FILE: LazyLock<PathBuf> = LazyLock::new(|| {
 /// A running server.
 pub(crate) struct Server {
     process: Child,
-    announced: Value,
+    ready: Value,
 }
 
 impl Server {
@@ -63,8 +63,8 @@ impl Server {
             .expect("python starts");
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let announced = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{kind} did not start: {line:?}"));
-        Self { process, announced }
+        let ready = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{kind} did not start: {line:?}"));
+        Self { process, ready }
     }
 
     /// The S3 server of tests that change nothing but buckets of their own: no faults, limits or clock. It ends with
@@ -81,7 +81,7 @@ impl Server {
     }
 
     pub(crate) fn text(&self, name: &str) -> &str {
-        self.announced[name].as_str().unwrap_or_else(|| panic!("no {name} in {}", self.announced))
+        self.ready[name].as_str().unwrap_or_else(|| panic!("no {name} in {}", self.ready))
     }
 
     pub(crate) fn identity(&self) -> Identity {
@@ -127,7 +127,7 @@ impl Server {
     /// A configuration for this server of Google Cloud Storage.
     pub(crate) fn gcs_config(&self) -> GcsConfig {
         let endpoint_url = Some(self.text("endpoint").to_owned());
-        let token = self.announced["token"].as_str().map(str::to_owned);
+        let token = self.ready["token"].as_str().map(str::to_owned);
         let anonymous = token.is_none();
         let credential_provider = token.map(|token| CredentialProvider::new(Arc::new(StaticToken(token))));
         GcsConfig { endpoint_url, anonymous, credential_provider, ..GcsConfig::default() }
@@ -135,7 +135,7 @@ impl Server {
 
     /// A client for the new bucket `name` of Google Cloud Storage.
     pub(crate) fn gcs_bucket(&self, name: &str, config: GcsConfig, policy: Policy) -> Arc<Client> {
-        if self.announced["control"].is_string() {
+        if self.ready["control"].is_string() {
             self.create_bucket(name);
         } else {
             let host = self.text("endpoint").split_once("://").unwrap().1;
@@ -154,7 +154,7 @@ impl Server {
     }
 
     fn create_bucket(&self, name: &str) {
-        if self.announced["control"].is_string() {
+        if self.ready["control"].is_string() {
             self.control("POST", "buckets", &serde_json::json!({"name": name}));
             return;
         }
