@@ -11,6 +11,7 @@ import torch.utils.data
 
 import torchobj
 from tests.support import warm_python
+from torchobj.datasets.base import Options
 
 DATASETS = (torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset)
 
@@ -124,19 +125,19 @@ def test_every_dataset_is_made_from_a_prefix_and_from_objects_of_any_scheme(kind
         kind.from_prefix("memory://from-objects/", region="x")
 
 
-#: Keywords of the constructor that select keys below a prefix.
-FILTERS = {"glob", "suffixes", "limit"}
+@pytest.mark.parametrize("kind", [*DATASETS, *(kind for kind, _, _ in OF_ONE_PROVIDER)])
+def test_the_classmethods_have_the_keywords_of_the_constructor(kind):
+    keywords = parameters_of(kind).keys() - {"source"}
+    # The type of `options`, which type checkers read.
+    assert keywords <= Options.__annotations__.keys()
+    for create in (kind.from_prefix, kind.from_objects, kind.from_manifest):
+        assert parameters_of(create)["options"].kind is inspect.Parameter.VAR_KEYWORD
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+            create("s3://bucket/a" if "S3" in kind.__name__ else "gs://bucket/a", nothing=1)
 
 
-@pytest.mark.parametrize("kind", [*DATASETS, torchobj.GCSMapDataset, torchobj.GCSIterableDataset])
-def test_the_classmethods_have_the_keywords_of_the_constructor_and_a_choice_of_readers(kind):
-    arguments = parameters_of(kind)
-    chosen = {**arguments, "reader_constructor": None}
-    created = parameters_of(kind.from_prefix)
-    assert created.keys() == chosen.keys()
-    assert parameters_of(kind.from_objects).keys() == chosen.keys() - FILTERS - {"url"} | {"urls"}
-    for name, argument in arguments.items():
-        assert (created[name].kind, created[name].default) == (argument.kind, argument.default), name
+def test_each_option_of_the_datasets_is_a_keyword_of_a_constructor():
+    assert Options.__annotations__.keys() == set().union(*map(parameters_of, DATASETS)) - {"source"}
 
 
 def test_the_keywords_of_the_constructor_have_their_effect_in_the_classmethods():

@@ -17,18 +17,16 @@ __all__ = [
     "ManifestPages",
     "NativeBlocks",
     "NativeGather",
-    "NativeIteration",
     "NativeManifest",
     "NativeSlicePlan",
-    "NativeSource",
     "NativeStore",
     "NativeWave",
     "NativeWriter",
     "ObjectReader",
     "ObjectRef",
-    "RefIteration",
-    "RefSource",
+    "ObjectSource",
     "ScanPages",
+    "SourceIterator",
     "TarIndexer",
     "TarReader",
     "__version__",
@@ -988,32 +986,45 @@ class NativeWave:
 
 # On Linux only.
 @final
-class NativeSource:
-    """Reads the objects of a manifest ahead.
+class ObjectSource:
+    """Reads objects ahead, which are identified by their index in a manifest, or by `ObjectRef`.
 
     The process that creates a source owns it: its prefetcher reads the objects, for itself and for its workers,
     which share the memory of its arena. The buffers of the readers stay valid until they are dropped.
-
-    Args:
-        manifest: The objects.
-        stores: A store for each of `manifest.bases()`, in that order.
-        budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
-        pinned: Whether an object must have the size and version of the manifest.
     """
 
-    def __new__(
-        cls, manifest: NativeManifest, stores: Sequence[NativeStore], budget: int, pinned: bool = True
-    ) -> Self: ...
     @staticmethod
-    def attach(manifest: NativeManifest, owner: int, number: int, file: int, eventfd: int) -> NativeSource:
+    def of_manifest(
+        manifest: NativeManifest, stores: Sequence[NativeStore], budget: int, pinned: bool = True
+    ) -> ObjectSource:
+        """Creates a source whose objects are identified by their index in a manifest.
+
+        Args:
+            manifest: The objects.
+            stores: A store for each of `manifest.bases()`, in that order.
+            budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
+            pinned: Whether an object must have the size and version of the manifest.
+        """
+    @staticmethod
+    def of_refs(configs: Sequence[tuple[str, StoreConfig]], budget: int) -> ObjectSource:
+        """Creates a source whose objects are identified by `ObjectRef`.
+
+        Args:
+            configs: Pairs of a URL prefix and its configuration, the most specific first; the last prefix is empty.
+            budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
+        """
+    @staticmethod
+    def attach(
+        owner: int, number: int, file: int, eventfd: int, manifest: NativeManifest | None = None
+    ) -> ObjectSource:
         """Makes the source of another process available in this one.
 
         Args:
-            manifest: The manifest of the source.
             owner: `owner` of the source.
             number: `number` of the source.
             file: Duplicate of the first of its `descriptors()`, valid in this process.
             eventfd: Duplicate of the second.
+            manifest: The manifest of the source; None if its objects are identified by `ObjectRef`.
         """
     def descriptors(self) -> tuple[int, int]:
         """Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not
@@ -1027,11 +1038,18 @@ class NativeSource:
         """Number of the source in its owner."""
     def announced(self) -> bool:
         """Returns whether announced objects were not read yet. In a process other than the owner always True."""
-    def read(self, indices: Sequence[int], return_errors: bool = False) -> list[Any]:
+    def to_announce(self, keys: Sequence[int] | Sequence[ObjectRef]) -> list[tuple[int, int]]:
+        """Returns objects in the form of `Announcer.announce`, which must be called next. Empty in a process other
+        than the owner.
+
+        Args:
+            keys: As for `read`.
+        """
+    def read(self, keys: Sequence[int] | Sequence[ObjectRef], return_errors: bool = False) -> list[Any]:
         """Reads objects concurrently, with the GIL released. In a worker, the owner reads them.
 
         Args:
-            indices: Indices of objects in the manifest.
+            keys: Indices of objects in the manifest, or a list of `ObjectRef` if the source has no manifest.
             return_errors: Whether the list contains an exception for each object that could not be read,
                 instead of raising the first one.
 
@@ -1044,10 +1062,17 @@ class NativeSource:
             RuntimeError: In a worker: the owner has exited, or has more than 256 workers.
         """
     def charges(self, indices: Sequence[int]) -> list[int]:
-        """Returns the memory in bytes that each object takes of the budget; an estimate if its size is unknown."""
+        """Returns the memory in bytes that each object takes of the budget; an estimate if its size is unknown.
+
+        Args:
+            indices: Indices of objects in the manifest.
+
+        Raises:
+            IndexError: The source has no manifest.
+        """
 
 @final
-class NativeIteration:
+class SourceIterator:
     """Reads objects of a source and announces later ones, in the owner or in a worker. Dropping it cancels its
     announcements.
 
@@ -1055,95 +1080,21 @@ class NativeIteration:
         source: The source of the objects.
     """
 
-    def __new__(cls, source: NativeSource) -> Self: ...
-    def read(self, indices: Sequence[int], ahead: Sequence[int], return_errors: bool = False) -> list[Any]:
+    def __new__(cls, source: ObjectSource) -> Self: ...
+    def read(
+        self, keys: Sequence[int] | Sequence[ObjectRef], ahead: Sequence[int] | Sequence[ObjectRef]
+    ) -> list[ObjectReader | Exception]:
         """Announces objects that will be read later, and reads others.
 
         Args:
-            indices: Indices of the objects to read.
-            ahead: Indices of the objects to announce, after those that were announced before.
-            return_errors: As in `NativeSource.read`.
-
-        Returns:
-            An `ObjectReader` for each object of `indices`.
-
-        Raises:
-            StoreError: As `NativeSource.read`.
-        """
-    def budget(self) -> int:
-        """Returns the memory budget of the owner in bytes."""
-
-@final
-class RefSource:
-    """Reads objects of any stores ahead, given by `ObjectRef`.
-
-    The process that creates a source owns it: its prefetcher reads the objects, for itself and for its workers,
-    which share the memory of its arena. The buffers of the readers stay valid until they are dropped.
-
-    Args:
-        configs: Pairs of a URL prefix and its configuration, the most specific first; the last prefix is empty.
-        budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
-    """
-
-    def __new__(cls, configs: Sequence[tuple[str, StoreConfig]], budget: int) -> Self: ...
-    @staticmethod
-    def attach(owner: int, number: int, file: int, eventfd: int) -> RefSource:
-        """Makes the source of another process available in this one.
-
-        Args:
-            owner: `owner` of the source.
-            number: `number` of the source.
-            file: Duplicate of the first of its `descriptors()`, valid in this process.
-            eventfd: Duplicate of the second.
-        """
-    def descriptors(self) -> tuple[int, int]:
-        """Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not
-        inherit them.
-        """
-    @property
-    def owner(self) -> int:
-        """Process id of the owner."""
-    @property
-    def number(self) -> int:
-        """Number of the source in its owner."""
-    def announced(self) -> bool:
-        """Returns whether announced objects were not read yet. In a process other than the owner always True."""
-    def objects(self, refs: Sequence[ObjectRef]) -> list[tuple[int, int]]:
-        """Returns objects in the form of `Announcer.announce`, which must be called next. Empty in a process other
-        than the owner.
-        """
-    def read(self, refs: Sequence[ObjectRef]) -> list[ObjectReader | Exception]:
-        """Reads objects concurrently, with the GIL released. In a worker, the owner reads them.
-
-        Returns:
-            For each object an `ObjectReader`, or the exception if it could not be read.
-
-        Raises:
-            RuntimeError: In a worker: the owner has exited, or has more than 256 workers.
-        """
-
-@final
-class RefIteration:
-    """Reads objects given by `ObjectRef` and announces later ones, in the owner or in a worker. Dropping it cancels its
-    announcements.
-
-    Args:
-        source: The source of the objects.
-    """
-
-    def __new__(cls, source: RefSource) -> Self: ...
-    def read(self, refs: Sequence[ObjectRef], ahead: Sequence[ObjectRef]) -> list[ObjectReader | Exception]:
-        """Announces objects that will be read later, and reads others.
-
-        Args:
-            refs: The objects to read.
+            keys: The objects to read, as for `ObjectSource.read`.
             ahead: The objects to announce, after those that were announced before.
 
         Returns:
-            For each object of `refs` an `ObjectReader`, or the exception if it could not be read.
+            For each object of `keys` an `ObjectReader`, or the exception if it could not be read.
 
         Raises:
-            RuntimeError: As `RefSource.read`.
+            IndexError, RuntimeError: As `ObjectSource.read`.
         """
     def budget(self) -> int:
         """Returns the memory budget of the owner in bytes."""

@@ -9,11 +9,11 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.datasets import lookahead_warning
+from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
 from torchobj.loader import unwrap
 from torchobj.loader._attach import attach_torch_loader, torch_loader_of
 from torchobj.loader.lookahead import Lookahead, LookaheadIterator
-from torchobj.loader.sample_objects import object_finder
 from torchobj.urls import shown_url
 
 try:

@@ -354,7 +354,7 @@ def test_a_dataset_of_gcs_shows_its_endpoint_and_has_no_region(kind):
         kind.from_objects(["gs://b/x", "gcs://b/y"], endpoint_url="http://gcs"),
     ):
         assert (dataset.endpoint, dataset.region) == ("http://gcs", None)
-    named = kind.from_objects(["gs://b/x", "gcs://b/y"])._listing._listed()
+    named = kind.from_objects(["gs://b/x", "gcs://b/y"])._listing.objects()
     assert (named.bases(), [named.url(index) for index in range(2)]) == (["gs://b"], ["gs://b/x", "gs://b/y"])
 
 

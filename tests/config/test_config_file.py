@@ -9,8 +9,8 @@ import pytest
 import torchobj
 from torchobj import FileOptions, GCSOptions, S3Options, Store, StoreConfig, load_config
 from torchobj.config import config_file, resolved
+from torchobj.datasets.wrappers import max_in_flight_of
 from torchobj.exceptions import ConfigError
-from torchobj.loader.sample_objects import max_in_flight_of
 
 CANARY = "canary8SECRET"
 

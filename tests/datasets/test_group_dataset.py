@@ -158,7 +158,7 @@ def failing(sample):
 
 
 def test_a_transform_that_raises_names_the_first_object_of_the_sample(caplog, monkeypatch):
-    monkeypatch.setattr("torchobj.datasets.errors._logged", set())
+    monkeypatch.setattr("torchobj.datasets.failures._logged", set())
     url = in_memory("group-failing", ["0", "1", "2"])
     with pytest.raises(ValueError, match="cannot decode") as raised:
         torchobj.GroupDataset(url, FIELDS, failing)[1]

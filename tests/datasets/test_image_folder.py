@@ -415,7 +415,7 @@ def test_an_image_that_cannot_be_decoded_is_named(damaged, loader):
 
 
 def test_an_image_that_cannot_be_decoded_is_replaced_and_logged_with_its_url(damaged, caplog, monkeypatch):
-    monkeypatch.setattr("torchobj.datasets.errors._logged", set())
+    monkeypatch.setattr("torchobj.datasets.failures._logged", set())
     dataset = torchobj.ImageFolder(damaged, on_error="replace")
     assert [target for _, target in dataset] == [0, 1, 1]
     assert dataset.failed_samples == 1

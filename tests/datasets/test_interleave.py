@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import torchobj
 from tests.support.prefetching import Taken
+from torchobj.datasets.interleave import IterableInterleaveDataset, MapInterleaveDataset
 from torchobj.exceptions import ConfigError
 
 STRATEGIES = ("first_exhausted", "all_exhausted")
@@ -218,7 +219,7 @@ def test_options_that_cannot_be_met_are_refused():
     assert list(torchobj.InterleaveDataset([range(3), range(3)], [1 - 1e-7, 0])) == [0, 1, 2]
 
 
-class OfUsers(torchobj.InterleaveDataset):
+class OfUsers(MapInterleaveDataset):
     """A subclass with arguments and samples of its own."""
 
     def __init__(self, *members, factor):
@@ -231,7 +232,11 @@ class Multiplied(OfUsers):
         return super().__getitem__(index) * self.factor
 
 
-class Negated(OfUsers):
+class Negated(IterableInterleaveDataset):
+    def __init__(self, *members, factor):
+        super().__init__(members, stopping_strategy="all_exhausted")
+        self.factor = factor
+
     def __iter__(self):
         return (-sample for sample in super().__iter__())
 

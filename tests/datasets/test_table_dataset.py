@@ -180,7 +180,7 @@ def test_a_table_in_a_bucket_names_no_files_of_this_machine(bucket):
 
 
 def test_an_object_that_is_missing_or_cannot_be_decoded_is_named(base, caplog, monkeypatch):
-    monkeypatch.setattr("torchobj.datasets.errors._logged", set())
+    monkeypatch.setattr("torchobj.datasets.failures._logged", set())
     table = pandas.DataFrame({"image": [f"{base}{NAMES[0]}", f"{base}missing", f"{base}{NAMES[1]}"]})
     with pytest.raises(ObjectNotFoundError, match=f"{base}missing"):
         torchobj.TableDataset(table, "image")[1]

@@ -27,9 +27,13 @@ def test_the_name_exists(name):
     assert name in {*torchobj.__all__, *torchobj.compat.__all__}
 
 
-def assert_takes(ours, theirs, *, optional=()):
-    """Checks that ours accepts every call that theirs accepts, and that `optional` can be left out."""
-    mine = inspect.signature(ours).parameters
+def assert_takes(ours, theirs, *, optional=(), constructor=None):
+    """Checks that ours accepts every call that theirs accepts, and that `optional` can be left out. Ours may pass options
+    to a constructor.
+    """
+    mine = dict(inspect.signature(ours).parameters)
+    if constructor is not None and mine.pop("options", None):
+        mine |= list(inspect.signature(constructor).parameters.items())[1:]
     for position, (name, parameter) in enumerate(inspect.signature(theirs).parameters.items()):
         assert name in mine, name
         assert mine[name].kind == parameter.kind, name
@@ -46,7 +50,7 @@ def assert_takes(ours, theirs, *, optional=()):
 @pytest.mark.parametrize(("cls", "method"), DATASETS)
 def test_datasets_are_created_by_the_same_calls(cls, method):
     ours, theirs = getattr(torchobj, cls), getattr(s3torchconnector, cls)
-    assert_takes(getattr(ours, method), getattr(theirs, method), optional=("region",))
+    assert_takes(getattr(ours, method), getattr(theirs, method), optional=("region",), constructor=ours)
     assert issubclass(ours, torch.utils.data.Dataset)
     assert issubclass(torchobj.S3IterableDataset, torch.utils.data.IterableDataset)
 

@@ -64,7 +64,7 @@ def test_a_child_announces_nothing_and_does_not_change_its_parents_state(folder)
     data = dataset(folder)
     assert data[3] == body(3)
     announcer = _torchobj.Announcer()
-    number = data._listing.source_number()
+    number = data._listing.reader().source().number
     announcer.announce([(number, index) for index in range(10)])
     announced, budget_bytes = announcer.pending()
 

@@ -11,9 +11,9 @@ import torch
 import torchobj
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.map import ObjectMapDataset
+from torchobj.datasets.wrappers import max_in_flight_of
 from torchobj.loader import report
 from torchobj.loader.iterator import samples_in
-from torchobj.loader.sample_objects import max_in_flight_of
 
 COUNT, SIZE = 96, 20_000
 

@@ -4,7 +4,8 @@ import pytest
 
 import torchobj
 from torchobj import _torchobj
-from torchobj.datasets import prefetch_source
+from torchobj.datasets import prefetcher
+from torchobj.datasets.dataset_reader import DatasetReader
 
 
 @pytest.fixture
@@ -18,31 +19,38 @@ def refused(monkeypatch):
 
     monkeypatch.setattr(_torchobj, "start_prefetcher", refuse)
     monkeypatch.setattr(_torchobj, "prefetch_stats", dict)
-    monkeypatch.setattr(prefetch_source, "_refused", type(prefetch_source._refused)())
-    monkeypatch.setattr("torchobj.datasets.memory_budget._chosen", 8 << 20)
+    monkeypatch.setattr(prefetcher, "_refused", type(prefetcher._refused)())
+    monkeypatch.setattr("torchobj.memory._chosen", 8 << 20)
     return asked
 
 
+class OfSize(DatasetReader):
+    """A reader whose source is its budget."""
+
+    def _create_source(self, budget):
+        return budget
+
+
 def test_a_refusal_holds_until_the_budget_is_set(refused, caplog):
-    made = prefetch_source.Source()
+    made = OfSize()
     for _ in range(3):
-        assert made.native(lambda size: size, None) is None
+        assert made.source() is None
     assert refused == [8 << 20]
     assert len(caplog.messages) == 1
     torchobj.set_memory_budget(4 << 20)
-    assert not prefetch_source.is_refused()
+    assert not prefetcher.is_refused()
     for _ in range(3):
-        assert made.native(lambda size: size, None) is None
+        assert made.source() is None
     # Requested again, refused again, and warned about again.
     assert refused == [8 << 20, 4 << 20]
-    assert prefetch_source.is_refused()
+    assert prefetcher.is_refused()
     assert len(caplog.messages) == 2
 
 
 def test_setting_the_budget_uses_memory_that_has_become_available(refused, monkeypatch):
-    made = prefetch_source.Source()
-    assert made.native(lambda size: size, None) is None
+    made = OfSize()
+    assert made.source() is None
     monkeypatch.setattr(_torchobj, "start_prefetcher", lambda size: None)
-    assert made.native(lambda size: size, None) is None
+    assert made.source() is None
     torchobj.set_memory_budget(8 << 20)
-    assert made.native(lambda size: size, None) == 8 << 20
+    assert made.source() == 8 << 20

@@ -14,9 +14,9 @@ import torchobj
 from tests.support.orders import COUNT, KINDS, dataset, elastic, gained, loader_of, number_of, workers
 from tests.support.prefetching import all_free, stats
 from torchobj.datasets.iterable import ObjectIterableDataset
+from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
 from torchobj.loader.lookahead import Lookahead
-from torchobj.loader.sample_objects import object_finder
 
 pytestmark = pytest.mark.providers("s3", "gs")
 

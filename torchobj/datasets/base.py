@@ -7,27 +7,50 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence, Sized
-from typing import Any, ClassVar, Generic, Protocol, Self
+from typing import Any, ClassVar, Generic, Protocol, Self, TypedDict, Unpack
 
+from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import TypeVar
 
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, store_config, store_config_of_all
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets import ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
-from torchobj.datasets.errors import add_sample_note
-from torchobj.datasets.listing import Listing, OnChange
+from torchobj.datasets.failures import Failure, FailurePolicy, OnError, OnIterableError, add_sample_note
+from torchobj.datasets.listing import Listing, ManifestFile, Objects, OnChange
 from torchobj.datasets.reader_constructor import ReaderConstructor
-from torchobj.datasets.shared_values import SharedCounter
+from torchobj.datasets.sharding import Uneven
 from torchobj.exceptions import ConfigError
-from torchobj.manifest import Manifest
-from torchobj.manifest.manifest import key_filter
+from torchobj.manifest import Manifest, url_of_file
 from torchobj.urls import SCHEMES, Url, canonical_url, parse_url
-
-Transform = Callable[[ObjectReader], Any]
 
 #: Type of the samples of a dataset, for type checkers.
 Sample_co = TypeVar("Sample_co", covariant=True, default=Any)
+
+
+Sample = TypeVar("Sample", default=Any)
+
+
+class Options(TypedDict, Generic[Sample], total=False):
+    """The keyword arguments of the constructors of `ListingDataset`s."""
+
+    transform: Callable[[ObjectReader], Sample] | None
+    glob: str | None
+    suffixes: str | Sequence[str] | None
+    limit: int | None
+    on_change: OnChange
+    region: str | None
+    endpoint_url: str | None
+    config: StoreConfig | S3ClientConfig | None
+    reader_constructor: ReaderConstructor | None
+    on_error: OnError | OnIterableError
+    enable_sharding: bool
+    rank: int | None
+    world_size: int | None
+    mesh: DeviceMesh | None
+    shuffle: bool
+    seed: int
+    uneven: Uneven
 
 
 def identity(reader: ObjectReader) -> ObjectReader:
@@ -75,9 +98,11 @@ class ListingDataset(Generic[Sample_co]):
     """
 
     _listing: Listing
-    _transform: Transform
+    _transform: Callable[[ObjectReader], Any]
     _reader_constructor: ReaderConstructor
-    _failed: SharedCounter
+    _failures: FailurePolicy
+    #: The constructor of torchobj's class: that of a subclass may have other arguments.
+    _construct: ClassVar[Callable[..., None]]
     _schemes: tuple[str, ...] = SCHEMES
     #: Names of the classes of one kind by the scheme that they accept; "" is the one that accepts any.
     _of_scheme: ClassVar[dict[str, str]]
@@ -94,102 +119,46 @@ class ListingDataset(Generic[Sample_co]):
             cls.__doc__ = f"{inspect.cleandoc(cls.__doc__)}\n\nArgs:{explained}"
 
     @classmethod
-    def from_prefix(
-        cls,
-        url: str,
-        *,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
-        glob: str | None = None,
-        suffixes: str | Sequence[str] | None = None,
-        limit: int | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-        reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        """The objects under a prefix, with a choice of readers. The other arguments are those of the constructor.
+    def from_prefix(cls, url: str, **options: Unpack[Options[Sample_co]]) -> Self:
+        """The objects under a prefix, as the constructor of this class with the URL of a prefix.
 
         Args:
             url: URL of the prefix.
-            transform: Converts a reader to a sample. None: the sample is the reader.
-            glob: Pattern for the part of a key after the prefix.
-            suffixes: Selects keys that end with this suffix, or with any of several.
-            limit: Maximum number of objects, the first in key order.
-            region, endpoint_url: Override those of `config`.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-            enable_sharding, rank, world_size, mesh, shuffle, seed, uneven: For iterable datasets: as for the
-                constructor.
-            on_error: Action for a sample that cannot be read or transformed, as for the constructor.
-            reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
+            options: The keyword arguments of the constructor.
 
         Raises:
             ConfigError: An argument is invalid. No request is sent here.
         """
-        chosen = store_config(config, region, endpoint_url, url=url)
-        listing = Listing(chosen, cls._parse, url=url, chosen=key_filter(glob, suffixes, limit))
-        return cls._from_listing(listing, transform, reader_constructor)
+        check("url", url, "the URL of a prefix", ok=isinstance(url, str))
+        return cls._of(url, options)
 
     @classmethod
-    def from_objects(
-        cls,
-        urls: str | Iterable[str],
-        *,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-        reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        """The named objects, in the given order. Nothing is listed. The other arguments are those of the constructor.
+    def from_objects(cls, urls: str | Iterable[str], **options: Unpack[Options[Sample_co]]) -> Self:
+        """The named objects, in the given order, as the constructor of this class with the URLs of objects. Nothing is
+        listed.
 
         Under torch.distributed each rank has the objects that it names. Pass `urls[rank::world_size]` to divide them;
         with `enable_sharding` pass the same objects on all ranks.
 
         Args:
             urls: URL of each object, or of a single one.
-            transform: Converts a reader to a sample. None: the sample is the reader.
-            region: For the objects of S3; overrides that of `config`.
-            endpoint_url: Overrides that of `config`. With objects of S3 and GCS, pass `config` instead.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-            enable_sharding, rank, world_size, mesh, shuffle, seed, uneven: For iterable datasets: as for the
-                constructor.
-            on_error: Action for a sample that cannot be read or transformed, as for the constructor.
-            reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
+            options: The keyword arguments of the constructor.
 
         Raises:
             ConfigError: An argument is invalid. No request is sent here.
         """
-        # An iterable is consumed here, as s3torchconnector does.
-        named = [urls] if isinstance(urls, str) else list(urls)
-        chosen = store_config_of_all(config, region, endpoint_url, named)
-        return cls._from_listing(Listing(chosen, cls._parse, objects=named), transform, reader_constructor)
+        return cls._of([urls] if isinstance(urls, str) else urls, options)
 
     @classmethod
-    def from_manifest(
-        cls,
-        manifest: Manifest | str | os.PathLike[str],
-        *,
-        on_change: OnChange = "raise",
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-        reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
+    def from_manifest(cls, manifest: Manifest | str | os.PathLike[str], **options: Unpack[Options[Sample_co]]) -> Self:
         """The objects of a manifest, in its order: the same set on every rank and in every run. Nothing is listed.
 
         A file is loaded at the first use, under torch.distributed by rank 0 for all ranks. The state of a loader
-        contains the digest of the manifest, and is refused by a loader of another one. The other arguments are those
-        of the constructor.
+        contains the digest of the manifest, and is refused by a loader of another one.
 
         Args:
             manifest: A `Manifest`, or the path or URL of a file that `Manifest.save` wrote.
-            on_change: What to do if an object has another version or size than in the manifest: `raise` an
-                `ObjectChangedError`, or `accept` the object as it is now.
-            transform: Converts a reader to a sample. None: the sample is the reader.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector, for the file and the objects.
-            enable_sharding, rank, world_size, mesh, shuffle, seed, uneven: For iterable datasets: as for the
-                constructor.
-            on_error: Action for a sample that cannot be read or transformed, as for the constructor.
-            reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
+            options: The keyword arguments of the constructor. `config` is for the file and the objects.
 
         Raises:
             ConfigError: An argument is invalid. No request is sent here.
@@ -198,8 +167,13 @@ class ListingDataset(Generic[Sample_co]):
         """
         is_known = isinstance(manifest, (Manifest, str, os.PathLike))
         check("manifest", manifest, "a torchobj.Manifest, or the path or URL of its file", ok=is_known)
-        listing = Listing(store_config(config), cls._parse, manifest=manifest, on_change=on_change)
-        return cls._from_listing(listing, transform, reader_constructor)
+        return cls._of(manifest if isinstance(manifest, Manifest) else ManifestFile(url_of_file(manifest)), options)
+
+    @classmethod
+    def _of(cls, objects: Objects, options: Any) -> Self:
+        dataset = cls.__new__(cls)
+        cls._construct(dataset, objects, **options)
+        return dataset
 
     @classmethod
     def _parse(cls, url: str) -> Url:
@@ -211,24 +185,17 @@ class ListingDataset(Generic[Sample_co]):
             raise ConfigError(f"url={url!r}: scheme {scheme!r}, expected {expected}; use {' or '.join(kinds)}")
         return parse_url(url, cls._schemes)
 
-    @classmethod
-    def _from_listing(
-        cls, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
-    ) -> Self:
-        # Without the constructor, because that of a subclass may have other arguments.
-        dataset = cls.__new__(cls)
-        dataset._set_up(listing, transform, reader_constructor)
-        return dataset
-
     def _set_up(
-        self, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
+        self,
+        listing: Listing,
+        transform: Callable[[ObjectReader], Any] | None,
+        reader_constructor: ReaderConstructor | None,
     ) -> None:
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         is_reader = reader_constructor is None or isinstance(reader_constructor, ReaderConstructor)
         check("reader_constructor", reader_constructor, "from S3ReaderConstructor, or None", ok=is_reader)
         self._listing, self._transform = listing, transform or identity
         self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
-        self._failed = SharedCounter()
 
     def __repr__(self) -> str:
         # A subclass may not have called super().__init__().
@@ -247,7 +214,7 @@ class ListingDataset(Generic[Sample_co]):
     @property
     def failed_samples(self) -> int:
         """Number of samples that failed so far, in this process and its DataLoader workers."""
-        return self._failed.total()
+        return self._failures.count
 
     @property
     def region(self) -> str | None:
@@ -268,17 +235,13 @@ class ListingDataset(Generic[Sample_co]):
     def _object_schemes(self) -> set[str]:
         return self._listing.schemes if len(self._schemes) > 1 else set(self._schemes)
 
-    def _transformed(self, urls: UrlByIndex, index: int, reader: ObjectReader | Exception) -> Any:
-        """Transforms a reader to a sample.
-
-        Raises:
-            Exception: The exception in place of the reader; or that of the transform, with a note that names the
-                sample.
-        """
+    def _built(self, urls: UrlByIndex, index: int, reader: ObjectReader | Exception) -> Any | Failure:
+        """Transforms a reader to a sample. An exception of the transform has a note that names the sample."""
         if isinstance(reader, Exception):
-            raise reader
+            return Failure(urls.url(index), reader)
         try:
             return self._transform(reader)
-        except Exception as error:
-            add_sample_note(error, "in the transform", urls.url(index), index)
-            raise
+        except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
+            url = urls.url(index)
+            add_sample_note(error, "in the transform", url, index)
+            return Failure(url, error)

@@ -1,7 +1,6 @@
 """Allocates the tensors of batches from blocks of recycled shared memory. Does not build batches."""
 
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ import torch
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer
-from torchobj.datasets import prefetch_source, worker_process
+from torchobj.datasets import prefetcher, worker_process
 from torchobj.datasets.descriptors import Descriptors
 
 __all__ = ["SMALL_BYTES", "BatchMemory", "Span", "aligned", "current_memory", "is_view", "view"]
@@ -57,9 +56,7 @@ class BatchMemory:
     @classmethod
     def start(cls) -> "BatchMemory | None":
         """The memory of this process; None if the system has no such memory, or refuses it."""
-        if sys.platform != "linux" or not prefetch_source.start_prefetcher():
-            return None
-        return cls(_torchobj.NativeBlocks())
+        return cls(_torchobj.NativeBlocks()) if prefetcher.start() else None
 
     def allocate(self, size: int, *, following: int = 0) -> Span | None:
         """Memory for `size` bytes of the current batch, with undefined content. None if the limit does not allow it.

@@ -12,8 +12,8 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.arranged_listing import ArrangedListing, Arrangement
 from torchobj.datasets.base import Sample_co, position_of
-from torchobj.datasets.errors import OnError
-from torchobj.datasets.objects import ObjectDataset, batch_reader_of
+from torchobj.datasets.failures import OnError
+from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.tar_samples import Sample
 from torchobj.exceptions import ObjectNotFoundError
 
@@ -136,7 +136,7 @@ class GroupDataset(ObjectDataset[Sample_co]):
 
     def __repr__(self) -> str:
         described = f"{self._groups!r}, fields: {', '.join(self.fields)}"
-        return f"<{type(self).__name__} {described}, on_error={batch_reader_of(self).on_error!r}>"
+        return f"<{type(self).__name__} {described}, on_error={self._torchobj_failures.on_error!r}>"
 
     def __len__(self) -> int:
         return self._groups.found(self._arrange).details
@@ -155,6 +155,7 @@ class GroupDataset(ObjectDataset[Sample_co]):
 
     @override
     def _torchobj_prepare(self) -> None:
+        super()._torchobj_prepare()
         self._groups.found(self._arrange)
 
     @override

@@ -14,9 +14,9 @@ from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.arranged_listing import ArrangedListing, Arrangement
-from torchobj.datasets.errors import OnError
+from torchobj.datasets.failures import OnError
 from torchobj.datasets.labels import Labels, Samples, Targets
-from torchobj.datasets.objects import ObjectDataset, batch_reader_of
+from torchobj.datasets.objects import ObjectDataset
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.urls import canonical_url
 
@@ -143,7 +143,7 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         self._assigned_targets: Sequence[Any] | None = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._images!r}, on_error={batch_reader_of(self).on_error!r}>"
+        return f"<{type(self).__name__} {self._images!r}, on_error={self._torchobj_failures.on_error!r}>"
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
         """The names of the classes, and the number of each. Called at the first use with `root`; can be overridden.
@@ -307,6 +307,7 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
 
     @override
     def _torchobj_prepare(self) -> None:
+        super()._torchobj_prepare()
         self._found()
 
     @override

@@ -1,11 +1,10 @@
 """`InterleaveDataset`: mixes the samples of several datasets."""
 
-import functools
 import logging
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch.utils.data
@@ -16,12 +15,13 @@ from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, positions_of
 from torchobj.datasets.member_passes import IterablePass, MapPass, MemberPass
 from torchobj.datasets.mixture import Draws, Mixture, Numbers
-from torchobj.datasets.ordered_samples import CompositeDataset, prepare_workers, samples_of
+from torchobj.datasets.ordered_samples import samples_of
 from torchobj.datasets.passes import PassDataset, Progress
 from torchobj.datasets.sample_ranks import SampleRanks
+from torchobj.datasets.wrappers import CompositeDataset
 from torchobj.exceptions import ConfigError
 
-__all__ = ["InterleaveDataset"]
+__all__ = ["InterleaveDataset", "IterableInterleaveDataset", "MapInterleaveDataset"]
 
 logger = logging.getLogger("torchobj")
 
@@ -31,7 +31,24 @@ StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
 _TOLERANCE = 1e-6
 
 
-class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
+class _Factory(CompositeDataset[Sample_co]):
+    """Creates mixtures. A class of its own, so that the signature of `InterleaveDataset` is that of its constructor."""
+
+    def __new__(cls, datasets: Sequence[Any] = (), *_: Any, **__: Any) -> Self:
+        """An object of the class for these datasets. A subclass may have other arguments."""
+        kind: Any = cls
+        if cls is InterleaveDataset:
+            kind = IterableInterleaveDataset if any(_are_iterable(datasets)) else MapInterleaveDataset
+        elif not issubclass(cls, (MapInterleaveDataset, IterableInterleaveDataset)):
+            raise TypeError(
+                f"{cls.__name__}: a subclass of InterleaveDataset must derive from MapInterleaveDataset, or from "
+                "IterableInterleaveDataset if one of its datasets is iterable"
+            )
+        created: Self = super().__new__(kind)
+        return created
+
+
+class InterleaveDataset(_Factory[Sample_co]):
     """Mixes the samples of several datasets, as `interleave_datasets` of Hugging Face.
 
     Map-style datasets give a map-style dataset: a fixed mixture with a length, whose samples are read ahead in the
@@ -43,6 +60,9 @@ class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
     of samples of ranks may differ. The position of a `torchobj.DataLoader` is exact, and can be resumed with the same
     numbers of ranks and workers. Iterable datasets without `state_dict` and `load_state_dict` are read again up to it.
     `set_epoch` also sets the epoch of the datasets.
+
+    This class creates a `MapInterleaveDataset` or an `IterableInterleaveDataset`. Subclasses derive from one of these,
+    which `torchobj.datasets.interleave` has.
 
     Args:
         datasets: The datasets: of torchobj, torch's wrappers of these, other datasets, and mixtures.
@@ -60,6 +80,7 @@ class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
 
     Raises:
         ConfigError: An argument is invalid; or, at the first use, a map-style dataset has no samples.
+        TypeError: A subclass derives from this class itself.
 
     Example:
         >>> import torchobj
@@ -93,19 +114,14 @@ class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         check("stopping_strategy", stopping_strategy, "'first_exhausted' or 'all_exhausted'", ok=is_known)
         is_seed = hasattr(seed, "__index__") and not isinstance(seed, bool) and operator.index(seed) >= 0
         check("seed", seed, "an int, 0 or more", ok=is_seed)
-        self.datasets = _checked(datasets)
+        self._iterable = _are_iterable(datasets)
+        self.datasets = list(datasets)
         self.stopping_strategy = stopping_strategy
         self.probabilities = self._checked_probabilities(probabilities)
         self.seed = operator.index(seed)
-        self._ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh)
-        self._iterable = [_is_iterable(number, dataset) for number, dataset in enumerate(self.datasets)]
-        named: Any = type(self)
-        kind: Any = IterableInterleaveDataset if any(self._iterable) else MapInterleaveDataset
-        # torch's DataLoader treats an object as its class says.
-        self.__class__ = _of_kind(named, kind)
-        self._set_up()
+        self._set_up(SampleRanks.of(enable_sharding, rank, world_size, mesh))
 
-    def _set_up(self) -> None:
+    def _set_up(self, ranks: SampleRanks) -> None:
         """Completes an object of one of the two kinds."""
         raise NotImplementedError
 
@@ -151,17 +167,25 @@ class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         return found
 
 
-class MapInterleaveDataset(InterleaveDataset[Sample_co], CompositeDataset[Sample_co]):
-    """A mixture of map-style datasets."""
+class MapInterleaveDataset(InterleaveDataset[Sample_co]):
+    """A mixture of map-style datasets, as `InterleaveDataset` creates it. Can be subclassed."""
 
     _mixture: Mixture | None = None
 
     @override
-    def _set_up(self) -> None:
-        if self._ranks.given is not None:
+    def _set_up(self, ranks: SampleRanks) -> None:
+        if any(self._iterable):
+            raise ConfigError(
+                f"datasets[{self._iterable.index(True)}]: is iterable; use IterableInterleaveDataset, or its subclass"
+            )
+        if ranks.given is not None:
             raise ConfigError(
                 "rank, world_size, mesh: the sampler divides map-style datasets; pass them to ElasticDistributedSampler"
             )
+
+    @override
+    def prepare(self) -> None:
+        len(self.mixture.lengths)
 
     @property
     def mixture(self) -> Mixture:
@@ -191,14 +215,13 @@ class MapInterleaveDataset(InterleaveDataset[Sample_co], CompositeDataset[Sample
         sample: Sample_co = self.datasets[member][number]
         return sample
 
-    @property
     @override
-    def is_overridden(self) -> bool:
+    def _is_overridden(self) -> bool:
         return type(self).__getitem__ is not MapInterleaveDataset.__getitem__
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
         """The samples of a batch. Each dataset reads its part concurrently. Called by DataLoader."""
-        if self.is_overridden:
+        if self._is_overridden():
             return [self[index] for index in indices]
         located = self.located(indices)
         parts: dict[int, list[int]] = {}
@@ -218,10 +241,10 @@ class MapInterleaveDataset(InterleaveDataset[Sample_co], CompositeDataset[Sample
 
 
 class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample_co]):
-    """A mixture of datasets of which one or more are iterable."""
+    """A mixture of datasets of which one or more are iterable, as `InterleaveDataset` creates it. Can be subclassed."""
 
     @override
-    def _set_up(self) -> None:
+    def _set_up(self, ranks: SampleRanks) -> None:
         known: dict[int, int] = {}
         for number, dataset in enumerate(self.datasets):
             if self._iterable[number] and known.setdefault(id(dataset), number) != number:
@@ -229,12 +252,7 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
                     f"datasets[{number}] is datasets[{known[id(dataset)]}]: an iterable dataset has one position; "
                     "create another one with the same arguments"
                 )
-        self._set_up_passes()
-
-    @override
-    def prepare(self) -> None:
-        for dataset in self.datasets:
-            prepare_workers(dataset)
+        self._set_up_passes("raise", ranks)
 
     @override
     def set_epoch(self, epoch: int) -> None:
@@ -354,29 +372,17 @@ class _SampleIterator(Iterator[Any]):
         self._passes, self._exhausted, self._last = [], [True], None
 
 
-@functools.cache
-def _of_kind(named: Any, kind: Any) -> Any:
-    """The class of the objects of one kind: `kind`, or for a subclass of users their class and `kind`."""
-    if issubclass(kind, named):
-        return kind
+def _are_iterable(datasets: Any) -> list[bool]:
+    """Whether each of the datasets is iterable.
 
-    def reduce(self: InterleaveDataset[Any]) -> tuple[Any, ...]:
-        return _restored, (named, kind), self.__getstate__()
-
-    names = {"__module__": named.__module__, "__qualname__": named.__qualname__, "__reduce__": reduce}
-    return type(named.__name__, (named, kind), names)
-
-
-def _restored(named: Any, kind: Any) -> Any:
-    return object.__new__(_of_kind(named, kind))
-
-
-def _checked(datasets: Any) -> list[Any]:
+    Raises:
+        ConfigError: They are not datasets.
+    """
     if isinstance(datasets, (str, bytes, Mapping)) or not isinstance(datasets, Sequence):
         raise ConfigError(f"datasets={type(datasets)}: must be a list of datasets")
     if not datasets:
         raise ConfigError("datasets=[]: must contain a dataset")
-    return list(datasets)
+    return [_is_iterable(number, dataset) for number, dataset in enumerate(datasets)]
 
 
 def _is_iterable(number: int, dataset: Any) -> bool:

@@ -1,21 +1,20 @@
 """Iterable datasets: yield the objects in order, read ahead, and divide them among ranks and workers on request."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check_kinds
 from torchobj.datasets import manifest_broadcast
-from torchobj.datasets.base import ListingDataset, Sample_co, Transform, UrlByIndex
-from torchobj.datasets.errors import OnIterableError, log_failed_sample
+from torchobj.datasets.base import ListingDataset, Sample_co, UrlByIndex
+from torchobj.datasets.failures import SKIPPED, Failure, OnIterableError
 from torchobj.datasets.listing import Listing, OnChange
 from torchobj.datasets.passes import PassDataset, Progress
-from torchobj.datasets.read_ahead import IndexedReader, read_ahead, read_while_listing
+from torchobj.datasets.read_ahead import IndexedReader, read_listed, read_while_listing
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Shard, Uneven, in_order, shuffled
@@ -26,7 +25,7 @@ __all__ = ["ObjectIterableDataset"]
 
 
 class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
-    """An iterable dataset of the objects under a prefix, in key order or shuffled.
+    """An iterable dataset of the objects under a prefix, of named objects, or of a manifest, in order or shuffled.
 
     Objects are read ahead by one process for all its DataLoader workers. Each worker announces the objects that it
     needs next, within its part of the memory budget (`torchobj.set_memory_budget`).
@@ -38,13 +37,16 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
     and reads through its own connections.
 
     Args:
-        url: `s3://bucket/prefix/`, `gs://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is
-            compared as a string.
+        source: The URL of a prefix, `s3://bucket/prefix/`, `gs://bucket/prefix/`, `file:///folder/` or
+            `memory://name/prefix`; the prefix is compared as a string. Or URLs of objects, as for `from_objects`, or a
+            `Manifest`, as for `from_manifest`.
         transform: Converts a reader to a sample. None: the sample is the reader.
         glob: Pattern for the part of a key after the prefix. `*` matches within a path component, `**` across them.
         suffixes: Selects keys that end with this suffix, or with any of several.
         limit: Maximum number of objects, the first in key order.
-        region, endpoint_url: Override those of `config`.
+        on_change: What to do if an object has another version or size than in the listing or the manifest: `raise` an
+            `ObjectChangedError`, or `accept` the object as it is now.
+        region, endpoint_url: Override those of `config`. With objects of S3 and GCS, pass `config` instead.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         enable_sharding: Whether to divide the objects: each rank gets every n-th object, and each DataLoader worker
             every n-th of those. False: each process yields all objects. The ranks are those of torch.distributed when
@@ -64,6 +66,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         on_error: Action for a sample that cannot be read or transformed: `raise`, after which iteration can continue;
             `skip`; or a callable that receives index, URL and exception and returns a sample. The first failure of each
             process is logged.
+        reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
 
     Attributes:
         failed_samples: Number of samples that failed, in this process and its DataLoader workers.
@@ -89,106 +92,15 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
 
     def __init__(
         self,
-        url: str,
+        source: str | Iterable[str] | Manifest,
         *,
         transform: Callable[[ObjectReader], Sample_co] | None = None,
         glob: str | None = None,
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-        enable_sharding: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        uneven: Uneven = None,
-        on_error: OnIterableError = "raise",
-    ) -> None:
-        ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
-        chosen = store_config(config, region, endpoint_url, url=url)
-        listing = Listing(chosen, self._parse, url=url, chosen=key_filter(glob, suffixes, limit))
-        self._set_up(listing, transform, None)
-        self._with_order(ranks, shuffle, seed, uneven, on_error)
-
-    @classmethod
-    @override
-    def from_prefix(
-        cls,
-        url: str,
-        *,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
-        glob: str | None = None,
-        suffixes: str | Sequence[str] | None = None,
-        limit: int | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-        enable_sharding: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        uneven: Uneven = None,
-        on_error: OnIterableError = "raise",
-        reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
-        dataset = super().from_prefix(
-            url,
-            transform=transform,
-            glob=glob,
-            suffixes=suffixes,
-            limit=limit,
-            region=region,
-            endpoint_url=endpoint_url,
-            config=config,
-            reader_constructor=reader_constructor,
-        )
-        return dataset._with_order(ranks, shuffle, seed, uneven, on_error)
-
-    @classmethod
-    @override
-    def from_objects(
-        cls,
-        urls: str | Iterable[str],
-        *,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-        enable_sharding: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        uneven: Uneven = None,
-        on_error: OnIterableError = "raise",
-        reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
-        dataset = super().from_objects(
-            urls,
-            transform=transform,
-            region=region,
-            endpoint_url=endpoint_url,
-            config=config,
-            reader_constructor=reader_constructor,
-        )
-        return dataset._with_order(ranks, shuffle, seed, uneven, on_error)
-
-    @classmethod
-    @override
-    def from_manifest(
-        cls,
-        manifest: Manifest | str | os.PathLike[str],
-        *,
         on_change: OnChange = "raise",
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         enable_sharding: bool = False,
         rank: int | None = None,
@@ -199,18 +111,16 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         uneven: Uneven = None,
         on_error: OnIterableError = "raise",
         reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
-        dataset = super().from_manifest(
-            manifest, on_change=on_change, transform=transform, config=config, reader_constructor=reader_constructor
-        )
-        return dataset._with_order(ranks, shuffle, seed, uneven, on_error)
-
-    def _set_up(
-        self, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
     ) -> None:
-        super()._set_up(listing, transform, reader_constructor)
-        self._set_up_passes()
+        ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
+        chosen = key_filter(glob, suffixes, limit)
+        listing = Listing.of(source, self._parse, config, region, endpoint_url, chosen=chosen, on_change=on_change)
+        self._set_up(listing, transform, reader_constructor)
+        self._set_up_passes(on_error, ranks)
+        self.shuffle, self.seed, self.uneven = shuffle, seed, uneven
+        self._check()
+
+    _construct = __init__
 
     @override
     def prepare(self) -> None:
@@ -225,19 +135,6 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         check_kinds(self, "True or False", (bool,), "shuffle")
         super()._check()
 
-    def _with_order(
-        self,
-        ranks: SampleRanks,
-        shuffle: bool = False,  # noqa: FBT001, FBT002
-        seed: int = 0,
-        uneven: Uneven = None,
-        on_error: OnIterableError = "raise",
-    ) -> Self:
-        self._ranks = ranks
-        self.shuffle, self.seed, self.uneven, self.on_error = shuffle, seed, uneven, on_error
-        self._check()
-        return self
-
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
         self._warn_of_repeated_samples(self._listing.name)
@@ -246,11 +143,12 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         if pages is not None:
             progress = self._start_progress(self._shape(shard, None), epoch)
             return _SampleIterator(self, pages, read_while_listing(self._listing, pages, kind, progress.done), progress)
-        manifest = self._listing.manifest()
+        reader = self._listing.reader()
+        manifest = reader.manifest
         manifest_broadcast.confirm()
         progress = self._start_progress(self._shape(shard, len(manifest)), epoch)
         order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
-        readers = read_ahead(self._listing, shard.select(order, self.uneven)[progress.done :], kind)
+        readers = read_listed(reader, shard.select(order, self.uneven)[progress.done :], kind)
         return _SampleIterator(self, manifest, readers, progress)
 
     def _shape(self, shard: Shard, objects: int | None) -> dict[str, Any]:
@@ -278,19 +176,11 @@ class _SampleIterator(Iterator[Any]):
         dataset = self._dataset
         for index, reader in self._readers:
             self._progress.done += 1
-            try:
-                return dataset._transformed(self._urls, index, reader)
-            except Exception as error:
-                dataset._failed.add()
-                if dataset.on_error == "raise":
-                    raise
-                url = self._urls.url(index)
-                if dataset.on_error == "skip":
-                    log_failed_sample(index, url, error, "skipped")
-                    continue
-                sample = dataset.on_error(index, url, error)
-                log_failed_sample(index, url, error)
-                return sample
+            built = dataset._built(self._urls, index, reader)
+            if isinstance(built, Failure):
+                built = dataset._failures.sample(index, built)
+            if built is not SKIPPED:
+                return built
         raise StopIteration
 
     def close(self) -> None:

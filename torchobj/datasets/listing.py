@@ -1,29 +1,33 @@
 """The objects of a dataset: a prefix that is listed once, when first needed, a manifest, or named objects."""
 
 import contextlib
-import copy
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torchobj import _torchobj
-from torchobj._torchobj import ObjectReader
-from torchobj.config import StoreConfig, by_bucket, by_prefix, resolved
+from torchobj.config import (
+    S3ClientConfig,
+    StoreConfig,
+    by_bucket,
+    by_prefix,
+    resolved,
+    store_config,
+    store_config_of_all,
+)
 from torchobj.config.checks import check
-from torchobj.datasets import manifest_broadcast, prefetch_source, worker_process
-from torchobj.datasets.reader_constructor import ReaderConstructor
+from torchobj.datasets import manifest_broadcast, worker_process
+from torchobj.datasets.dataset_reader import ManifestReader
 from torchobj.exceptions import ConfigError
-from torchobj.manifest import Manifest
-from torchobj.manifest.manifest import KeyFilter, url_of_file
-from torchobj.shards.shard_urls import find_shards
-from torchobj.urls import Url, canonical_url, parse_url, shown_url
+from torchobj.manifest import KeyFilter, Manifest
+from torchobj.shard_urls import find_shards
+from torchobj.urls import Url, canonical_url, shown_url
 
 logger = logging.getLogger("torchobj")
 
-#: What to do if an object has another version than the manifest.
+#: What to do if an object has another version than the listing.
 OnChange = Literal["raise", "accept"]
 
 #: Forked workers inherit a listing only if the sampler or the user accessed the dataset before the fork.
@@ -31,6 +35,16 @@ _BY_WORKERS = (
     "%s: each DataLoader worker %s itself, and again in each epoch without persistent_workers; call "
     "len(dataset), or access dataset.manifest of an iterable dataset, before the loop to do so once for all workers"
 )
+
+
+class ManifestFile(NamedTuple):
+    """A manifest in a file, which is loaded at the first use."""
+
+    url: str
+
+
+#: The URL of a prefix, URLs of objects, or a manifest.
+Objects = str | Iterable[str] | Manifest | ManifestFile
 
 
 def _with_bases(urls: Iterable[str], parse: Callable[[str], Url]) -> Iterator[tuple[str, str]]:
@@ -64,8 +78,8 @@ class Listing:
         url: The prefix.
         objects: URLs of the named objects.
         chosen: Selects objects below the prefix.
-        manifest: A manifest, or the path or URL of its file.
-        on_change: For a manifest: whether an object that has changed since is an error.
+        manifest: A manifest, or its file.
+        on_change: Whether an object that has changed since it was listed is an error.
         shards: Names, braces, globs and prefixes of shards, as `shard_manifest` accepts them.
         suffixes: Suffixes of shards below a prefix.
     """
@@ -78,7 +92,7 @@ class Listing:
         url: str | None = None,
         objects: Iterable[str] | None = None,
         chosen: KeyFilter = (None, [], None),
-        manifest: Manifest | str | os.PathLike[str] | None = None,
+        manifest: Manifest | ManifestFile | None = None,
         on_change: OnChange = "raise",
         shards: Sequence[str] = (),
         suffixes: Sequence[str] = (),
@@ -92,7 +106,7 @@ class Listing:
         self._shards = list(shards), tuple(suffixes)
         #: Describes the names below prefixes that are not data, in the process that listed.
         self._skipped = ""
-        self._file = None if manifest is None or isinstance(manifest, Manifest) else url_of_file(manifest)
+        self._file = manifest.url if isinstance(manifest, ManifestFile) else None
         self._manifest: Manifest | None = manifest if isinstance(manifest, Manifest) else None
         self.is_of_manifest = manifest is not None
         #: Whether an object must have the size and version of the listing.
@@ -102,11 +116,44 @@ class Listing:
         if self._manifest is not None:
             self._configs = _configs_of(self._manifest, config, parse)
         self._agreement: manifest_broadcast.Agreement | None = None
-        self._stores: list[_torchobj.NativeStore] | None = None
-        self._source: prefetch_source.Source[_torchobj.NativeSource] = prefetch_source.Source()
+        self._reader: ManifestReader | None = None
         # By process, because a lock may be held by another thread at the time of a fork.
         # Reentrant, because a signal handler that runs during the listing may read the dataset.
         self._locks: dict[int, contextlib.AbstractContextManager[Any]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        objects: Objects,
+        parse: Callable[[str], Url],
+        config: StoreConfig | S3ClientConfig | None,
+        region: str | None,
+        endpoint_url: str | None,
+        *,
+        chosen: KeyFilter,
+        on_change: OnChange,
+    ) -> "Listing":
+        """From the arguments of a dataset.
+
+        Raises:
+            ConfigError: An argument is invalid, or a filter is given without a prefix.
+        """
+        if isinstance(objects, str):
+            found = store_config(config, region, endpoint_url, url=objects)
+            return cls(found, parse, url=objects, chosen=chosen, on_change=on_change)
+        if any(chosen):
+            raise ConfigError(
+                "glob, suffixes, limit: select objects below a prefix; pass the URL of one, or none of them"
+            )
+        if isinstance(objects, (Manifest, ManifestFile)):
+            urls = [objects.url] if isinstance(objects, ManifestFile) else objects.bases()
+            found = store_config_of_all(config, region, endpoint_url, urls)
+            return cls(found, parse, manifest=objects, on_change=on_change)
+        is_known = isinstance(objects, Iterable)
+        check("source", objects, "the URL of a prefix, URLs of objects, or a torchobj.Manifest", ok=is_known)
+        # An iterable is consumed here, as s3torchconnector does.
+        named = list(objects)
+        return cls(store_config_of_all(config, region, endpoint_url, named), parse, objects=named, on_change=on_change)
 
     @property
     def configs(self) -> list[StoreConfig]:
@@ -128,14 +175,20 @@ class Listing:
             ManifestMismatchError: Ranks that had listed before torch.distributed was initialised listed other objects,
                 or were given other manifests.
         """
-        manifest = self._listed()
-        # Created before workers are forked, so that they inherit it.
-        self.source(manifest)
-        return manifest
+        return self.reader().manifest
 
-    def objects(self) -> Manifest:
-        """As `manifest`, for a dataset that reads the objects by reference and not through `readers`."""
-        return self._listed()
+    def reader(self) -> ManifestReader:
+        """Reads the objects, which are listed or loaded as by `manifest`. Workers that are started later inherit it."""
+        manifest = self.objects()
+        if self._reader is None:
+            with self._locks.setdefault(os.getpid(), threading.RLock()):
+                self._reader = self._reader or self.reader_of(manifest)
+        self._reader.source()
+        return self._reader
+
+    def reader_of(self, manifest: Manifest) -> ManifestReader:
+        """Reads the objects of a part of the listing."""
+        return ManifestReader(manifest, self._configs, self.config, pinned=self._pinned)
 
     @property
     def name(self) -> str:
@@ -155,20 +208,30 @@ class Listing:
         return f"{self._url} with {chosen}" if chosen else str(self._url)
 
     def __repr__(self) -> str:
-        if self._url is None and not self.is_of_manifest and not self._shards[0]:
+        if not self._is_shared:
             return self.name
         action = "listed" if self._file is None else "loaded"
         found = f"not {action} yet" if self._manifest is None else f"{len(self._manifest)} objects"
         return ", ".join(filter(None, (self.name, found, self._skipped)))
 
-    def _listed(self) -> Manifest:
+    @property
+    def _is_shared(self) -> bool:
+        """Whether ranks and workers must agree on the objects: not if the caller named them."""
+        return self._url is not None or self.is_of_manifest or bool(self._shards[0])
+
+    def objects(self) -> Manifest:
+        """As `manifest`, for a dataset that reads the objects by reference and not through `reader`."""
+        if self._manifest is not None and (
+            not self._is_shared
+            or not manifest_broadcast.in_job()
+            or (self._agreement is not None and self._agreement.is_current())
+        ):
+            return self._manifest
         with self._locks.setdefault(os.getpid(), threading.RLock()):
-            if self._url is None and not self.is_of_manifest and not self._shards[0]:
-                if self._manifest is None:
-                    self._manifest = Manifest.from_urls(self._objects or [])
-                return self._manifest
-            name = self.name
-            if self._manifest is None:
+            if not self._is_shared:
+                self._manifest = Manifest.from_urls(self._objects or [])
+            elif self._manifest is None:
+                name = self.name
                 if worker_process.is_first_to_repeat("listing"):
                     logger.warning(_BY_WORKERS, name, "lists the prefix" if self._file is None else "loads it")
                 with worker_process.logged_once(f"listing of {name}"):
@@ -177,7 +240,7 @@ class Listing:
                     self._configs = _configs_of(found, self.config, self._parse)
                 self._manifest, self._agreement = found, agreement
             elif self._agreement is None or not self._agreement.is_current():
-                self._agreement = manifest_broadcast.compare(name, self._manifest, is_given=self.is_of_manifest)
+                self._agreement = manifest_broadcast.compare(self.name, self._manifest, is_given=self.is_of_manifest)
             return self._manifest
 
     def _load(self) -> Manifest:
@@ -201,12 +264,6 @@ class Listing:
         store = _torchobj.NativeStore(self._url.scheme, self._url.bucket, self.config)
         return _torchobj.ManifestPages(store, self._url.base, self._url.key, *self._filter)
 
-    def for_page(self, page: "_torchobj.NativeManifest") -> "Listing":
-        """A page of this listing, as a listing of its own."""
-        part = copy.copy(self)
-        part._url, part._manifest, part._source, part._locks = None, Manifest(page), prefetch_source.Source(), {}
-        return part
-
     def keep(self, pages: "_torchobj.ManifestPages") -> None:
         """Keeps the listing that `pages` produced, so that it is not repeated."""
         with self._locks.setdefault(os.getpid(), threading.RLock()):
@@ -226,63 +283,19 @@ class Listing:
             )
         return manifest
 
-    def stores(self, manifest: Manifest) -> "list[_torchobj.NativeStore]":
-        """A store for each of the manifest's bases, in its order."""
-        if self._stores is None:
-            urls = [parse_url(f"{base}/") for base in manifest.bases()]
-            self._stores = [
-                _torchobj.NativeStore(url.scheme, url.bucket, self._configs.get(url.base, self.config)) for url in urls
-            ]
-        return self._stores
-
-    def source(self, manifest: Manifest) -> "_torchobj.NativeSource | None":
-        """The objects as a source of the prefetcher; None if there is no prefetcher."""
-        if not prefetch_source.SUPPORTED:
-            return None
-        native = _torchobj.NativeSource
-        return self._source.native(
-            lambda budget: native(manifest, self.stores(manifest), budget, self._pinned),
-            partial(native.attach, manifest),
-        )
-
-    def source_number(self) -> int | None:
-        """The number of the source in the prefetcher; None if this process has no prefetcher."""
-        self.manifest()
-        return self._source.number
-
-    def readers(self, indices: list[int], kind: ReaderConstructor, *, return_errors: bool = False) -> list[Any]:
-        """Readers of objects. Whole objects are read concurrently; announced objects may be in memory already.
-
-        With `return_errors`, exceptions are returned in place of objects that cannot be read.
-        """
-        manifest = self.manifest()
-        if not kind.whole:
-            return [self._lazy(manifest, index, kind) for index in indices]
-        prefetched = self.source(manifest)
-        if prefetched is not None and prefetched.announced():
-            return prefetched.read(indices, return_errors)
-        return manifest.read(self.stores(manifest), indices, return_errors, self._pinned)
-
-    def _lazy(self, manifest: Manifest, index: int, kind: ReaderConstructor) -> ObjectReader:
-        base, key, _, version = manifest.entry(index)
-        store = self.stores(manifest)[manifest.bases().index(base)]
-        bucket = parse_url(f"{base}/").bucket
-        pinned = version if self._pinned else None
-        return ObjectReader.open(store, manifest.url(index), bucket, key, kind.jump_bytes, kind.ahead_bytes, pinned)
-
     def digest(self) -> str | None:
         """The digest of the manifest that was given; None for a prefix and for named objects."""
-        return self._listed().digest() if self.is_of_manifest else None
+        return self.objects().digest() if self.is_of_manifest else None
 
     def __getstate__(self) -> dict[str, Any]:
         if worker_process.is_pickling_for_spawn():
             self.manifest()
         # A process that unpickles this is a worker of the job, or belongs to another job: the agreement stays valid.
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_locks", "_stores")}
+        state = {name: value for name, value in self.__dict__.items() if name != "_locks"}
         if self._manifest is not None:
             state["_objects"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._stores, self._locks = None, {}
+        self._locks = {}

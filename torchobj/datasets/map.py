@@ -1,28 +1,26 @@
 """Map-style datasets: one object is one sample."""
 
-import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-import torch.utils.data
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.datasets import lookahead_warning, prefetch_source, worker_process
-from torchobj.datasets.base import ListingDataset, Sample_co, position_of, positions_of
-from torchobj.datasets.errors import OnError, check_map_on_error, log_failed_sample, neighbours
+from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.datasets.base import ListingDataset, Sample_co
+from torchobj.datasets.failures import Failure, FailurePolicy, OnError
 from torchobj.datasets.listing import Listing, OnChange
+from torchobj.datasets.map_style import MapStyleDataset
+from torchobj.datasets.read_ahead import read_listed
 from torchobj.datasets.reader_constructor import ReaderConstructor
-from torchobj.manifest import Manifest
-from torchobj.manifest.manifest import key_filter
+from torchobj.datasets.sharding import Order
+from torchobj.manifest import Manifest, key_filter
 
 __all__ = ["ObjectMapDataset"]
 
 
-class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sample_co]):
-    """A map-style dataset of the objects under a prefix, in key order, of any scheme.
+class ObjectMapDataset(ListingDataset[Sample_co], MapStyleDataset[Sample_co]):
+    """A map-style dataset of objects of any scheme: under a prefix in key order, by name, or of a manifest.
 
     The prefix is listed once, when the length or a sample is first needed; under torch.distributed by rank 0 for all
     ranks. Spawned workers receive the listing from their parent. Forked workers inherit it if the parent has it, which
@@ -30,18 +28,22 @@ class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sampl
     itself and logs a warning. A DataLoader reads all objects of a batch in one call.
 
     Args:
-        url: `s3://bucket/prefix/`, `gs://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is
-            raw, `train` also selects `training/x`.
+        source: The URL of a prefix, `s3://bucket/prefix/`, `gs://bucket/prefix/`, `file:///folder/` or
+            `memory://name/prefix`; the prefix is raw, `train` also selects `training/x`. Or URLs of objects, as for
+            `from_objects`, or a `Manifest`, as for `from_manifest`.
         transform: Converts a reader to a sample. None: the sample is the reader, and the default collation builds a
             `RaggedBatch`.
         glob: Pattern for the part of a key after the prefix. `*` matches within a path component, `**` across them.
         suffixes: Selects keys that end with this suffix, or with any of several.
         limit: Maximum number of objects, the first in key order.
-        region, endpoint_url: Override those of `config`.
+        on_change: What to do if an object has another version or size than in the listing or the manifest: `raise` an
+            `ObjectChangedError`, or `accept` the object as it is now.
+        region, endpoint_url: Override those of `config`. With objects of S3 and GCS, pass `config` instead.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: Action for a sample that cannot be read or transformed: `raise`; `replace` it by the next one that
             can; or a callable that receives index, URL and exception and returns a sample. The first failure of each
             process is logged.
+        reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
 
     Attributes:
         failed_samples: Number of samples that failed, in this process and its DataLoader workers.
@@ -60,99 +62,28 @@ class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sampl
     """
 
     _of_scheme: ClassVar[dict[str, str]] = {"": "ObjectMapDataset"}
-    _on_error: OnError = "raise"
 
     def __init__(
         self,
-        url: str,
+        source: str | Iterable[str] | Manifest,
         *,
         transform: Callable[[ObjectReader], Sample_co] | None = None,
         glob: str | None = None,
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-        on_error: OnError = "raise",
-    ) -> None:
-        chosen = store_config(config, region, endpoint_url, url=url)
-        listing = Listing(chosen, self._parse, url=url, chosen=key_filter(glob, suffixes, limit))
-        self._set_up(listing, transform, None)
-        self._with_on_error(on_error)
-
-    @classmethod
-    @override
-    def from_prefix(
-        cls,
-        url: str,
-        *,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
-        glob: str | None = None,
-        suffixes: str | Sequence[str] | None = None,
-        limit: int | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-        on_error: OnError = "raise",
-        reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        dataset = super().from_prefix(
-            url,
-            transform=transform,
-            glob=glob,
-            suffixes=suffixes,
-            limit=limit,
-            region=region,
-            endpoint_url=endpoint_url,
-            config=config,
-            reader_constructor=reader_constructor,
-        )
-        return dataset._with_on_error(on_error)
-
-    @classmethod
-    @override
-    def from_objects(
-        cls,
-        urls: str | Iterable[str],
-        *,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-        on_error: OnError = "raise",
-        reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        dataset = super().from_objects(
-            urls,
-            transform=transform,
-            region=region,
-            endpoint_url=endpoint_url,
-            config=config,
-            reader_constructor=reader_constructor,
-        )
-        return dataset._with_on_error(on_error)
-
-    @classmethod
-    @override
-    def from_manifest(
-        cls,
-        manifest: Manifest | str | os.PathLike[str],
-        *,
         on_change: OnChange = "raise",
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
         reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        dataset = super().from_manifest(
-            manifest, on_change=on_change, transform=transform, config=config, reader_constructor=reader_constructor
-        )
-        return dataset._with_on_error(on_error)
+    ) -> None:
+        chosen = key_filter(glob, suffixes, limit)
+        listing = Listing.of(source, self._parse, config, region, endpoint_url, chosen=chosen, on_change=on_change)
+        self._set_up(listing, transform, reader_constructor)
+        self._failures = FailurePolicy.of_map_style(on_error)
 
-    def _with_on_error(self, on_error: OnError) -> Self:
-        check_map_on_error(on_error)
-        self._on_error = on_error
-        return self
+    _construct = __init__
 
     def __len__(self) -> int:
         return len(self.manifest)
@@ -160,60 +91,59 @@ class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sampl
     def __iter__(self) -> Iterator[Sample_co]:
         return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, index: int) -> Sample_co:
-        """Sample `index`. Negative indices count from the end.
+    @property
+    @override
+    def _torchobj_failures(self) -> FailurePolicy:
+        return self._failures
 
-        Raises:
-            IndexError: There is no such sample.
-            StoreError: It cannot be read.
-        """
-        if worker_process.in_worker():
-            self._note_batch()
-        return self._samples([position_of(index, self)])[0]
+    @override
+    def _torchobj_samples(self, positions: list[int]) -> list[Any]:
+        reader, kind = self._listing.reader(), self._reader_constructor
+        if kind.whole:
+            readers = reader.read(positions, return_errors=self._failures.on_error != "raise")
+        else:
+            readers = [reader.open(position, kind) for position in positions]
+        manifest, built = reader.manifest, self._built
+        return [
+            self._torchobj_sample(position, built(manifest, position, read))
+            for position, read in zip(positions, readers, strict=True)
+        ]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
-        """The samples of a batch, read concurrently. Called by DataLoader."""
-        if type(self).__getitem__ is not ObjectMapDataset.__getitem__:
-            # A subclass may override the samples.
-            return [self[index] for index in indices]
-        self._note_batch()
-        return self._samples(positions_of(indices, self))
+    @override
+    def _torchobj_built(self, position: int) -> Any | Failure:
+        reader, kind = self._listing.reader(), self._reader_constructor
+        [read] = reader.read([position]) if kind.whole else [reader.open(position, kind)]
+        return self._built(reader.manifest, position, read)
 
-    def announced(self, indices: Sequence[int]) -> list[tuple[int, int]]:
-        """The objects of samples, as pairs of source number and index, which a loader announces."""
-        if not self._reader_constructor.whole:
-            return []
-        number = self._listing.source_number()
-        return [] if number is None else [(number, position) for position in positions_of(indices, self)]
+    @override
+    def _torchobj_in_order(self, order: Order) -> Iterator[Any]:
+        return _OrderedSamples(self, order)
 
-    def _note_batch(self) -> None:
-        if prefetch_source.SUPPORTED and self._reader_constructor.whole:
-            lookahead_warning.note_batch(self)
+    @override
+    def _torchobj_is_announced(self) -> bool:
+        return self._reader_constructor.whole
 
-    def _samples(self, positions: list[int]) -> list[Sample_co]:
-        raising = self._on_error == "raise"
-        readers = self._listing.readers(positions, self._reader_constructor, return_errors=not raising)
-        return [self._sample(position, reader) for position, reader in zip(positions, readers, strict=True)]
+    @override
+    def _torchobj_to_announce(self, positions: list[int]) -> list[tuple[int, int]]:
+        return self._listing.reader().to_announce(positions) if self._reader_constructor.whole else []
 
-    def _sample(self, position: int, reader: ObjectReader | Exception) -> Any:
-        try:
-            return self._transformed(self.manifest, position, reader)
-        except Exception as error:
-            if self._on_error == "raise":
-                raise
-            url = self.manifest.url(position)
-            self._failed.add()
-            if callable(self._on_error):
-                sample = self._on_error(position, url, error)
-            else:
-                sample = self._replacement(position, error)
-            log_failed_sample(position, url, error)
-            return sample
+    @override
+    def _torchobj_prepare(self) -> None:
+        self._listing.reader()
 
-    def _replacement(self, position: int, error: Exception) -> Any:
-        for neighbour in neighbours(position, len(self)):
-            [reader] = self._listing.readers([neighbour], self._reader_constructor, return_errors=True)
-            # Otherwise the next neighbour is tried.
-            with contextlib.suppress(Exception):
-                return self._transformed(self.manifest, neighbour, reader)
-        raise error
+    @override
+    def _torchobj_configs(self) -> list[StoreConfig]:
+        return self._listing.configs
+
+
+class _OrderedSamples(Iterator[Any]):
+    """Not a generator, which would end with the first exception of a sample."""
+
+    def __init__(self, dataset: ObjectMapDataset[Any], order: Order) -> None:
+        reader = dataset._listing.reader()
+        self._dataset, self._manifest = dataset, reader.manifest
+        self._readers = read_listed(reader, order, dataset._reader_constructor)
+
+    def __next__(self) -> Any:
+        index, reader = next(self._readers)
+        return self._dataset._torchobj_sample(index, self._dataset._built(self._manifest, index, reader))

@@ -1,19 +1,14 @@
 """Datasets that accept URLs of one provider only. Those of S3 have the classmethods of s3torchconnector."""
 
-from collections.abc import Callable, Iterable
-from typing import Self
+from collections.abc import Iterable
+from typing import Any, Self, Unpack
 
-from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
-from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, one_config, store_config
-from torchobj.datasets.base import ListingDataset, Sample_co
+from torchobj.config import S3ClientConfig, StoreConfig, one_config
+from torchobj.datasets.base import ListingDataset, Options, Sample_co
 from torchobj.datasets.iterable import ObjectIterableDataset
-from torchobj.datasets.listing import Listing
 from torchobj.datasets.map import ObjectMapDataset
-from torchobj.datasets.reader_constructor import ReaderConstructor
-from torchobj.datasets.sample_ranks import SampleRanks
 
 __all__ = ["GCSIterableDataset", "GCSMapDataset", "S3IterableDataset", "S3MapDataset"]
 
@@ -23,50 +18,38 @@ class _S3ConnectorMethods(ListingDataset[Sample_co]):
 
     @classmethod
     @override
-    def from_prefix(  # type: ignore[override]  # the names of s3torchconnector
+    def from_prefix(
         cls,
         s3_uri: str,
         *,
-        region: str | None = None,
         endpoint: str | None = None,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
         s3client_config: S3ClientConfig | StoreConfig | None = None,
-        reader_constructor: ReaderConstructor | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        **options: Unpack[Options[Sample_co]],
     ) -> Self:
         """The objects under a prefix, in key order, with a choice of readers. Arguments are named as in
         s3torchconnector.
 
         Args:
             s3_uri: URL of the prefix, as for the constructor.
-            region: Region of the bucket. None: it is detected.
             endpoint: URL of the store. None: that of the provider, or the environment's.
-            transform: Converts a reader to a sample. None: the sample is the reader.
-            s3client_config: A `StoreConfig`, or an `S3ClientConfig`.
-            enable_sharding: For iterable datasets: whether each rank and DataLoader worker gets a share of the objects.
-                False: each gets all.
-            rank, world_size, mesh: For iterable datasets: as for the constructor.
-            reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
-            config: Another name of `s3client_config`.
+            s3client_config: Another name of `config`.
+            options: The keyword arguments of the constructor: `region`, `transform`, `enable_sharding`,
+                `reader_constructor` and others.
 
         Raises:
             ConfigError: An argument is invalid. No request is sent here.
         """
-        chosen = store_config(one_config(config, s3client_config), region, endpoint, url=s3_uri)
-        return cls._from_listing(Listing(chosen, cls._parse, url=s3_uri), transform, reader_constructor)
+        return super().from_prefix(s3_uri, **_renamed(endpoint, s3client_config, options))
 
     @classmethod
     @override
-    def from_objects(  # type: ignore[override]  # the names of s3torchconnector
+    def from_objects(
         cls,
         object_uris: str | Iterable[str],
         *,
-        region: str | None = None,
         endpoint: str | None = None,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
         s3client_config: S3ClientConfig | StoreConfig | None = None,
-        reader_constructor: ReaderConstructor | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        **options: Unpack[Options[Sample_co]],
     ) -> Self:
         """The named objects, in the given order. Nothing is listed. Arguments are named as in s3torchconnector.
 
@@ -75,25 +58,21 @@ class _S3ConnectorMethods(ListingDataset[Sample_co]):
 
         Args:
             object_uris: URL of each object, or of a single one.
-            region: Region of the buckets. None: it is detected.
-            endpoint: URL of the store. None: that of the provider, or the environment's.
-            transform: Converts a reader to a sample. None: the sample is the reader.
-            s3client_config: A `StoreConfig`, or an `S3ClientConfig`.
-            enable_sharding: For iterable datasets: whether each rank and DataLoader worker gets a share of the objects.
-                False: each gets all.
-            rank, world_size, mesh: For iterable datasets: as for the constructor.
-            reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
-            config: Another name of `s3client_config`.
+            endpoint, s3client_config, options: As for `from_prefix`.
 
         Raises:
             ConfigError: An argument is invalid. No request is sent here.
         """
-        chosen = store_config(one_config(config, s3client_config), region, endpoint)
-        named = [object_uris] if isinstance(object_uris, str) else object_uris
-        return cls._from_listing(Listing(chosen, cls._parse, objects=named), transform, reader_constructor)
+        return super().from_objects(object_uris, **_renamed(endpoint, s3client_config, options))
 
 
-class S3MapDataset(_S3ConnectorMethods[Sample_co], ObjectMapDataset[Sample_co], scheme="s3"):  # type: ignore[misc]  # the classmethods
+def _renamed(endpoint: str | None, s3client_config: S3ClientConfig | StoreConfig | None, options: Any) -> Any:
+    """The options with the names of the constructor."""
+    renamed = {"config": one_config(options.get("config"), s3client_config)}
+    return options | renamed | ({} if endpoint is None else {"endpoint_url": endpoint})
+
+
+class S3MapDataset(_S3ConnectorMethods[Sample_co], ObjectMapDataset[Sample_co], scheme="s3"):
     """An `ObjectMapDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`.
 
     Example:
@@ -112,62 +91,6 @@ class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sa
         dataset = S3IterableDataset("s3://bucket/train/", transform=decode, enable_sharding=True)
         ```
     """
-
-    @classmethod
-    @override
-    def from_prefix(  # type: ignore[override]  # the names of s3torchconnector
-        cls,
-        s3_uri: str,
-        *,
-        region: str | None = None,
-        endpoint: str | None = None,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        enable_sharding: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
-        reader_constructor: ReaderConstructor | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-    ) -> Self:
-        dataset = super().from_prefix(
-            s3_uri,
-            region=region,
-            endpoint=endpoint,
-            transform=transform,
-            s3client_config=s3client_config,
-            reader_constructor=reader_constructor,
-            config=config,
-        )
-        return dataset._with_order(SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False))
-
-    @classmethod
-    @override
-    def from_objects(  # type: ignore[override]  # the names of s3torchconnector
-        cls,
-        object_uris: str | Iterable[str],
-        *,
-        region: str | None = None,
-        endpoint: str | None = None,
-        transform: Callable[[ObjectReader], Sample_co] | None = None,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        enable_sharding: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
-        reader_constructor: ReaderConstructor | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
-    ) -> Self:
-        dataset = super().from_objects(
-            object_uris,
-            region=region,
-            endpoint=endpoint,
-            transform=transform,
-            s3client_config=s3client_config,
-            reader_constructor=reader_constructor,
-            config=config,
-        )
-        return dataset._with_order(SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False))
 
 
 class GCSMapDataset(ObjectMapDataset[Sample_co], scheme="gs"):

@@ -12,8 +12,14 @@ from torchobj._torchobj import ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.errors import OnIterableError
-from torchobj.datasets.parquet_files import (
+from torchobj.datasets.failures import OnIterableError
+from torchobj.datasets.read_ahead import read_ahead
+from torchobj.datasets.sample_ranks import SampleRanks
+from torchobj.datasets.sharding import Order, Segment, Uneven
+from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
+from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
+from torchobj.exceptions import ParquetError
+from torchobj.parquet_files import (
     FOOTER_BYTES,
     ParquetFile,
     arrow,
@@ -22,14 +28,8 @@ from torchobj.datasets.parquet_files import (
     open_file,
     read_row_group,
 )
-from torchobj.datasets.parquet_schema import merged_schema, with_schema
-from torchobj.datasets.read_ahead import read_refs_ahead
-from torchobj.datasets.sample_ranks import SampleRanks
-from torchobj.datasets.sharding import Order, Segment, Uneven
-from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
-from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
-from torchobj.exceptions import ParquetError
-from torchobj.shards.shard_urls import checked_urls
+from torchobj.parquet_schema import merged_schema, with_schema
+from torchobj.shard_urls import checked_urls
 
 __all__ = ["ParquetIterableDataset"]
 
@@ -208,7 +208,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         for reader in readers:
             if isinstance(reader, Exception):
                 raise reader
-        return [memoryview(reader) for reader in readers]  # type: ignore[arg-type]  # exceptions were raised above
+        return [memoryview(reader) for reader in readers]
 
     def _ref(self, index: int, begin: int, end: int) -> ObjectRef:
         _, _, size, version = self.manifest.entry(index)
@@ -262,7 +262,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
                 ranges = files[index].row_groups[number].ranges
                 yield [self._ref(index, begin, end) for begin, end in ranges], sum(end - begin for begin, end in ranges)
 
-        found = read_refs_ahead(self._reader, groups)
+        found = read_ahead(self._reader, groups)
         for segment, (_, readers) in zip(segments, found, strict=True):
             index, number = self._groups[segment.unit]
             failed = next((reader for reader in readers if isinstance(reader, Exception)), None)

@@ -14,7 +14,7 @@ import torch.utils.data
 from torchobj.config.checks import check
 from torchobj.datasets import worker_process
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.errors import OnIterableError, check_iterable_on_error
+from torchobj.datasets.failures import FailurePolicy, OnIterableError
 from torchobj.datasets.sample_ranks import SampleRanks, callers
 from torchobj.datasets.sharding import Shard
 from torchobj.datasets.shared_values import SharedEpoch
@@ -95,13 +95,14 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
 
     seed: int = 0
     uneven: Any = None
-    on_error: OnIterableError = "raise"
+    _failures: FailurePolicy
     #: The choices for `uneven`.
     _policies: tuple[str, ...] = ("drop", "pad")
     #: Who divides the samples.
     _ranks = SampleRanks()
 
-    def _set_up_passes(self) -> None:
+    def _set_up_passes(self, on_error: OnIterableError, ranks: SampleRanks) -> None:
+        self._failures, self._ranks = FailurePolicy(on_error), ranks
         self._epoch = SharedEpoch()
         # Number of passes that this worker has begun.
         self._begun = 0
@@ -110,6 +111,15 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         self._progress: Progress | None = None
         # The start of the next iterator, if it is of that epoch.
         self._resumed: Progress | None = None
+
+    @property
+    def on_error(self) -> Any:
+        """Action for a sample that fails."""
+        return self._failures.on_error
+
+    @on_error.setter
+    def on_error(self, on_error: OnIterableError) -> None:
+        self._failures.on_error = on_error
 
     def prepare(self) -> None:
         """Does what workers inherit. Called by a loader before it starts workers."""
@@ -124,7 +134,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             raise ConfigError(
                 f"uneven={self.uneven!r}: needs enable_sharding=True; without it each rank yields all samples"
             )
-        check_iterable_on_error(self.on_error, even=self.uneven is not None)
+        self._failures.check_iterable(even=self.uneven is not None)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the following iterations, until it is called again. With shuffling each epoch has its own

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.datasets.read_ahead import read_refs_ahead
-from torchobj.datasets.ref_reader import RefReader
+from torchobj.datasets.dataset_reader import RefReader
+from torchobj.datasets.read_ahead import read_ahead
 from torchobj.manifest import Manifest
 
 __all__ = ["Range", "ShardPart", "read_ranges"]
@@ -65,7 +65,7 @@ def read_ranges(
                 else:
                     yield [each.ref], min(range_bytes, part.end - each.ref.start)
 
-    for _, readers in read_refs_ahead(reader, groups, _MAX_AHEAD_BYTES):
+    for _, readers in read_ahead(reader, groups, _MAX_AHEAD_BYTES):
         yield ranges.popleft(), (readers.pop() if readers else None)
 
 

@@ -13,13 +13,12 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config_of_all
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.errors import OnIterableError, add_sample_note, log_failed_sample
+from torchobj.datasets.dataset_reader import RefReader
+from torchobj.datasets.failures import SKIPPED, Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.passes import PassDataset, Progress
-from torchobj.datasets.ref_reader import RefReader
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Division, Order, Segment, Shard, divided, in_order, resampled, shuffled, stretch
-from torchobj.datasets.shared_values import SharedCounter
 from torchobj.datasets.shuffle_buffer import ShuffleBuffer
 from torchobj.manifest import Manifest
 from torchobj.urls import parse_url
@@ -89,11 +88,9 @@ class StreamDataset(PassDataset[Sample_co]):
         check("shuffle", shuffle, "True or False", ok=isinstance(shuffle, bool))
         self._listing, self._transform = listing, transform
         self._shuffle, self._shuffle_buffer = shuffle, shuffle_buffer
-        self.seed, self.uneven, self.on_error = seed, uneven, on_error
-        self._ranks = ranks
-        self._failed = SharedCounter()
+        self.seed, self.uneven = seed, uneven
         self._reader = RefReader(listing.config)
-        self._set_up_passes()
+        self._set_up_passes(on_error, ranks)
         self._check()
 
     @staticmethod
@@ -121,11 +118,11 @@ class StreamDataset(PassDataset[Sample_co]):
     @property
     def failed_samples(self) -> int:
         """Number of samples that failed so far, in this process and its DataLoader workers."""
-        return self._failed.total()
+        return self._failures.count
 
     @override
     def prepare(self) -> None:
-        self._reader.start()
+        self._reader.source()
         self._units()
         if self.uneven is not None:
             self._counts()
@@ -325,24 +322,21 @@ class _SampleIterator(Iterator[Any]):
             try:
                 if isinstance(item.value, Exception):
                     raise item.value.with_traceback(None)  # noqa: TRY301  handled below, as other failures
-                return dataset._finished(item.value)
-            except Exception as error:
-                dataset._failed.add()
-                url, number = dataset._unit_url(item.id.unit), item.id.sample
-                # Samples that were not read because of one failure share its exception.
-                if error is not self._failed_by:
-                    what = "in the read" if isinstance(item.value, Exception) else "in the transform"
-                    add_sample_note(error, what, url, number)
-                self._failed_by = error
-                if dataset.on_error == "raise":
-                    raise
-                if dataset.on_error == "skip":
-                    log_failed_sample(number, url, error, "skipped")
-                    continue
-                sample = dataset.on_error(number, url, error)
-                log_failed_sample(number, url, error)
+                sample = dataset._finished(item.value)
+            except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
+                sample = dataset._failures.sample(item.id.sample, self._failure(item, error))
+            if sample is not SKIPPED:
                 return sample
         raise StopIteration
+
+    def _failure(self, item: StreamItem, error: Exception) -> Failure:
+        url = self._dataset._unit_url(item.id.unit)
+        # Samples that were not read because of one failure share its exception.
+        if error is not self._failed_by:
+            what = "in the read" if isinstance(item.value, Exception) else "in the transform"
+            add_sample_note(error, what, url, item.id.sample)
+        self._failed_by = error
+        return Failure(url, error)
 
     def close(self) -> None:
         """Ends the pass and drops what was read ahead."""

@@ -14,8 +14,8 @@ from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.errors import OnError
-from torchobj.datasets.objects import ObjectDataset, batch_reader_of
+from torchobj.datasets.failures import OnError
+from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.shared_table import SharedTable, import_arrow
 from torchobj.datasets.table_files import CsvFormat, csv_format, read_table
 from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
@@ -110,7 +110,7 @@ class TableDataset(ObjectDataset[Sample_co]):
         self._classes = _class_names(table, chosen)
 
     def __repr__(self) -> str:
-        on_error = batch_reader_of(self).on_error
+        on_error = self._torchobj_failures.on_error
         return f"<{type(self).__name__} of {self._name}, {len(self)} rows, on_error={on_error!r}>"
 
     def __len__(self) -> int:

@@ -14,8 +14,8 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, worker_process
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.errors import OnError
-from torchobj.datasets.objects import ObjectDataset, batch_reader_of
+from torchobj.datasets.failures import OnError
+from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.shared_table import SharedTable
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.manifest import Manifest
@@ -113,7 +113,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
     def __repr__(self) -> str:
         found = "not indexed yet" if self._tables is None else f"{len(self._tables[1])} samples"
         shown = ", ".join(filter(None, (self.name, found, self._skipped)))
-        return f"<{type(self).__name__} of {shown}, on_error={batch_reader_of(self).on_error!r}>"
+        return f"<{type(self).__name__} of {shown}, on_error={self._torchobj_failures.on_error!r}>"
 
     @property
     def index(self) -> TarIndex:
@@ -161,6 +161,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
 
     @override
     def _torchobj_prepare(self) -> None:
+        super()._torchobj_prepare()
         len(self)
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, worker_process
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.errors import OnIterableError
+from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.shard_ranges import Range, ShardPart, read_ranges
 from torchobj.datasets.sharding import Order, Segment

@@ -8,11 +8,11 @@ import torch.utils.data
 from torch.utils.data import default_collate
 
 from torchobj.datasets import worker_process
+from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterator import MeteredIterator, samples_in
+from torchobj.loader.loader import AnnouncingLoader
 from torchobj.loader.lookahead import check_lookahead
-from torchobj.loader.lookahead_mixin import LookaheadMixin
-from torchobj.loader.sample_objects import object_finder
 
 __all__ = ["attach"]
 
@@ -74,7 +74,7 @@ def attach_torch_loader(loader: Any, lookahead: int | None = None) -> None:
     """As `attach`, for any program."""
     check_lookahead(lookahead)
     within = torch_loader_of(loader)
-    if isinstance(within, LookaheadMixin):
+    if isinstance(within, AnnouncingLoader):
         return
     if object_finder(within.dataset) is None:
         raise ConfigError(
@@ -104,7 +104,7 @@ def torch_loader_of(loader: Any) -> Any:
     return found
 
 
-class _AttachedMixin(LookaheadMixin[Any]):
+class _AttachedMixin(AnnouncingLoader[Any]):
     """Counts the batches of a loader that another library built."""
 
     def __iter__(self) -> Any:
@@ -119,7 +119,7 @@ class _AttachedMixin(LookaheadMixin[Any]):
 
 @functools.cache
 def _attached(kind: Any) -> type:
-    def reduce(self: LookaheadMixin) -> tuple[Any, ...]:
+    def reduce(self: AnnouncingLoader) -> tuple[Any, ...]:
         return _restored, (kind,), self.__getstate__()
 
     return type(kind.__name__, (_AttachedMixin, kind), {"__reduce__": reduce, "__module__": kind.__module__})

@@ -8,8 +8,8 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.datasets import lookahead_warning
+from torchobj.datasets.wrappers import ObjectFinder, object_finder, prepare_workers
 from torchobj.loader.lookahead import Lookahead, check_lookahead
-from torchobj.loader.sample_objects import ObjectFinder, object_finder
 
 __all__ = ["LookaheadBatchSampler"]
 
@@ -78,7 +78,10 @@ class LookaheadBatchSampler(torch.utils.data.BatchSampler):
     def _find_objects(self) -> ObjectFinder | None:
         dataset = _dataset_of(self.sampler) if self.dataset is None else self.dataset
         find_objects = None if dataset is None else object_finder(dataset)
-        if find_objects is None:
+        if find_objects is not None:
+            # This is called before workers are started.
+            prepare_workers(dataset)
+        else:
             _warn_unknown_objects(type(self.sampler).__name__ if dataset is None else type(dataset).__name__)
         return find_objects
 

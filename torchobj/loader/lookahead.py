@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchobj import _torchobj
-from torchobj.datasets.memory_budget import AHEAD_SHARE
+from torchobj.datasets.wrappers import ObjectFinder
 from torchobj.exceptions import ConfigError
 from torchobj.loader.announcement_check import AnnouncementCheck
 from torchobj.loader.iterator import Progress
-from torchobj.loader.sample_objects import ObjectFinder
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.sampler_state import Order, Position, load, state_of
 from torchobj.loader.unwrap import in_batches
+from torchobj.memory import AHEAD_SHARE
 
 __all__ = ["Lookahead", "check_lookahead"]
 
@@ -208,9 +208,6 @@ class LookaheadIterator(Iterator[Any]):
 
     def __init__(self, lookahead: Lookahead) -> None:
         self._lookahead, self._progress = lookahead, lookahead.progress
-        if lookahead.find_objects is not None:
-            # Lists datasets that are not listed yet, before workers are started: they inherit the listing.
-            lookahead.find_objects([])
         self._drawn = DrawnItems(lookahead.sampler, lookahead.find_objects, lookahead.loader)
         # The time of the first request, and the time spent since on drawing further ahead.
         self._started_at: float | None = None

@@ -1,7 +1,7 @@
 //! A reference to an object or a range, from which a sample is made. Does no I/O.
 
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::manifest::{read_number, read_version, write_number, write_version};
+use crate::manifest::{ObjectInfo, read_number, read_version, write_number, write_version};
 use crate::read::ReadRequest;
 use crate::types::{ByteRange, Version};
 use crate::url::{ObjectUrl, canonical};
@@ -61,6 +61,11 @@ impl ObjectRef {
     /// The key, unchanged.
     pub fn key(&self) -> &str {
         &self.url[self.key_at..]
+    }
+
+    /// The object, as an entry of a manifest, without its size and version.
+    pub fn object(&self) -> ObjectInfo<'_> {
+        ObjectInfo { base: self.base(), key: self.key().to_owned(), size: None, version: None }
     }
 
     /// Start of the range.

@@ -1,15 +1,17 @@
-//! Iterators that announce objects, in the process that owns the prefetcher or in a worker.
+//! Iterators that announce objects, in the process that owns the prefetcher or in a worker: of the order of a loader, or of
+//! a dataset.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use torchobj_core::arena::Worker;
 use torchobj_core::fork;
-use torchobj_core::prefetch::Prefetcher;
+use torchobj_core::prefetch::{ObjectId, Prefetcher};
 
 use crate::loader;
-use crate::prefetcher::PrefetcherHandle;
+use crate::prefetcher::{PrefetcherHandle, existing};
 
 /// The number of an iterator, and the process that has assigned it. Dropping it cancels its announcements.
 pub(crate) struct AnnouncingIterator {
@@ -22,35 +24,38 @@ enum Assigned {
     Worker(Arc<Worker>, u32),
 }
 
-/// Where an iterator announces.
-pub(crate) enum IteratorRole<'a> {
-    /// In the process that owns the prefetcher.
+/// The process that uses an iterator.
+pub(crate) enum Process<'a> {
+    /// The one that owns the prefetcher.
     Owner(&'a Arc<Prefetcher>, u64),
-    /// In a worker.
     Worker(&'a Arc<Worker>, u32),
-    /// The iterator belongs to the parent of this forked process: do not announce.
-    Inherited,
+    /// A forked child of the process that the iterator belongs to: it does not announce.
+    ForkedChild,
 }
 
 impl AnnouncingIterator {
     /// Starts an iterator over objects that process `owner` reads.
     pub(crate) fn new(handle: &PrefetcherHandle, owner: u32) -> PyResult<Self> {
-        let assigned = if let Some(prefetcher) = handle.prefetcher(owner) {
-            let iterator = prefetcher.new_iterator(loader::of_thread());
-            Assigned::Owner(ManuallyDrop::new(prefetcher.clone()), iterator)
-        } else {
-            let worker = handle.worker(owner)?;
-            let iterator = worker.new_iterator();
-            Assigned::Worker(worker, iterator)
-        };
-        Ok(Self { process: fork::generation(), assigned })
+        if let Some(prefetcher) = handle.prefetcher(owner) {
+            return Ok(Self::in_owner(prefetcher.clone(), loader::of_thread()));
+        }
+        let worker = handle.worker(owner)?;
+        let iterator = worker.new_iterator();
+        Ok(Self { process: fork::generation(), assigned: Assigned::Worker(worker, iterator) })
     }
 
-    pub(crate) fn role(&self) -> IteratorRole<'_> {
+    /// Starts an iterator of a loader in this process, which owns the prefetcher.
+    fn in_owner(prefetcher: Arc<Prefetcher>, loader: u64) -> Self {
+        let iterator = prefetcher.new_iterator(loader);
+        let assigned = Assigned::Owner(ManuallyDrop::new(prefetcher), iterator);
+        Self { process: fork::generation(), assigned }
+    }
+
+    pub(crate) fn process(&self) -> Process<'_> {
         match &self.assigned {
-            _ if self.process != fork::generation() => IteratorRole::Inherited,
-            Assigned::Owner(prefetcher, iterator) => IteratorRole::Owner(prefetcher, *iterator),
-            Assigned::Worker(worker, iterator) => IteratorRole::Worker(worker, *iterator),
+            _ if self.process != fork::generation() => Process::ForkedChild,
+            Assigned::Owner(prefetcher, iterator) => Process::Owner(prefetcher, *iterator),
+            Assigned::Worker(worker, iterator) => Process::Worker(worker, *iterator),
         }
     }
 
@@ -65,10 +70,73 @@ impl AnnouncingIterator {
 
 impl Drop for AnnouncingIterator {
     fn drop(&mut self) {
-        match self.role() {
-            IteratorRole::Owner(prefetcher, iterator) => prefetcher.cancel(iterator),
-            IteratorRole::Worker(worker, iterator) => worker.end_iterator(iterator),
-            IteratorRole::Inherited => {}
+        match self.process() {
+            Process::Owner(prefetcher, iterator) => prefetcher.cancel(iterator),
+            Process::Worker(worker, iterator) => worker.end_iterator(iterator),
+            Process::ForkedChild => {}
+        }
+    }
+}
+
+/// Announces objects that an iterator of a loader will read, to the prefetcher of this process. Dropping it cancels its
+/// announcements.
+///
+/// Args:
+///     loader: Number of the loader, which this process assigned; 0 for none.
+///
+/// Raises:
+///     RuntimeError: This process has no prefetcher.
+#[pyclass(module = "torchobj._torchobj", frozen)]
+pub(crate) struct Announcer {
+    iterator: AnnouncingIterator,
+}
+
+#[pymethods]
+impl Announcer {
+    #[new]
+    #[pyo3(signature = (loader=0))]
+    fn new(loader: u64) -> PyResult<Self> {
+        let prefetcher = existing().ok_or_else(|| PyRuntimeError::new_err("this process has no prefetcher"))?;
+        Ok(Self { iterator: AnnouncingIterator::in_owner(prefetcher, loader) })
+    }
+
+    /// Announces objects in the order in which they will be read. Does nothing in a forked child.
+    ///
+    /// Args:
+    ///     objects: Pairs of the number of a source and the index of an object.
+    fn announce(&self, py: Python<'_>, objects: Vec<(u64, u64)>) {
+        let objects: Vec<ObjectId> = objects.into_iter().map(|(source, index)| ObjectId { source, index }).collect();
+        if self.in_owner(py, |prefetcher, iterator| prefetcher.announce(iterator, &objects)).is_some() {
+            // A trainer with workers may never wait for a read, which would deliver events.
+            crate::log::deliver(py);
+        }
+    }
+
+    /// Returns the bytes of announced objects that were not read yet, and the memory budget. The first is 0 in a forked child.
+    fn pending(&self, py: Python<'_>) -> (u64, u64) {
+        let pending = self.in_owner(py, |prefetcher, iterator| prefetcher.pending(iterator));
+        (pending.unwrap_or(0), self.iterator.budget())
+    }
+
+    /// Returns the number of announced objects that were requested. 0 in a forked child.
+    fn requested(&self, py: Python<'_>) -> u64 {
+        self.in_owner(py, |prefetcher, iterator| prefetcher.taken(iterator)).unwrap_or(0)
+    }
+
+    /// Cancels the announcements of objects that were not read yet.
+    fn cancel(&self, py: Python<'_>) {
+        if self.in_owner(py, |prefetcher, iterator| prefetcher.cancel(iterator)).is_some() {
+            crate::log::deliver(py);
+        }
+    }
+}
+
+impl Announcer {
+    /// Calls a function of the prefetcher with the number of the iterator. `None` in a forked child.
+    fn in_owner<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Arc<Prefetcher>, u64) -> T + Send) -> Option<T> {
+        match self.iterator.process() {
+            Process::Owner(prefetcher, iterator) => Some(py.detach(|| call(prefetcher, iterator))),
+            _ => None,
         }
     }
 }

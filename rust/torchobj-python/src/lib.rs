@@ -2,8 +2,8 @@
 //!
 //! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer`, `tar` and `gather` define classes. `arrow` exports listings.
 //! `get_many` reads objects, `scatter` into Python buffers, and `slice_plan` slices of arrays.
-//! `source` and `ref_source` read ahead, through the `prefetcher` of this process or of another one, and `announcing`
-//! iterators announce. `blocks` is the memory of batches. `buffer` shares memory
+//! A `source` reads ahead, through the `prefetcher` of this process or of another one, and `announcing` iterators announce.
+//! `blocks` is the memory of batches. `buffer` shares memory
 //! with Python, and reads it as files. `process` keeps one client per configuration and process. `wait` runs a future while
 //! the calling thread waits without the GIL. `credentials` calls credential providers of the user. `pickle` measures
 //! pickles. `attributes`, `config`, `error` and `log` convert values.
@@ -31,8 +31,6 @@ mod pickle;
 #[cfg(target_os = "linux")]
 mod prefetcher;
 mod process;
-#[cfg(target_os = "linux")]
-mod ref_source;
 mod scan;
 mod scatter;
 mod slice_plan;
@@ -50,6 +48,9 @@ use pyo3::prelude::*;
 /// Native functions and classes of torchobj. Private: names change without notice.
 #[pymodule(name = "_torchobj")]
 mod native {
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use crate::announcing::Announcer;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::blocks::NativeBlocks;
@@ -78,12 +79,9 @@ mod native {
     use crate::pickle::pickle_nesting;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::prefetcher::{remove_loader, work_for_loader};
+    use crate::prefetcher::{adopt, offer, remove_loader, start_prefetcher, work_for_loader};
     #[pymodule_export]
     use crate::process::finish;
-    #[cfg(target_os = "linux")]
-    #[pymodule_export]
-    use crate::ref_source::{RefIteration, RefSource};
     #[pymodule_export]
     use crate::scan::{ScanPages, heads};
     #[pymodule_export]
@@ -92,7 +90,7 @@ mod native {
     use crate::slice_plan::{NativeSlicePlan, NativeWave};
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, offer, start_prefetcher};
+    use crate::source::{ObjectSource, SourceIterator};
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::stats::{prefetch_stats, release_free_memory};

@@ -1,6 +1,7 @@
 //! References to objects, and reading them in the calling process.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -129,36 +130,56 @@ impl ObjectRef {
     }
 }
 
-/// Returns a function that makes the client for the URL of a store. `configs` maps prefixes of URLs to configurations:
-/// `s3://bucket`, `s3://`, and last an empty prefix for all others. Clients use the environment at the time of this call.
-pub(crate) fn clients(configs: &[(String, StoreConfig)]) -> impl Fn(&str) -> Done<Arc<Client>> + Send + Sync + 'static {
+/// The references that Python objects hold.
+pub(crate) fn referenced(refs: &[PyRef<'_, ObjectRef>]) -> Vec<Arc<Named>> {
+    refs.iter().map(|object| object.named()).collect()
+}
+
+/// Returns a function that returns the client of an object. `configs` maps prefixes of URLs to configurations: `s3://b/folder`,
+/// `s3://b`, `s3://`, and last an empty prefix for all others. Clients use the environment at the time of this call.
+pub(crate) fn client_of(
+    configs: &[(String, StoreConfig)],
+) -> impl Fn(&Named) -> Done<Arc<Client>> + Send + Sync + use<> + 'static {
     let convert = |(prefix, config): &(String, StoreConfig)| (prefix.clone(), config.providers(), config.policy());
     let configs: Vec<_> = configs.iter().map(convert).collect();
-    move |base| {
-        let ObjectUrl { scheme, bucket, .. } = ObjectUrl::parse(base)?;
+    // For each configuration by base.
+    let known: Mutex<Vec<HashMap<String, Arc<Client>>>> = Mutex::new(vec![HashMap::new(); configs.len()]);
+    move |object| {
         let applies = |prefix: &str| {
-            prefix == base || prefix.is_empty() || base.strip_prefix(prefix).is_some_and(|_| prefix.ends_with("://"))
+            let rest = object.url().strip_prefix(prefix);
+            rest.is_some_and(|rest| {
+                prefix.is_empty() || prefix.ends_with("://") || rest.is_empty() || rest.starts_with('/')
+            })
         };
-        let found = configs.iter().find(|(prefix, ..)| applies(prefix));
-        let (_, providers, policy) = found.expect("the last prefix is empty and matches all");
-        process::client(&StoreKey::new(&scheme, bucket, String::new(), providers, policy.clone())?)
+        let position = configs.iter().position(|(prefix, ..)| applies(prefix));
+        let position = position.expect("the last prefix is empty and matches all");
+        let known = &mut known.lock().expect("no holder of this lock panics")[position];
+        if let Some(client) = known.get(object.base()) {
+            return Ok(client.clone());
+        }
+        let ObjectUrl { scheme, bucket, .. } = ObjectUrl::parse(object.base())?;
+        let (_, providers, policy) = &configs[position];
+        let client = process::client(&StoreKey::new(&scheme, bucket, String::new(), providers, policy.clone())?)?;
+        known.insert(object.base().to_owned(), client.clone());
+        Ok(client)
     }
 }
 
-/// A list of readers, with an exception for each object that could not be read.
-pub(crate) fn readers<'py>(
+/// A list of the readers of objects.
+///
+/// With `return_errors` it contains an exception for each object that could not be read; otherwise the first one is raised.
+pub(crate) fn readers<'a, 'py>(
     py: Python<'py>,
-    names: &[Arc<Named>],
+    objects: impl Iterator<Item = ObjectInfo<'a>>,
     results: impl Iterator<Item = Done<Buffer>>,
+    return_errors: bool,
 ) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
-    for (name, result) in names.iter().zip(results) {
+    for (object, result) in objects.zip(results) {
         match result {
-            Ok(buffer) => {
-                let object = ObjectInfo { base: name.base(), key: name.key().to_owned(), size: None, version: None };
-                list.append(ObjectReader::of(py, object, buffer)?)?;
-            }
-            Err(error) => list.append(exception(py, &error).into_value(py))?,
+            Ok(buffer) => list.append(ObjectReader::of(py, object, buffer)?)?,
+            Err(error) if return_errors => list.append(exception(py, &error).into_value(py))?,
+            Err(error) => return Err(exception(py, &error)),
         }
     }
     Ok(list)
@@ -178,20 +199,14 @@ pub(crate) fn read_refs<'py>(
     configs: Vec<(String, StoreConfig)>,
     refs: Vec<PyRef<'py, ObjectRef>>,
 ) -> PyResult<Bound<'py, PyList>> {
-    let names: Vec<Arc<Named>> = refs.iter().map(|object| object.named()).collect();
-    let client_of = clients(&configs);
+    let names = referenced(&refs);
+    let client_of = client_of(&configs);
     let mut jobs = Vec::with_capacity(names.len());
     let mut refused: Vec<Option<Error>> = Vec::with_capacity(names.len());
     py.detach(|| {
-        let mut known: Option<(&str, Arc<Client>)> = None;
         for name in &names {
-            let client = match &known {
-                Some((base, client)) if *base == name.base() => Ok(client.clone()),
-                _ => client_of(name.base()),
-            };
-            match client {
+            match client_of(name) {
                 Ok(client) => {
-                    known = Some((name.base(), client.clone()));
                     jobs.push(ClientRead::new(client, name.read()));
                     refused.push(None);
                 }
@@ -204,5 +219,5 @@ pub(crate) fn read_refs<'py>(
         Some(error) => Err(error),
         None => fetched.next().expect("there is one result per job").map(|fetched| fetched.buffer.into()),
     });
-    readers(py, &names, results)
+    readers(py, names.iter().map(|name| name.object()), results, true)
 }

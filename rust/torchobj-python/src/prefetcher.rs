@@ -1,4 +1,5 @@
-//! Access to the prefetcher of a source: in the process that owns it, or as a worker through the arena.
+//! Access to the prefetcher of a source: in the process that owns it, or as a worker through the arena. Also the transfer of
+//! buffers from workers to the trainer.
 
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
@@ -150,4 +151,49 @@ pub(crate) fn buffers(replies: Vec<Reply>) -> impl Iterator<Item = Result<Buffer
         Reply::Claimed(claim) => Ok(Buffer::claimed(claim)),
         Reply::Failed(error) => Err(Error::from_bytes(&error)),
     })
+}
+
+/// Starts the prefetcher of this process, if it has none.
+///
+/// Args:
+///     budget: Memory budget in bytes.
+///
+/// Raises:
+///     OSError: The arena could not be allocated.
+///     StoreError: The runtime could not be started.
+#[pyfunction]
+pub(crate) fn start_prefetcher(py: Python<'_>, budget: u64) -> PyResult<()> {
+    py.detach(|| own(budget)).map(drop)
+}
+
+/// Offers the memory of a buffer to the owner of its arena, without a copy.
+///
+/// Returns:
+///     `(owner, segment, generation)`, the arguments of `adopt` in the owner. None if the buffer must be copied, because it is
+///     not in an arena, or this process can still write to it.
+#[pyfunction]
+pub(crate) fn offer(buffer: &Bound<'_, Buffer>) -> Option<(u32, u32, u32)> {
+    buffer.get().offer()
+}
+
+/// Takes over the memory of a buffer that a worker offered to this process.
+///
+/// Args:
+///     owner: Process id of the owner of the arena, which must be this process.
+///     segment: Id of the segment.
+///     generation: Generation of the segment.
+///
+/// Returns:
+///     A buffer with that memory if the worker has dropped its own, and with a copy otherwise.
+///
+/// Raises:
+///     RuntimeError: Another process is the owner, or the buffer was taken over already.
+#[pyfunction]
+pub(crate) fn adopt(py: Python<'_>, owner: u32, segment: u32, generation: u32) -> PyResult<Buffer> {
+    let lost = || {
+        PyRuntimeError::new_err(format!("a buffer of process {owner} can be adopted once, and only in that process"))
+    };
+    let prefetcher = existing().filter(|_| owner == fork::generation()).ok_or_else(lost)?;
+    let adopted = py.detach(|| prefetcher.arena().adopt(segment, generation))?;
+    Ok(adopted.ok_or_else(lost)?.into())
 }

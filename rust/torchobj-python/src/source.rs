@@ -1,50 +1,59 @@
-//! A source of the prefetcher for objects of a manifest, announcements of iterators, and the transfer of buffers from
-//! workers to the trainer.
+//! The source of a dataset for the prefetcher: objects by index in a manifest, or by `ObjectRef`.
 
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyIndexError, PyRuntimeError};
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::arena::{Announcement, Worker};
 use torchobj_core::error::Error;
 use torchobj_core::fork;
 use torchobj_core::manifest::Manifest as Packed;
+use torchobj_core::object_ref::ObjectRef as Named;
 use torchobj_core::prefetch::{ListedSource, ObjectId, Prefetcher, charge};
 
-use crate::announcing::{AnnouncingIterator, IteratorRole};
-use crate::buffer::{Buffer, ObjectReader};
-use crate::error::exception;
+use crate::announcing::{AnnouncingIterator, Process};
+use crate::buffer::Buffer;
+use crate::config::StoreConfig;
 use crate::loader;
 use crate::manifest::NativeManifest;
-use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, existing, own, unanswered};
+use crate::object_ref::{ObjectRef, client_of, readers, referenced};
+use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, own, unanswered};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
-/// Reads the objects of a manifest ahead.
+/// Reads objects ahead, which are identified by their index in a manifest, or by `ObjectRef`.
 ///
 /// The process that creates a source owns it: its prefetcher reads the objects, for itself and for its workers, which share
 /// the memory of its arena. The buffers of the readers stay valid until they are dropped.
-///
-/// Args:
-///     manifest: The objects.
-///     stores: A store for each of `manifest.bases()`, in that order.
-///     budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
-///     pinned: Whether an object must have the size and version of the manifest.
 #[pyclass(module = "torchobj._torchobj", frozen)]
-pub(crate) struct NativeSource {
+pub(crate) struct ObjectSource {
     owner: u32,
     number: u64,
-    manifest: Arc<Packed>,
+    /// `None` if the objects are given by reference.
+    manifest: Option<Arc<Packed>>,
     prefetcher: PrefetcherHandle,
 }
 
+/// Objects of a source.
+enum Objects {
+    /// By index in its manifest.
+    Listed(Vec<u64>),
+    Named(Vec<Arc<Named>>),
+}
+
 #[pymethods]
-impl NativeSource {
-    #[new]
+impl ObjectSource {
+    /// Creates a source whose objects are identified by their index in a manifest.
+    ///
+    /// Args:
+    ///     manifest: The objects.
+    ///     stores: A store for each of `manifest.bases()`, in that order.
+    ///     budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
+    ///     pinned: Whether an object must have the size and version of the manifest.
+    #[staticmethod]
     #[pyo3(signature = (manifest, stores, budget, pinned=true))]
-    fn new(
+    fn of_manifest(
         py: Python<'_>,
         manifest: &NativeManifest,
         stores: Vec<Bound<'_, NativeStore>>,
@@ -52,25 +61,41 @@ impl NativeSource {
         pinned: bool,
     ) -> PyResult<Self> {
         let clients = stores.iter().map(|store| store.get().client(py)).collect::<PyResult<Vec<_>>>()?;
-        let prefetcher = py.detach(|| own(budget))?;
         let manifest = manifest.packed();
-        let number = prefetcher.add_source(ListedSource { manifest: manifest.clone(), clients, pinned });
-        let prefetcher = PrefetcherHandle::started(prefetcher);
-        Ok(Self { owner: fork::generation(), number, manifest, prefetcher })
+        let source = ListedSource { manifest: manifest.clone(), clients, pinned };
+        Self::started(py, budget, Some(manifest), |prefetcher| prefetcher.add_source(source))
+    }
+
+    /// Creates a source whose objects are identified by `ObjectRef`.
+    ///
+    /// Args:
+    ///     configs: Pairs of a URL prefix and its configuration, the most specific first; the last prefix is empty.
+    ///     budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
+    #[staticmethod]
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from Python")]
+    fn of_refs(py: Python<'_>, configs: Vec<(String, StoreConfig)>, budget: u64) -> PyResult<Self> {
+        Self::started(py, budget, None, |prefetcher| prefetcher.add_names(Arc::new(client_of(&configs))))
     }
 
     /// Makes the source of another process available in this one.
     ///
     /// Args:
-    ///     manifest: The manifest of the source.
     ///     owner: `owner` of the source.
     ///     number: `number` of the source.
     ///     file: Duplicate of the first of its `descriptors()`, valid in this process.
     ///     eventfd: Duplicate of the second.
+    ///     manifest: The manifest of the source; None if its objects are identified by `ObjectRef`.
     #[staticmethod]
-    fn attach(manifest: &NativeManifest, owner: u32, number: u64, file: i32, eventfd: i32) -> PyResult<Self> {
+    #[pyo3(signature = (owner, number, file, eventfd, manifest=None))]
+    fn attach(
+        owner: u32,
+        number: u64,
+        file: i32,
+        eventfd: i32,
+        manifest: Option<PyRef<'_, NativeManifest>>,
+    ) -> PyResult<Self> {
         let prefetcher = PrefetcherHandle::attach(owner, file, eventfd)?;
-        Ok(Self { owner, number, manifest: manifest.packed(), prefetcher })
+        Ok(Self { owner, number, manifest: manifest.map(|manifest| manifest.packed()), prefetcher })
     }
 
     /// Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not inherit them.
@@ -95,10 +120,21 @@ impl NativeSource {
         self.prefetcher.prefetcher(self.owner).is_none_or(|prefetcher| prefetcher.has_announced())
     }
 
+    /// Returns objects in the form of `Announcer.announce`, which must be called next. Empty in a process other than the owner.
+    ///
+    /// Args:
+    ///     keys: As for `read`.
+    fn to_announce(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<(u64, u64)>> {
+        let objects = self.objects(keys)?;
+        let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) else { return Ok(Vec::new()) };
+        let objects = py.detach(|| self.numbered(prefetcher, &objects));
+        Ok(objects.into_iter().map(|object| (object.source, object.index)).collect())
+    }
+
     /// Reads objects concurrently, with the GIL released. In a worker, the owner reads them.
     ///
     /// Args:
-    ///     indices: Indices of objects in the manifest.
+    ///     keys: Indices of objects in the manifest, or a list of `ObjectRef` if the source has no manifest.
     ///     return_errors: Whether the list contains an exception for each object that could not be read, instead of
     ///         raising the first one.
     ///
@@ -109,68 +145,133 @@ impl NativeSource {
     ///     IndexError: An index is out of range.
     ///     StoreError: An object could not be read, unless `return_errors`.
     ///     RuntimeError: In a worker: the owner has exited, or has more than 256 workers.
-    #[pyo3(signature = (indices, return_errors=false))]
-    fn read<'py>(&self, py: Python<'py>, indices: Vec<u64>, return_errors: bool) -> PyResult<Bound<'py, PyList>> {
+    #[pyo3(signature = (keys, return_errors=false))]
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        return_errors: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let objects = self.objects(keys)?;
         let results = match self.prefetcher.prefetcher(self.owner) {
-            Some(prefetcher) => take(py, prefetcher, self.number, &indices)?,
-            None => self.request(py, &self.prefetcher.worker(self.owner)?, &indices, Announcement::default())?,
+            Some(prefetcher) => self.take(py, prefetcher, &objects)?,
+            None => self.request(py, &self.prefetcher.worker(self.owner)?, &objects, 0, None)?,
         };
-        self.readers(py, &indices, results, return_errors)
+        self.readers(py, &objects, results, return_errors)
     }
 
     /// Returns the memory in bytes that each object takes of the budget; an estimate if its size is unknown.
-    fn charges(&self, indices: Vec<u64>) -> Vec<u64> {
-        indices.into_iter().map(|index| charge(&self.manifest, index, None)).collect()
+    ///
+    /// Args:
+    ///     indices: Indices of objects in the manifest.
+    ///
+    /// Raises:
+    ///     IndexError: The source has no manifest.
+    fn charges(&self, indices: Vec<u64>) -> PyResult<Vec<u64>> {
+        let manifest = self.manifest.as_ref().ok_or_else(|| PyIndexError::new_err("the source has no manifest"))?;
+        Ok(indices.into_iter().map(|index| charge(manifest, index, None)).collect())
     }
 }
 
-impl NativeSource {
-    fn readers<'py>(
-        &self,
-        py: Python<'py>,
-        indices: &[u64],
-        results: Vec<Result<Buffer, Error>>,
-        return_errors: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let list = PyList::empty(py);
-        for (index, result) in indices.iter().zip(results) {
-            let object = usize::try_from(*index).ok().and_then(|index| self.manifest.get(index));
-            let object = object.ok_or_else(|| PyIndexError::new_err(format!("index {index}")))?;
-            match result {
-                Ok(buffer) => list.append(ObjectReader::of(py, object, buffer)?)?,
-                Err(error) if return_errors => list.append(exception(py, &error).into_value(py))?,
-                Err(error) => return Err(exception(py, &error)),
-            }
-        }
-        Ok(list)
+impl ObjectSource {
+    fn started(
+        py: Python<'_>,
+        budget: u64,
+        manifest: Option<Arc<Packed>>,
+        add: impl FnOnce(&Prefetcher) -> u64,
+    ) -> PyResult<Self> {
+        let prefetcher = py.detach(|| own(budget))?;
+        let number = add(&prefetcher);
+        Ok(Self { owner: fork::generation(), number, manifest, prefetcher: PrefetcherHandle::started(prefetcher) })
     }
 
-    /// Requests objects from the owner, in a worker.
+    fn objects(&self, keys: &Bound<'_, PyAny>) -> PyResult<Objects> {
+        Ok(match self.manifest {
+            Some(_) => Objects::Listed(keys.extract()?),
+            None => Objects::Named(referenced(&keys.extract::<Vec<PyRef<'_, ObjectRef>>>()?)),
+        })
+    }
+
+    /// The objects by number, which must be announced next.
+    fn numbered(&self, prefetcher: &Prefetcher, objects: &Objects) -> Vec<ObjectId> {
+        let source = self.number;
+        match objects {
+            Objects::Listed(indices) => indices.iter().map(|index| ObjectId { source, index: *index }).collect(),
+            Objects::Named(names) => prefetcher.objects(source, names),
+        }
+    }
+
+    fn take(
+        &self,
+        py: Python<'_>,
+        prefetcher: &Arc<Prefetcher>,
+        objects: &Objects,
+    ) -> PyResult<Vec<Result<Buffer, Error>>> {
+        let (prefetcher, source, loader) = (prefetcher.clone(), self.number, loader::of_thread());
+        let fetched = match objects {
+            Objects::Listed(_) => {
+                let objects = self.numbered(&prefetcher, objects);
+                wait(py, async move { prefetcher.take(loader, &objects).await })?
+            }
+            Objects::Named(names) => {
+                let names = names.clone();
+                wait(py, async move { prefetcher.take_by_name(loader, source, &names).await })?
+            }
+        };
+        Ok(fetched.into_iter().map(|fetched| Ok(Buffer::from(fetched?.buffer))).collect())
+    }
+
+    /// Requests objects from the owner, in a worker, and announces `ahead` for one of its iterators.
     fn request(
         &self,
         py: Python<'_>,
         worker: &Arc<Worker>,
-        indices: &[u64],
-        ahead: Announcement<'_>,
+        objects: &Objects,
+        iterator: u32,
+        ahead: Option<&Objects>,
     ) -> PyResult<Vec<Result<Buffer, Error>>> {
-        let replies = py.detach(|| worker.request(self.number, indices, ahead, check_signals));
+        let source = self.number;
+        let replies = py.detach(|| match objects {
+            Objects::Listed(indices) => {
+                let objects = if let Some(Objects::Listed(ahead)) = ahead { ahead } else { &Vec::new() };
+                worker.request(source, indices, Announcement { iterator, objects }, check_signals)
+            }
+            Objects::Named(names) => {
+                let objects = if let Some(Objects::Named(ahead)) = ahead { &records(ahead) } else { &Vec::new() };
+                worker.request_by_name(source, &records(names), Announcement { iterator, objects }, check_signals)
+            }
+        });
         Ok(buffers(replies.map_err(|error| unanswered(error, self.owner))?).collect())
+    }
+
+    fn readers<'py>(
+        &self,
+        py: Python<'py>,
+        objects: &Objects,
+        results: Vec<Result<Buffer, Error>>,
+        return_errors: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        match objects {
+            Objects::Listed(indices) => {
+                let object = |index: &u64| {
+                    let found = usize::try_from(*index).ok().and_then(|index| self.manifest.as_ref()?.get(index));
+                    found.ok_or_else(|| PyIndexError::new_err(format!("index {index}")))
+                };
+                let objects = indices.iter().map(object).collect::<PyResult<Vec<_>>>()?;
+                readers(py, objects.into_iter(), results.into_iter(), return_errors)
+            }
+            Objects::Named(names) => {
+                readers(py, names.iter().map(|name| name.object()), results.into_iter(), return_errors)
+            }
+        }
     }
 }
 
-fn take(
-    py: Python<'_>,
-    prefetcher: &Arc<Prefetcher>,
-    source: u64,
-    indices: &[u64],
-) -> PyResult<Vec<Result<Buffer, Error>>> {
-    let objects: Vec<ObjectId> = indices.iter().map(|index| ObjectId { source, index: *index }).collect();
-    let (prefetcher, loader) = (Arc::clone(prefetcher), loader::of_thread());
-    let fetched = wait(py, async move { prefetcher.take(loader, &objects).await })?;
-    Ok(fetched.into_iter().map(|fetched| fetched.map(|fetched| Buffer::from(fetched.buffer))).collect())
+fn records(names: &[Arc<Named>]) -> Vec<Vec<u8>> {
+    names.iter().map(|name| name.to_bytes()).collect()
 }
 
-impl Drop for NativeSource {
+impl Drop for ObjectSource {
     fn drop(&mut self) {
         if let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) {
             prefetcher.remove_source(self.number);
@@ -183,16 +284,16 @@ impl Drop for NativeSource {
 /// Args:
 ///     source: The source of the objects.
 #[pyclass(module = "torchobj._torchobj", frozen)]
-pub(crate) struct NativeIteration {
-    source: Py<NativeSource>,
+pub(crate) struct SourceIterator {
+    source: Py<ObjectSource>,
     iterator: AnnouncingIterator,
 }
 
 #[pymethods]
-impl NativeIteration {
+impl SourceIterator {
     #[new]
-    fn new(source: Py<NativeSource>) -> PyResult<Self> {
-        let NativeSource { owner, prefetcher, .. } = source.get();
+    fn new(source: Py<ObjectSource>) -> PyResult<Self> {
+        let ObjectSource { owner, prefetcher, .. } = source.get();
         let iterator = AnnouncingIterator::new(prefetcher, *owner)?;
         Ok(Self { source, iterator })
     }
@@ -200,155 +301,35 @@ impl NativeIteration {
     /// Announces objects that will be read later, and reads others.
     ///
     /// Args:
-    ///     indices: Indices of the objects to read.
-    ///     ahead: Indices of the objects to announce, after those that were announced before.
-    ///     return_errors: As in `NativeSource.read`.
+    ///     keys: The objects to read, as for `ObjectSource.read`.
+    ///     ahead: The objects to announce, after those that were announced before.
     ///
     /// Returns:
-    ///     An `ObjectReader` for each object of `indices`.
+    ///     For each object of `keys` an `ObjectReader`, or the exception if it could not be read.
     ///
     /// Raises:
-    ///     StoreError: As `NativeSource.read`.
-    #[pyo3(signature = (indices, ahead, return_errors=false))]
+    ///     IndexError, RuntimeError: As `ObjectSource.read`.
     fn read<'py>(
         &self,
         py: Python<'py>,
-        indices: Vec<u64>,
-        ahead: Vec<u64>,
-        return_errors: bool,
+        keys: &Bound<'py, PyAny>,
+        ahead: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
         let source = self.source.get();
-        let results = match self.iterator.role() {
-            IteratorRole::Inherited => return source.read(py, indices, return_errors),
-            IteratorRole::Owner(prefetcher, iterator) => {
-                let announced: Vec<ObjectId> =
-                    ahead.iter().map(|index| ObjectId { source: source.number, index: *index }).collect();
-                py.detach(|| prefetcher.announce(iterator, &announced));
-                take(py, prefetcher, source.number, &indices)?
+        let (objects, ahead) = (source.objects(keys)?, source.objects(ahead)?);
+        let results = match self.iterator.process() {
+            Process::ForkedChild => return source.read(py, keys, true),
+            Process::Owner(prefetcher, iterator) => {
+                py.detach(|| prefetcher.announce(iterator, &source.numbered(prefetcher, &ahead)));
+                source.take(py, prefetcher, &objects)?
             }
-            IteratorRole::Worker(worker, iterator) => {
-                source.request(py, worker, &indices, Announcement { iterator, objects: &ahead })?
-            }
+            Process::Worker(worker, iterator) => source.request(py, worker, &objects, iterator, Some(&ahead))?,
         };
-        source.readers(py, &indices, results, return_errors)
+        source.readers(py, &objects, results, true)
     }
 
     /// Returns the memory budget of the owner in bytes.
     fn budget(&self) -> u64 {
         self.iterator.budget()
     }
-}
-
-/// Announces objects that an iterator of a loader will read, to the prefetcher of this process. Dropping it cancels its
-/// announcements.
-///
-/// Args:
-///     loader: Number of the loader, which this process assigned; 0 for none.
-///
-/// Raises:
-///     RuntimeError: This process has no prefetcher.
-#[pyclass(module = "torchobj._torchobj", frozen)]
-pub(crate) struct Announcer {
-    owner: u32,
-    number: u64,
-    prefetcher: ManuallyDrop<Arc<Prefetcher>>,
-}
-
-#[pymethods]
-impl Announcer {
-    #[new]
-    #[pyo3(signature = (loader=0))]
-    fn new(loader: u64) -> PyResult<Self> {
-        let prefetcher = existing().ok_or_else(|| PyRuntimeError::new_err("this process has no prefetcher"))?;
-        let number = prefetcher.new_iterator(loader);
-        Ok(Self { owner: fork::generation(), number, prefetcher: ManuallyDrop::new(prefetcher) })
-    }
-
-    /// Announces objects in the order in which they will be read. Does nothing in a forked child.
-    ///
-    /// Args:
-    ///     objects: Pairs of the number of a source and the index of an object.
-    fn announce(&self, py: Python<'_>, objects: Vec<(u64, u64)>) {
-        if self.owner != fork::generation() {
-            return;
-        }
-        let objects: Vec<ObjectId> = objects.into_iter().map(|(source, index)| ObjectId { source, index }).collect();
-        py.detach(|| self.prefetcher.announce(self.number, &objects));
-        // A trainer with workers may never wait for a read, which would deliver events.
-        crate::log::deliver(py);
-    }
-
-    /// Returns the bytes of announced objects that were not read yet, and the memory budget. The first is 0 in a forked child.
-    fn pending(&self, py: Python<'_>) -> (u64, u64) {
-        let ours = self.owner == fork::generation();
-        let pending = || if ours { self.prefetcher.pending(self.number) } else { 0 };
-        py.detach(|| (pending(), self.prefetcher.arena().budget()))
-    }
-
-    /// Returns the number of announced objects that were requested. 0 in a forked child.
-    fn requested(&self, py: Python<'_>) -> u64 {
-        let ours = self.owner == fork::generation();
-        py.detach(|| if ours { self.prefetcher.taken(self.number) } else { 0 })
-    }
-
-    /// Cancels the announcements of objects that were not read yet.
-    fn cancel(&self, py: Python<'_>) {
-        if self.owner == fork::generation() {
-            py.detach(|| self.prefetcher.cancel(self.number));
-            crate::log::deliver(py);
-        }
-    }
-}
-
-impl Drop for Announcer {
-    fn drop(&mut self) {
-        if self.owner == fork::generation() {
-            self.prefetcher.cancel(self.number);
-        }
-    }
-}
-
-/// Starts the prefetcher of this process, if it has none.
-///
-/// Args:
-///     budget: Memory budget in bytes.
-///
-/// Raises:
-///     OSError: The arena could not be allocated.
-///     StoreError: The runtime could not be started.
-#[pyfunction]
-pub(crate) fn start_prefetcher(py: Python<'_>, budget: u64) -> PyResult<()> {
-    py.detach(|| own(budget)).map(drop)
-}
-
-/// Offers the memory of a buffer to the owner of its arena, without a copy.
-///
-/// Returns:
-///     `(owner, segment, generation)`, the arguments of `adopt` in the owner. None if the buffer must be copied, because it is
-///     not in an arena, or this process can still write to it.
-#[pyfunction]
-pub(crate) fn offer(buffer: &Bound<'_, Buffer>) -> Option<(u32, u32, u32)> {
-    buffer.get().offer()
-}
-
-/// Takes over the memory of a buffer that a worker offered to this process.
-///
-/// Args:
-///     owner: Process id of the owner of the arena, which must be this process.
-///     segment: Id of the segment.
-///     generation: Generation of the segment.
-///
-/// Returns:
-///     A buffer with that memory if the worker has dropped its own, and with a copy otherwise.
-///
-/// Raises:
-///     RuntimeError: Another process is the owner, or the buffer was taken over already.
-#[pyfunction]
-pub(crate) fn adopt(py: Python<'_>, owner: u32, segment: u32, generation: u32) -> PyResult<Buffer> {
-    let lost = || {
-        PyRuntimeError::new_err(format!("a buffer of process {owner} can be adopted once, and only in that process"))
-    };
-    let prefetcher = existing().filter(|_| owner == fork::generation()).ok_or_else(lost)?;
-    let adopted = py.detach(|| prefetcher.arena().adopt(segment, generation))?;
-    Ok(adopted.ok_or_else(lost)?.into())
 }

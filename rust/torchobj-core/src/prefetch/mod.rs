@@ -26,7 +26,7 @@ mod window;
 mod workers;
 
 pub use decision::ObjectId;
-pub use names::CreateClient;
+pub use names::ClientOf;
 pub use prefetcher::Prefetcher;
 pub use sources::{ListedSource, charge};
 pub use stats::Stats;

@@ -8,24 +8,24 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::object_ref::ObjectRef;
 
-/// Creates the client of a base URL such as `s3://bucket`.
-pub type CreateClient = dyn Fn(&str) -> Result<Arc<Client>> + Send + Sync;
+/// Returns the client of an object: the same one for objects of a bucket with the same configuration.
+pub type ClientOf = dyn Fn(&ObjectRef) -> Result<Arc<Client>> + Send + Sync;
 
 /// Number of names that may be added before unused ones are removed.
 const SWEEP_INTERVAL: usize = 1 << 16;
 
 struct NameEntry {
-    record: Arc<[u8]>,
+    name: Arc<ObjectRef>,
     /// Value of `Names::sweeps` when the name was last used.
     sweeps: u64,
 }
 
 /// The names of one source.
 pub(super) struct Names {
-    create_client: Arc<CreateClient>,
-    /// By base URL.
-    clients: HashMap<String, Arc<Client>>,
-    numbers: HashMap<Arc<[u8]>, u64>,
+    client_of: Arc<ClientOf>,
+    /// The clients of the objects that were read, each once.
+    clients: Vec<Arc<Client>>,
+    numbers: HashMap<Arc<ObjectRef>, u64>,
     entries: HashMap<u64, NameEntry>,
     next: u64,
     sweeps: u64,
@@ -33,10 +33,10 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub(super) fn new(create_client: Arc<CreateClient>) -> Self {
+    pub(super) fn new(client_of: Arc<ClientOf>) -> Self {
         Self {
-            create_client,
-            clients: HashMap::new(),
+            client_of,
+            clients: Vec::new(),
             numbers: HashMap::new(),
             entries: HashMap::new(),
             next: 0,
@@ -45,43 +45,43 @@ impl Names {
         }
     }
 
-    /// The number of a record that [`ObjectRef::to_bytes`] serialized.
-    pub(super) fn number(&mut self, record: &[u8]) -> u64 {
+    /// The number of a name.
+    pub(super) fn number(&mut self, name: &Arc<ObjectRef>) -> u64 {
         let sweeps = self.sweeps;
-        if let Some(number) = self.numbers.get(record) {
+        if let Some(number) = self.numbers.get(name) {
             self.entries.get_mut(number).expect("each number has an entry").sweeps = sweeps;
             return *number;
         }
-        let (number, record) = (self.next, Arc::from(record));
+        let (number, name) = (self.next, name.clone());
         self.next += 1;
-        self.numbers.insert(Arc::clone(&record), number);
-        self.entries.insert(number, NameEntry { record, sweeps });
+        self.numbers.insert(name.clone(), number);
+        self.entries.insert(number, NameEntry { name, sweeps });
         number
     }
 
     /// The object of a number.
-    pub(super) fn get(&self, number: u64) -> Option<ObjectRef> {
-        ObjectRef::from_bytes(&self.entries.get(&number)?.record)
+    pub(super) fn get(&self, number: u64) -> Option<&Arc<ObjectRef>> {
+        self.entries.get(&number).map(|entry| &entry.name)
     }
 
-    /// The client of an object, and whether it was just created.
+    /// The client of an object, and whether it is the first object of it that is read.
     pub(super) fn client(&mut self, object: &ObjectRef) -> Result<(Arc<Client>, bool)> {
-        if let Some(client) = self.clients.get(object.base()) {
-            return Ok((client.clone(), false));
+        let client = (self.client_of)(object)?;
+        let is_new = !self.clients.iter().any(|known| Arc::ptr_eq(known, &client));
+        if is_new {
+            self.clients.push(client.clone());
         }
-        let client = (self.create_client)(object.base())?;
-        self.clients.insert(object.base().to_owned(), client.clone());
-        Ok((client, true))
+        Ok((client, is_new))
     }
 
-    /// The part size of the client of an object, if the client was created.
+    /// The part size of the client of an object, if there is a client.
     pub(super) fn part_bytes(&self, object: &ObjectRef) -> Option<u64> {
-        self.clients.get(object.base()).map(|client| client.policy().part_bytes)
+        (self.client_of)(object).ok().map(|client| client.policy().part_bytes)
     }
 
-    /// The clients that were created.
+    /// The clients of the objects that were read.
     pub(super) fn clients(&self) -> impl Iterator<Item = &Arc<Client>> {
-        self.clients.values()
+        self.clients.iter()
     }
 
     /// Returns whether `sweep` should be called.
@@ -96,7 +96,7 @@ impl Names {
         entries.retain(|number, entry| {
             let keep = entry.sweeps == *sweeps || used.contains(number);
             if !keep {
-                numbers.remove(&entry.record);
+                numbers.remove(&entry.name);
             }
             keep
         });
@@ -119,16 +119,16 @@ mod tests {
         Names::new(Arc::new(|_| unreachable!("nothing is read")))
     }
 
-    fn record(index: usize) -> Vec<u8> {
-        ObjectRef::new(format!("memory://b/{index}"), 0, None, None, None).unwrap().to_bytes()
+    fn name(index: usize) -> Arc<ObjectRef> {
+        Arc::new(ObjectRef::new(format!("memory://b/{index}"), 0, None, None, None).unwrap())
     }
 
     #[test]
     fn equal_names_share_a_number() {
         let mut names = names();
-        let first = names.number(&record(1));
-        assert_eq!(names.number(&record(1)), first);
-        assert_ne!(names.number(&record(2)), first);
+        let first = names.number(&name(1));
+        assert_eq!(names.number(&name(1)), first);
+        assert_ne!(names.number(&name(2)), first);
         assert_eq!(names.get(first).unwrap().key(), "1");
         assert_eq!(names.get(99), None);
     }
@@ -136,17 +136,17 @@ mod tests {
     #[test]
     fn unused_names_are_removed_and_used_ones_stay() {
         let mut names = names();
-        let used = HashSet::from([names.number(&record(0))]);
+        let used = HashSet::from([names.number(&name(0))]);
         for index in 1..4 * SWEEP_INTERVAL {
-            names.number(&record(index));
+            names.number(&name(index));
             if names.is_full() {
                 names.sweep(&used);
             }
             assert!(names.entries.len() <= 2 * SWEEP_INTERVAL + 1, "{names:?}");
         }
         assert_eq!(names.numbers.len(), names.entries.len());
-        assert_eq!(names.number(&record(0)), *used.iter().next().unwrap());
-        let readded = names.number(&record(1));
+        assert_eq!(names.number(&name(0)), *used.iter().next().unwrap());
+        let readded = names.number(&name(1));
         assert_eq!(names.get(readded).unwrap().key(), "1");
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::decision::ObjectId;
-use super::names::{CreateClient, Names};
+use super::names::{ClientOf, Names};
 use super::shortage::Shortage;
 use super::sources::{Demand, ListedSource, RegisteredSource, Sources};
 use super::stats::{AllCounters, Stats, WaitTimer};
@@ -123,8 +123,8 @@ impl Prefetcher {
     }
 
     /// Adds a source whose objects are named one by one. Returns its number.
-    pub fn add_names(&self, create_client: Arc<CreateClient>) -> u64 {
-        self.register(RegisteredSource::Named(Names::new(create_client)))
+    pub fn add_names(&self, client_of: Arc<ClientOf>) -> u64 {
+        self.register(RegisteredSource::Named(Names::new(client_of)))
     }
 
     fn register(&self, source: RegisteredSource) -> u64 {
@@ -136,13 +136,13 @@ impl Prefetcher {
 
     /// Numbers of the objects of `source` with these names. Announce them immediately: numbers that are neither
     /// announced nor demanded are removed after some time.
-    pub fn objects<'a>(&self, source: u64, names: impl Iterator<Item = &'a ObjectRef>) -> Vec<ObjectId> {
+    pub fn objects(&self, source: u64, names: &[Arc<ObjectRef>]) -> Vec<ObjectId> {
         self.sweep(source);
-        let number = |name: &ObjectRef| {
+        let number = |name: &Arc<ObjectRef>| {
             let _inside = fork::enter();
-            Demand::Name { source, record: name.to_bytes() }.object(&mut self.sources.lock())
+            Demand::Name { source, name: name.clone() }.object(&mut self.sources.lock())
         };
-        names.map(number).collect()
+        names.iter().map(number).collect()
     }
 
     /// Removes unused names once there are many.
@@ -256,7 +256,7 @@ impl Prefetcher {
         names: &[Arc<ObjectRef>],
     ) -> Vec<Result<ReadResult>> {
         self.sweep(source);
-        self.take_each(loader, names.iter().map(|name| Demand::Name { source, record: name.to_bytes() })).await
+        self.take_each(loader, names.iter().cloned().map(|name| Demand::Name { source, name })).await
     }
 
     async fn take_each(

@@ -29,7 +29,7 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Ranges that are read with one request.
 struct Span {
-    first: ObjectRef,
+    first: Arc<ObjectRef>,
     group: RangeGroup,
     start: u64,
     max_bytes: u64,
@@ -37,7 +37,7 @@ struct Span {
 
 impl Span {
     /// A span of one range; `None` if `first` is not a range whose length is known.
-    fn new(first: ObjectRef, max_bytes: u64) -> Option<Self> {
+    fn new(first: Arc<ObjectRef>, max_bytes: u64) -> Option<Self> {
         let range = range_of(&first)?;
         Some(Self { start: range.start, group: RangeGroup::new(&range), first, max_bytes })
     }
@@ -308,10 +308,10 @@ impl Prefetcher {
         let sources = self.sources.lock();
         let Some(RegisteredSource::Named(names)) = sources.get(&source) else { return read };
         let Some(first) = names.get(index) else { return read };
-        let max_bytes = names.part_bytes(&first).map_or(MAX_BYTES, |part_bytes| part_bytes.min(MAX_BYTES));
-        let Some(mut span) = Span::new(first, max_bytes) else { return read };
+        let max_bytes = names.part_bytes(first).map_or(MAX_BYTES, |part_bytes| part_bytes.min(MAX_BYTES));
+        let Some(mut span) = Span::new(first.clone(), max_bytes) else { return read };
         let joins =
-            |object: ObjectId| object.source == source && names.get(object.index).is_some_and(|name| span.join(&name));
+            |object: ObjectId| object.source == source && names.get(object.index).is_some_and(|name| span.join(name));
         self.window().extend(&mut read, joins, |charge, reserved| self.arena.fits(charge, reserved));
         read
     }

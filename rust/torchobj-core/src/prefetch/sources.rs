@@ -44,10 +44,10 @@ pub(super) type SourceMap = HashMap<u64, RegisteredSource>;
 #[derive(Debug)]
 pub(super) enum Demand {
     Number(ObjectId),
-    /// Serialized by [`ObjectRef::to_bytes`], of a source of names.
+    /// Of a source of names.
     Name {
         source: u64,
-        record: Vec<u8>,
+        name: Arc<ObjectRef>,
     },
 }
 
@@ -55,9 +55,9 @@ impl Demand {
     pub(super) fn object(self, sources: &mut SourceMap) -> ObjectId {
         match self {
             Self::Number(object) => object,
-            Self::Name { source, record } => {
+            Self::Name { source, name } => {
                 let index = match sources.get_mut(&source) {
-                    Some(RegisteredSource::Named(names)) => names.number(&record),
+                    Some(RegisteredSource::Named(names)) => names.number(&name),
                     // An unknown source: reading this number returns the error.
                     _ => u64::MAX,
                 };
@@ -182,7 +182,7 @@ impl Sources {
         let (manifest, clients, pinned) = match sources.get_mut(&object.source).ok_or_else(|| unknown_object(object))? {
             RegisteredSource::Listed(source) => (&source.manifest, &source.clients, source.pinned),
             RegisteredSource::Named(names) => {
-                let name = names.get(object.index).ok_or_else(|| unknown_object(object))?;
+                let name = names.get(object.index).ok_or_else(|| unknown_object(object))?.clone();
                 let (client, new) = names.client(&name)?;
                 if new {
                     self.add_metrics([&client]);
@@ -203,7 +203,7 @@ impl Sources {
 /// The range of an object that is given by name, as [`range_of`].
 pub(super) fn named_range(sources: &SourceMap, object: ObjectId) -> Option<Range<u64>> {
     let Some(RegisteredSource::Named(names)) = sources.get(&object.source) else { return None };
-    range_of(&names.get(object.index)?)
+    range_of(names.get(object.index)?)
 }
 
 /// The range of a reference, if it has an end, is not empty, and is within the object as far as its size is known.

@@ -29,9 +29,8 @@ impl Handler for Arc<Prefetcher> {
                     numbers.into_iter().map(|index| ObjectId { source, index }).collect()
                 }
                 RequestedObjects::Names(names) => {
-                    let names: Vec<ObjectRef> =
-                        names.into_iter().flatten().filter_map(|record| ObjectRef::from_bytes(&record)).collect();
-                    self.objects(source, names.iter())
+                    let names: Vec<_> = names.into_iter().flatten().filter_map(|record| name_of(&record)).collect();
+                    self.objects(source, &names)
                 }
             };
             self.announce(iterator, &announced);
@@ -56,6 +55,11 @@ impl Handler for Arc<Prefetcher> {
         self.release_free_memory(Instant::now(), is_memory_short);
         pump(self);
     }
+}
+
+/// The name that a worker serialized; `None` if it is malformed.
+fn name_of(record: &[u8]) -> Option<Arc<ObjectRef>> {
+    ObjectRef::from_bytes(record).map(Arc::new)
 }
 
 fn invalid_name() -> Error {
@@ -84,9 +88,9 @@ impl Prefetcher {
             RequestedObjects::Names(names) => {
                 self.sweep(source);
                 let mut demands = Vec::with_capacity(names.len());
-                for (position, name) in names.into_iter().enumerate() {
-                    match name.filter(|record| ObjectRef::from_bytes(record).is_some()) {
-                        Some(record) => demands.push((Demand::Name { source, record }, waiter(position))),
+                for (position, record) in names.into_iter().enumerate() {
+                    match record.as_deref().and_then(name_of) {
+                        Some(name) => demands.push((Demand::Name { source, name }, waiter(position))),
                         None => self.deliver((waiter(position), Err(invalid_name()))),
                     }
                 }

@@ -50,7 +50,7 @@ impl Bench {
 
     fn announce(&self, names: &[Arc<ObjectRef>]) -> u64 {
         let iterator = self.prefetcher.new_iterator(0);
-        let objects = self.prefetcher.objects(self.source, names.iter().map(|name| &**name));
+        let objects = self.prefetcher.objects(self.source, names);
         self.prefetcher.announce(iterator, &objects);
         iterator
     }
@@ -229,7 +229,7 @@ fn a_read_continues_while_one_of_its_ranges_is_needed() {
     let iterator = bench.announce(&names);
     eventually("the read is running", || bench.faulty.pending() == 0);
     let (sender, receiver) = oneshot::channel();
-    let demand = Demand::Name { source: bench.source, record: names[2].to_bytes() };
+    let demand = Demand::Name { source: bench.source, name: names[2].clone() };
     bench.prefetcher.demand(0, std::iter::once((demand, Waiter::Local(sender))));
     bench.prefetcher.cancel(iterator);
     let read = runtime().block_on(receiver).unwrap().unwrap();

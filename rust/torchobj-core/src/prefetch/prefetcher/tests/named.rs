@@ -3,17 +3,18 @@
 use super::*;
 
 /// The objects of a listed source, named one by one; `key` may include a range: `k3 10..20`.
-fn names(prefetcher: &Arc<Prefetcher>, listed: u64) -> (u64, impl Fn(&str) -> ObjectRef) {
+fn names(prefetcher: &Arc<Prefetcher>, listed: u64) -> (u64, impl Fn(&str) -> Arc<ObjectRef>) {
     let client = client_of(prefetcher, listed);
-    let source = prefetcher.add_names(Arc::new(move |base| match base {
+    let source = prefetcher.add_names(Arc::new(move |name: &ObjectRef| match name.base() {
         "memory://m" => Ok(client.clone()),
-        _ => Err(Error::new(ErrorKind::Config, Operation::Connect, base, "no such bucket")),
+        base => Err(Error::new(ErrorKind::Config, Operation::Connect, base, "no such bucket")),
     }));
     let named = |key: &str| {
         let (key, range) = key.split_once(' ').unwrap_or((key, "0.."));
         let (start, end) = range.split_once("..").unwrap();
         let base = if key.starts_with('k') { "memory://m" } else { "memory://other" };
-        ObjectRef::new(format!("{base}/{key}"), start.parse().unwrap(), end.parse().ok(), None, None).unwrap()
+        let end = end.parse().ok();
+        Arc::new(ObjectRef::new(format!("{base}/{key}"), start.parse().unwrap(), end, None, None).unwrap())
     };
     (source, named)
 }
@@ -22,16 +23,15 @@ fn names(prefetcher: &Arc<Prefetcher>, listed: u64) -> (u64, impl Fn(&str) -> Ob
 fn named_objects_are_read_ahead_and_ranges_count_by_their_length() {
     let (prefetcher, listed, _store) = prefetcher(8 * MIB, 3, 100_000);
     let (source, named) = names(&prefetcher, listed);
-    let refs: Vec<ObjectRef> = ["k0", "k1 5..25", "k2 99990..", "k1 5..25", "k1 90000..200000"].map(named).into();
+    let refs: Vec<Arc<ObjectRef>> = ["k0", "k1 5..25", "k2 99990..", "k1 5..25", "k1 90000..200000"].map(named).into();
     let iterator = prefetcher.new_iterator(0);
-    let objects = prefetcher.objects(source, refs.iter());
+    let objects = prefetcher.objects(source, &refs);
     assert_eq!(objects[1], objects[3]);
     prefetcher.announce(iterator, &objects);
     let charges = [UNKNOWN_BYTES, 20, UNKNOWN_BYTES, 20, 110_000].map(Arena::charge);
     assert_eq!(prefetcher.pending(iterator), charges.iter().sum());
     all_read(&prefetcher, 4);
-    let taken =
-        runtime().block_on(prefetcher.take_by_name(0, source, &refs.into_iter().map(Arc::new).collect::<Vec<_>>()));
+    let taken = runtime().block_on(prefetcher.take_by_name(0, source, &refs));
     for (fetched, (byte, len)) in taken.iter().zip([(0, 100_000), (1, 20), (2, 10), (1, 20), (1, 10_000)]) {
         assert!(fetched.as_ref().unwrap().buffer.as_slice() == vec![byte; len]);
     }
@@ -44,7 +44,7 @@ fn a_worker_requests_objects_by_name_and_each_failure_is_separate() {
     let (source, named) = names(&prefetcher, listed);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let iterator = prefetcher.new_iterator(0);
-    prefetcher.announce(iterator, &prefetcher.objects(source, [named("k1 1..4")].iter()));
+    prefetcher.announce(iterator, &prefetcher.objects(source, &[named("k1 1..4")]));
     let mut requested: Vec<Vec<u8>> =
         ["k0", "k1 1..4", "missing", "k5", "k2 1000..2000"].map(|key| named(key).to_bytes()).into();
     requested.push(b"no name".to_vec());
@@ -126,12 +126,12 @@ fn clients_of_names_count_in_the_limit_once_created() {
     let client = Arc::new(Client::new(faulty.clone(), policy));
     let prefetcher = Prefetcher::start(8 * MIB).unwrap();
     let source = prefetcher.add_names(Arc::new(move |_| Ok(client.clone())));
-    let named = |index| ObjectRef::new(format!("memory://m/k{index}"), 0, Some(1000), None, None).unwrap();
-    let refs: Vec<ObjectRef> = (0..20).map(named).collect();
+    let named = |index| Arc::new(ObjectRef::new(format!("memory://m/k{index}"), 0, Some(1000), None, None).unwrap());
+    let refs: Vec<Arc<ObjectRef>> = (0..20).map(named).collect();
     faulty.script(Operation::Get, [Fault::Delay(Duration::from_secs(3600)); 12]);
     let iterator = prefetcher.new_iterator(0);
     assert_eq!(prefetcher.stats().limit, 1);
-    prefetcher.announce(iterator, &prefetcher.objects(source, refs.iter()));
+    prefetcher.announce(iterator, &prefetcher.objects(source, &refs));
     eventually("the limit of reads is reached", || faulty.pending() == 0);
     assert_eq!((prefetcher.stats().in_flight, prefetcher.stats().limit), (12, 12));
     prefetcher.cancel(iterator);
@@ -145,7 +145,7 @@ fn a_batch_of_very_many_names_is_complete() {
     let (source, named) = names(&prefetcher, listed);
     // More names than are kept before a sweep. Most are empty ranges, which take no request.
     let length = |start: usize| if start.is_multiple_of(20) { start % 999 } else { 0 };
-    let name = |start: usize| Arc::new(named(&format!("k0 {start}..{}", start + length(start))));
+    let name = |start: usize| named(&format!("k0 {start}..{}", start + length(start)));
     let refs: Vec<Arc<ObjectRef>> = (0..66_000).map(name).collect();
     for names in [&refs[..], &refs[..2000]] {
         let taken = runtime().block_on(prefetcher.take_by_name(0, source, names));

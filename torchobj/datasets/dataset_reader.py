@@ -1,0 +1,183 @@
+"""Reads the objects of a dataset, by index in its manifest or by `ObjectRef`, through the prefetcher if there is one.
+
+`read_ahead` reads them in an order that is known.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from torchobj import _torchobj
+from torchobj._torchobj import ObjectReader, ObjectRef
+from torchobj.config import StoreConfig, by_prefix
+from torchobj.datasets import lookahead_warning, prefetcher, worker_process
+from torchobj.datasets.descriptors import Descriptors
+from torchobj.datasets.reader_constructor import ReaderConstructor
+from torchobj.manifest import Manifest
+from torchobj.memory import budget_bytes
+from torchobj.urls import parse_url
+
+__all__ = ["DatasetReader", "ManifestReader", "RefReader"]
+
+#: What identifies an object: its index in a manifest, or an `ObjectRef`.
+Key = TypeVar("Key")
+
+
+class DatasetReader(Generic[Key]):
+    """Reads the objects of a dataset through the prefetcher of the process in which the dataset was created.
+
+    Workers of a DataLoader use that process, however they were started. Any other process that receives a copy of the
+    dataset uses a prefetcher of its own. Without a prefetcher, each process reads its own objects.
+    """
+
+    #: The objects, if they are identified by their index.
+    manifest: Manifest | None = None
+
+    def __init__(self) -> None:
+        # By process, because a fork copies it. Only setdefault writes, which is atomic, so that no lock is needed that
+        # could be held during a fork.
+        self._sources: dict[int, _torchobj.ObjectSource] = {}
+        #: Owner, number and descriptors of a source that is being sent to a worker started by spawn or forkserver.
+        self._sent: tuple[int, int, Descriptors] | None = None
+
+    def _create_source(self, budget: int) -> "_torchobj.ObjectSource":
+        """Creates the source, given a budget in bytes for the prefetcher."""
+        raise NotImplementedError
+
+    def _read_directly(self, keys: Sequence[Key], *, return_errors: bool) -> list[Any]:
+        """As `read`, without the prefetcher."""
+        raise NotImplementedError
+
+    def source(self) -> "_torchobj.ObjectSource | None":
+        """The objects as a source of the prefetcher, created at the first use.
+
+        To be called before workers are forked, which inherit it. None in a worker that was started before the source
+        existed, if the system refuses the shared memory, and on systems without a prefetcher.
+        """
+        pid = os.getpid()
+        if pid in self._sources:
+            return self._sources[pid]
+        if not worker_process.in_worker():
+            if not prefetcher.start():
+                return None
+            return self._sources.setdefault(pid, self._create_source(budget_bytes()))
+        if self._sent is not None:
+            return self._attach(pid)
+        # A forked worker inherits the sources of its ancestors too.
+        parent = multiprocessing.parent_process()
+        return None if parent is None or parent.pid is None else self._sources.get(parent.pid)
+
+    def _attach(self, pid: int) -> "_torchobj.ObjectSource | None":
+        """The source that was sent to this worker."""
+        assert self._sent is not None  # noqa: S101  checked by the caller
+        worker_process.exit_with_trainer()
+        (owner, number, descriptors), self._sent = self._sent, None
+        file, eventfd = descriptors.copies()
+        try:
+            self._sources[pid] = _torchobj.ObjectSource.attach(owner, number, file, eventfd, self.manifest)
+        except OSError as error:
+            # The address space of a spawned worker may be limited separately.
+            prefetcher.record_refusal(error)
+            return None
+        return self._sources[pid]
+
+    def read(self, keys: Sequence[Key], *, return_errors: bool = True) -> list[Any]:
+        """Readers of objects, read concurrently. Announced objects may be in memory already.
+
+        Args:
+            keys: The objects.
+            return_errors: Whether exceptions are returned in place of objects that cannot be read.
+        """
+        source = self.source()
+        if source is not None and source.announced():
+            return source.read(keys, return_errors)  # type: ignore[arg-type]  # the keys of this source
+        return self._read_directly(keys, return_errors=return_errors)
+
+    def to_announce(self, keys: Sequence[Key]) -> list[tuple[int, int]]:
+        """Objects in the form in which a loader announces them, immediately. Empty in workers, which do not announce,
+        and without a prefetcher.
+        """
+        source = self.source()
+        return [] if source is None else source.to_announce(keys)  # type: ignore[arg-type]  # as above
+
+    def __getstate__(self) -> dict[str, Any]:
+        spawning = worker_process.is_pickling_for_spawn()
+        source, sent = self._sources.get(os.getpid()), None
+        if spawning and source is not None:
+            sent = source.owner, source.number, Descriptors.to_new_process(*source.descriptors())
+        warning = {"_warning_disabled": spawning and lookahead_warning.is_disabled()}
+        return self.__dict__ | {"_sources": {}, "_sent": sent} | warning
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state.pop("_warning_disabled"):
+            lookahead_warning.disable()
+        self.__dict__.update(state)
+
+
+class ManifestReader(DatasetReader[int]):
+    """Reads the objects of a manifest by their index.
+
+    Args:
+        manifest: The objects.
+        configs: The configurations of their stores by the base of their URLs.
+        config: The configuration of other stores.
+        pinned: Whether an object must have the size and version of the manifest.
+    """
+
+    manifest: Manifest
+
+    def __init__(
+        self, manifest: Manifest, configs: Mapping[str, StoreConfig], config: StoreConfig, *, pinned: bool
+    ) -> None:
+        super().__init__()
+        self.manifest, self._configs, self._config, self._pinned = manifest, dict(configs), config, pinned
+        self._stores: list[_torchobj.NativeStore] | None = None
+
+    def stores(self) -> "list[_torchobj.NativeStore]":
+        """A store for each of the manifest's bases, in its order."""
+        if self._stores is None:
+            urls = [parse_url(f"{base}/") for base in self.manifest.bases()]
+            self._stores = [
+                _torchobj.NativeStore(url.scheme, url.bucket, self._configs.get(url.base, self._config)) for url in urls
+            ]
+        return self._stores
+
+    def _create_source(self, budget: int) -> "_torchobj.ObjectSource":
+        return _torchobj.ObjectSource.of_manifest(self.manifest, self.stores(), budget, self._pinned)
+
+    def _read_directly(self, keys: Sequence[int], *, return_errors: bool) -> list[Any]:
+        return self.manifest.read(self.stores(), keys, return_errors, self._pinned)
+
+    def open(self, index: int, kind: ReaderConstructor) -> ObjectReader:
+        """A reader that fetches what is read of an object. Sends no request."""
+        base, key, _, version = self.manifest.entry(index)
+        store = self.stores()[self.manifest.bases().index(base)]
+        bucket, pinned = parse_url(f"{base}/").bucket, version if self._pinned else None
+        return ObjectReader.open(
+            store, self.manifest.url(index), bucket, key, kind.jump_bytes, kind.ahead_bytes, pinned
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_stores": None}
+
+
+class RefReader(DatasetReader[ObjectRef]):
+    """Reads objects that a dataset names by `ObjectRef`, each with the configuration that applies to it.
+
+    Args:
+        config: The argument of the dataset; prefixes of the configuration file apply within it.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        super().__init__()
+        self.config = config
+        #: By prefix of a URL, the longest first; the last one, with "", is for all others.
+        self._configs = [("" if prefix is None else str(prefix), chosen) for prefix, chosen in by_prefix(config)]
+
+    def _create_source(self, budget: int) -> "_torchobj.ObjectSource":
+        return _torchobj.ObjectSource.of_refs(self._configs, budget)
+
+    def _read_directly(self, keys: Sequence[ObjectRef], *, return_errors: bool) -> list[Any]:
+        assert return_errors  # noqa: S101  the only kind of read by reference
+        return _torchobj.read_refs(self._configs, keys)

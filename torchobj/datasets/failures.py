@@ -1,0 +1,140 @@
+"""What happens to samples that cannot be read or built."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+from torchobj.datasets.shared_values import SharedCounter
+from torchobj.exceptions import ConfigError
+
+logger = logging.getLogger("torchobj")
+
+#: Process ids that have logged a failed sample. A forked worker inherits the entry of its parent and logs its own.
+_logged: set[int] = set()
+
+#: Called with index, URL and exception; returns the sample to use.
+Handler = Callable[[int, str, Exception], Any]
+OnError = Literal["raise", "replace"] | Handler
+OnIterableError = Literal["raise", "skip"] | Handler
+
+#: Maximum number of samples that are tried, including the failed one.
+_MAX_TRIES = 16
+
+#: In place of a sample that is skipped.
+SKIPPED = object()
+
+
+class Failure(NamedTuple):
+    """A sample that could not be read or built: the URL of its object, and the exception."""
+
+    url: str
+    error: Exception
+
+
+class FailurePolicy:
+    """Returns samples in place of those that failed, and counts these, in this process and its DataLoader workers.
+
+    Args:
+        on_error: The argument of a dataset. It can be assigned.
+        counts_raised: Whether failures that are raised are counted too, because the pass can continue.
+    """
+
+    def __init__(self, on_error: OnError | OnIterableError, *, counts_raised: bool = True) -> None:
+        self.on_error, self._counts_raised = on_error, counts_raised
+        self._failed = SharedCounter()
+
+    @classmethod
+    def of_map_style(cls, on_error: Any) -> "FailurePolicy":
+        """That of a map-style dataset.
+
+        Raises:
+            ConfigError: `on_error` is invalid; `skip` would lead to batches of different sizes.
+        """
+        if on_error == "skip":
+            raise ConfigError(
+                "on_error='skip': is for iterable datasets, because batches of a map-style dataset would become "
+                "smaller; use 'replace'"
+            )
+        _check_choice(on_error, "replace")
+        return cls(on_error, counts_raised=False)
+
+    def check_iterable(self, *, even: bool) -> None:
+        """Checks `on_error` of an iterable dataset; `even` if all ranks must yield the same number of samples.
+
+        Raises:
+            ConfigError: It is invalid.
+        """
+        if self.on_error == "replace":
+            raise ConfigError(
+                "on_error='replace': is for map-style datasets, which can read any other sample; use 'skip'"
+            )
+        _check_choice(self.on_error, "skip")
+        if self.on_error == "skip" and even:
+            raise ConfigError(
+                "on_error='skip': cannot be combined with uneven, because a rank that skips a sample would yield fewer "
+                "samples than the others; use a callable that returns a replacement"
+            )
+
+    @property
+    def count(self) -> int:
+        """Number of samples that failed so far."""
+        return self._failed.total()
+
+    def sample(self, index: int, failure: Failure, others: Iterable[Any | Failure] = ()) -> Any:
+        """The sample in place of a failed one; `SKIPPED` if there is none.
+
+        Args:
+            index: Index of the sample.
+            failure: The failure.
+            others: The samples, or their failures, that `replace` tries in this order.
+
+        Raises:
+            Exception: That of the failure, or of the user's callable.
+        """
+        if self._counts_raised or self.on_error != "raise":
+            self._failed.add()
+        action = "replaced"
+        if self.on_error == "raise":
+            raise failure.error
+        if self.on_error == "skip":
+            sample, action = SKIPPED, "skipped"
+        elif self.on_error == "replace":
+            sample = next((other for other in others if not isinstance(other, Failure)), failure)
+            if sample is failure:
+                raise failure.error
+        else:
+            sample = self.on_error(index, *failure)
+        _log(index, failure, action)
+        return sample
+
+
+def _check_choice(on_error: Any, choice: str) -> None:
+    if on_error not in ("raise", choice) and not callable(on_error):
+        raise ConfigError(
+            f"on_error={on_error!r}: must be 'raise', {choice!r} or a callable (index, url, error) -> sample"
+        )
+
+
+def neighbours(position: int, length: int) -> Iterable[int]:
+    """The samples to try in place of `position`, in order, of a dataset of `length`."""
+    return ((position + step) % length for step in range(1, min(_MAX_TRIES, length)))
+
+
+def add_sample_note(error: BaseException, what: str, url: str, index: int) -> None:
+    """Adds a note to an exception that names the sample."""
+    error.add_note(f"{what} of sample {index}, {url}")
+
+
+def _log(index: int, failure: Failure, action: str) -> None:
+    """Logs the first failed sample of this process. Failures in DataLoader workers are not reported elsewhere."""
+    if os.getpid() not in _logged:
+        _logged.add(os.getpid())
+        logger.warning(
+            "sample %d, %s, was %s: %s: %s; further failures in this process are only counted, in failed_samples",
+            index,
+            failure.url,
+            action,
+            type(failure.error).__name__,
+            failure.error,
+        )

@@ -1,0 +1,90 @@
+"""What map-style datasets share: samples by index and by batch. The datasets read and build them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.utils.data
+
+from torchobj.config import StoreConfig
+from torchobj.datasets import lookahead_warning, prefetcher, worker_process
+from torchobj.datasets.base import Sample_co, position_of, positions_of
+from torchobj.datasets.failures import Failure, FailurePolicy, neighbours
+from torchobj.datasets.sharding import Order
+
+__all__ = ["MapStyleDataset"]
+
+
+class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
+    """Base class of the map-style datasets of torchobj.
+
+    They define `__len__` and the methods that begin with `_torchobj_`, which leave all other names to subclasses of
+    users.
+    """
+
+    @property
+    def _torchobj_failures(self) -> FailurePolicy:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} must define __len__(): the number of samples")
+
+    def __getitem__(self, index: int) -> Sample_co:
+        """Sample `index`. Negative indices count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+            StoreError: An object of it cannot be read.
+        """
+        if worker_process.in_worker():
+            self._torchobj_note_batch()
+        sample: Sample_co = self._torchobj_samples([position_of(index, self)])[0]
+        return sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
+        """The samples of a batch, read concurrently. Called by DataLoader."""
+        if self._torchobj_is_overridden():
+            return [self[index] for index in indices]
+        self._torchobj_note_batch()
+        return self._torchobj_samples(positions_of(indices, self))
+
+    def _torchobj_is_overridden(self) -> bool:
+        """Whether a subclass of users returns other samples."""
+        return type(self).__getitem__ is not MapStyleDataset.__getitem__
+
+    def _torchobj_note_batch(self) -> None:
+        if prefetcher.SUPPORTED and self._torchobj_is_announced():
+            lookahead_warning.note_batch(self)
+
+    def _torchobj_is_announced(self) -> bool:
+        """Whether a loader announces the objects."""
+        return True
+
+    def _torchobj_samples(self, positions: list[int]) -> list[Any]:
+        """The samples at these positions. Reads their objects concurrently."""
+        raise NotImplementedError
+
+    def _torchobj_sample(self, position: int, built: Any | Failure) -> Any:
+        """The sample that was built, or one in place of it if that failed."""
+        if not isinstance(built, Failure):
+            return built
+        others = map(self._torchobj_built, neighbours(position, len(self)))
+        return self._torchobj_failures.sample(position, built, others)
+
+    def _torchobj_built(self, position: int) -> Any | Failure:
+        """Reads and builds a single sample."""
+        raise NotImplementedError
+
+    def _torchobj_in_order(self, order: Order) -> Iterator[Any]:
+        """The samples at these positions. Objects of the next ones are announced."""
+        raise NotImplementedError
+
+    def _torchobj_to_announce(self, positions: list[int]) -> list[tuple[int, int]]:
+        """The objects of samples, as pairs of source number and index, which a loader announces immediately."""
+        raise NotImplementedError
+
+    def _torchobj_prepare(self) -> None:
+        """Creates what workers inherit, before they are started."""
+
+    def _torchobj_configs(self) -> list[StoreConfig]:
+        """The configurations of the stores of the objects, as far as they are known."""
+        raise NotImplementedError

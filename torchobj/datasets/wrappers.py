@@ -1,0 +1,195 @@
+"""Looks through the datasets that wrap others: mixtures, and torch's Subset, ConcatDataset and StackDataset.
+
+What is asked of a dataset is asked of the datasets within it: the objects of samples, their configurations, and what
+workers inherit. Does no I/O itself.
+"""
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.utils.data
+
+from torchobj.datasets.base import ListingDataset, Sample_co, positions_of
+from torchobj.datasets.map_style import MapStyleDataset
+from torchobj.datasets.mixture import Numbers
+from torchobj.datasets.objects import ObjectDataset
+from torchobj.datasets.passes import PassDataset
+
+__all__ = [
+    "CompositeDataset",
+    "ObjectFinder",
+    "Parts",
+    "datasets_within",
+    "manifest_digest",
+    "max_in_flight_of",
+    "object_finder",
+    "parts_of",
+    "prepare_workers",
+]
+
+#: Maximum number of items of a container among which datasets are looked for: larger ones hold samples.
+_MAX_HELD = 1000
+
+#: Pairs of source number and index, which identify objects for the prefetcher.
+Objects = list[tuple[int, int]]
+ObjectFinder = Callable[[Sequence[int]], Objects]
+
+
+class CompositeDataset(torch.utils.data.Dataset[Sample_co]):
+    """A dataset whose samples are those of other datasets."""
+
+    #: The other datasets.
+    datasets: list[Any]
+
+    def prepare(self) -> None:
+        """Creates what workers inherit, once the other datasets have done so."""
+
+    def _is_overridden(self) -> bool:
+        """Whether a subclass of users may return other samples."""
+        return False
+
+    def _located(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+        """The dataset of each position, by its number, and the position in it. For map-style datasets."""
+        raise NotImplementedError
+
+
+class Parts(NamedTuple):
+    """The datasets that a dataset consists of."""
+
+    datasets: list[Any]
+    located: Callable[[Numbers], tuple[Numbers, Numbers]] | None
+    """Returns the dataset of each position, by its number, and the position in it. None: a sample consists of one of
+    each dataset, at the same position.
+    """
+    is_exact: bool
+    """Whether its samples are those of the parts: a subclass may return others."""
+
+
+def parts_of(dataset: Any) -> Parts | None:
+    """The datasets that a dataset consists of; None if it does not wrap others."""
+    is_torchs = type(dataset) in _TORCHS
+    if isinstance(dataset, CompositeDataset):
+        return Parts(dataset.datasets, dataset._located, not dataset._is_overridden())
+    if isinstance(dataset, torch.utils.data.Subset):
+        return Parts([dataset.dataset], functools.partial(_in_subset, dataset), is_torchs)
+    if isinstance(dataset, torch.utils.data.ConcatDataset):
+        return Parts(list(dataset.datasets), functools.partial(_in_concatenated, dataset), is_torchs)
+    if isinstance(dataset, torch.utils.data.StackDataset):
+        members = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+        return Parts(list(members), None, is_torchs)
+    return None
+
+
+_TORCHS = (torch.utils.data.Subset, torch.utils.data.ConcatDataset, torch.utils.data.StackDataset)
+
+
+def _in_subset(dataset: "torch.utils.data.Subset[Any]", positions: Numbers) -> tuple[Numbers, Numbers]:
+    indices = dataset.indices
+    found = [operator.index(indices[position]) for position in positions.tolist()]
+    return np.zeros(len(positions), dtype=np.int64), np.array(found, dtype=np.int64)
+
+
+def _in_concatenated(dataset: "torch.utils.data.ConcatDataset[Any]", positions: Numbers) -> tuple[Numbers, Numbers]:
+    ends = np.array(dataset.cumulative_sizes)
+    members = np.searchsorted(ends, positions, side="right")
+    return members, positions - np.concatenate([[0], ends])[members]
+
+
+def datasets_within(dataset: Any) -> list[Any]:
+    """The datasets within wrappers; a dataset that is not a wrapper itself."""
+    parts = parts_of(dataset)
+    return [dataset] if parts is None else [inner for part in parts.datasets for inner in datasets_within(part)]
+
+
+def manifest_digest(dataset: Any) -> str | None:
+    """The digest of the manifest of a dataset, or those of all datasets within it; None if none is of a manifest."""
+    listings = [inner._listing for inner in datasets_within(dataset) if isinstance(inner, ListingDataset)]
+    digests = [digest for listing in listings if (digest := listing.digest()) is not None]
+    return "+".join(digests) or None
+
+
+def max_in_flight_of(dataset: Any) -> int | None:
+    """The smallest `max_in_flight` of a dataset, or of the datasets within it; None for "auto"."""
+    limits = [config.max_in_flight for inner in datasets_within(dataset) for config in _configs_of(inner)]
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+
+def _configs_of(dataset: Any) -> list[Any]:
+    """The configurations of the stores of a dataset of torchobj."""
+    if isinstance(dataset, MapStyleDataset):
+        return dataset._torchobj_configs()
+    return dataset._listing.configs if isinstance(dataset, ListingDataset) else []
+
+
+def object_finder(dataset: Any) -> ObjectFinder | None:
+    """A function from indices of `dataset` to objects; None if the objects are not known.
+
+    It raises an IndexError or a TypeError for what is not an index.
+    """
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return None
+    if isinstance(dataset, MapStyleDataset):
+        # A subclass of users may return other samples, but of the objects that it names.
+        is_known = isinstance(dataset, ObjectDataset) or not dataset._torchobj_is_overridden()
+        return (lambda indices: dataset._torchobj_to_announce(positions_of(indices, dataset))) if is_known else None
+    parts = parts_of(dataset)
+    if parts is None or (isinstance(dataset, CompositeDataset) and not parts.is_exact):
+        return None
+    finders = [object_finder(part) for part in parts.datasets]
+    if all(find is None for find in finders):
+        return None
+    return lambda indices: _objects(parts, finders, positions_of(indices, dataset))
+
+
+def _objects(parts: Parts, finders: list[ObjectFinder | None], positions: list[int]) -> Objects:
+    if parts.located is None:
+        return [pair for find in finders if find is not None for pair in find(positions)]
+    members, numbers = parts.located(np.array(positions, dtype=np.int64))
+    found: Objects = []
+    located = zip(members.tolist(), numbers.tolist(), strict=True)
+    for member, group in itertools.groupby(located, key=operator.itemgetter(0)):
+        if (find := finders[member]) is not None:
+            found += find([number for _, number in group])
+    return found
+
+
+def prepare_workers(dataset: Any) -> None:
+    """Does what DataLoader workers inherit, before they are started: lists, and starts the prefetcher.
+
+    A dataset of another library, or of the user, may have datasets of torchobj as attributes, in containers too.
+    """
+    for each in _all_within(dataset, set()):
+        if isinstance(each, MapStyleDataset):
+            each._torchobj_prepare()
+        else:
+            each.prepare()
+
+
+def _all_within(dataset: Any, seen: set[int]) -> Iterator[Any]:
+    """The datasets of torchobj within a dataset, and itself, from the inside."""
+    if id(dataset) in seen:
+        return
+    seen.add(id(dataset))
+    parts = parts_of(dataset)
+    is_own = isinstance(dataset, (MapStyleDataset, PassDataset, CompositeDataset))
+    inner = parts.datasets if parts is not None else [] if is_own else _held(dataset)
+    for part in inner:
+        yield from _all_within(part, seen)
+    if is_own:
+        yield dataset
+
+
+def _held(value: Any) -> list[Any]:
+    """The datasets that a dataset of another library has as attributes, and containers, which may hold some."""
+    if isinstance(value, (list, tuple)):
+        found: Iterable[Any] = value
+    elif isinstance(value, dict):
+        found = value.values()
+    else:
+        found = list(getattr(value, "__dict__", {}).values())
+    some = itertools.islice(found, _MAX_HELD)
+    return [each for each in some if isinstance(each, (torch.utils.data.Dataset, dict, list, tuple))]
