@@ -20,7 +20,7 @@ def refused(monkeypatch):
     monkeypatch.setattr(_torchobj, "start_prefetcher", refuse)
     monkeypatch.setattr(_torchobj, "prefetch_stats", dict)
     monkeypatch.setattr(prefetcher, "_refused", type(prefetcher._refused)())
-    monkeypatch.setattr("torchobj.memory._chosen", 8 << 20)
+    monkeypatch.setattr("torchobj.datasets.memory_budget._chosen", 8 << 20)
     return asked
 
 

@@ -21,7 +21,8 @@ from torchobj.datasets.listing import Listing, ManifestFile, Objects, OnChange
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Uneven
 from torchobj.exceptions import ConfigError
-from torchobj.manifest import Manifest, url_of_file
+from torchobj.manifest import Manifest
+from torchobj.manifest.manifest import url_of_file
 from torchobj.urls import SCHEMES, Url, canonical_url, parse_url
 
 #: Type of the samples of a dataset, for type checkers.

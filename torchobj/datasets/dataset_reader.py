@@ -13,9 +13,9 @@ from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig, by_prefix
 from torchobj.datasets import lookahead_warning, prefetcher, worker_process
 from torchobj.datasets.descriptors import Descriptors
+from torchobj.datasets.memory_budget import budget_bytes
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.manifest import Manifest
-from torchobj.memory import budget_bytes
 from torchobj.urls import parse_url
 
 __all__ = ["DatasetReader", "ManifestReader", "RefReader"]

@@ -21,8 +21,9 @@ from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, worker_process
 from torchobj.datasets.dataset_reader import ManifestReader
 from torchobj.exceptions import ConfigError
-from torchobj.manifest import KeyFilter, Manifest
-from torchobj.shard_urls import find_shards
+from torchobj.manifest import Manifest
+from torchobj.manifest.manifest import KeyFilter
+from torchobj.shards.shard_urls import find_shards
 from torchobj.urls import Url, canonical_url, shown_url
 
 logger = logging.getLogger("torchobj")

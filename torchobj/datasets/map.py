@@ -14,7 +14,8 @@ from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.read_ahead import read_listed
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Order
-from torchobj.manifest import Manifest, key_filter
+from torchobj.manifest import Manifest
+from torchobj.manifest.manifest import key_filter
 
 __all__ = ["ObjectMapDataset"]
 

@@ -13,13 +13,7 @@ from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnIterableError
-from torchobj.datasets.read_ahead import read_ahead
-from torchobj.datasets.sample_ranks import SampleRanks
-from torchobj.datasets.sharding import Order, Segment, Uneven
-from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
-from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
-from torchobj.exceptions import ParquetError
-from torchobj.parquet_files import (
+from torchobj.datasets.parquet_files import (
     FOOTER_BYTES,
     ParquetFile,
     arrow,
@@ -28,8 +22,14 @@ from torchobj.parquet_files import (
     open_file,
     read_row_group,
 )
-from torchobj.parquet_schema import merged_schema, with_schema
-from torchobj.shard_urls import checked_urls
+from torchobj.datasets.parquet_schema import merged_schema, with_schema
+from torchobj.datasets.read_ahead import read_ahead
+from torchobj.datasets.sample_ranks import SampleRanks
+from torchobj.datasets.sharding import Order, Segment, Uneven
+from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
+from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
+from torchobj.exceptions import ParquetError
+from torchobj.shards.shard_urls import checked_urls
 
 __all__ = ["ParquetIterableDataset"]
 

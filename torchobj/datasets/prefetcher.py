@@ -5,8 +5,8 @@ import os
 import sys
 
 from torchobj import _torchobj
+from torchobj.datasets.memory_budget import budget_bytes, times_set
 from torchobj.exceptions import StoreError
-from torchobj.memory import budget_bytes, times_set
 
 logger = logging.getLogger("torchobj")
 

@@ -18,10 +18,10 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.datasets.dataset_reader import DatasetReader, Key, ManifestReader
 from torchobj.datasets.listing import Listing
+from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Order, in_order
 from torchobj.manifest import Manifest
-from torchobj.memory import AHEAD_SHARE, budget_bytes
 
 #: Number of objects per request to the prefetcher.
 _GROUP_OBJECTS = 32

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchobj import _torchobj
+from torchobj.datasets.memory_budget import AHEAD_SHARE
 from torchobj.datasets.wrappers import ObjectFinder
 from torchobj.exceptions import ConfigError
 from torchobj.loader.announcement_check import AnnouncementCheck
@@ -18,7 +19,6 @@ from torchobj.loader.iterator import Progress
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.sampler_state import Order, Position, load, state_of
 from torchobj.loader.unwrap import in_batches
-from torchobj.memory import AHEAD_SHARE
 
 __all__ = ["Lookahead", "check_lookahead"]
 
