@@ -5,12 +5,11 @@ import logging
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict_saver import save
 
 import torchobj
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, StorageWriter, save_step
+from torchobj.checkpoint import CheckpointManager
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -35,11 +34,6 @@ class Numbers(torch.utils.data.IterableDataset):
     def load_state_dict(self, state):
         assert f"of {self.rank}" in state
         self.n = int(state["n"])
-
-
-def elastic():
-    data = torch.utils.data.TensorDataset(torch.arange(SAMPLES))
-    return torchobj.DataLoader(data, batch_size=2, sampler=torchobj.ElasticDistributedSampler(data, seed=3))
 
 
 def state_of(rank, data):
@@ -70,46 +64,6 @@ def test_each_rank_resumes_its_own_state(tmp_path):
         pytest.raises(exceptions.CheckpointError, match="saved by 2 ranks, each its own, and there are 1"),
     ):
         manager.restore(into={"inner": {"data": Numbers(0)}})
-
-
-def as_before(monkeypatch):
-    """Saves as earlier versions did, which kept the state of one rank."""
-
-    def shard_writer(taken, folder, config, ranks, stager, *, stage):
-        plain = taken.tree | {path[0]: own for path, (_, own) in taken.of_ranks.items()}
-        return lambda: save(plain, storage_writer=StorageWriter(folder, config=config), process_group=ranks.group)
-
-    monkeypatch.setattr(save_step, "shard_writer", shard_writer)
-
-
-def of_an_older_version(rank, url):
-    dist.init_process_group("gloo")
-    loader, data = elastic(), Numbers(0, 1 + 3 * rank)
-    batches = iter(loader)
-    next(batches)
-    with pytest.MonkeyPatch.context() as patch, CheckpointManager(url, sharded=True) as manager:
-        as_before(patch)
-        manager.save(1, {"loader": loader, "data": data, "x": torch.ones(2)})
-    rest = [batch[0].tolist() for batch in batches]
-    fresh = elastic()
-    with CheckpointManager(url, sharded=True) as manager:
-        manager.restore(into={"loader": fresh, "x": torch.zeros(2)})
-        same = [batch[0].tolist() for batch in fresh] == rest
-        other, x = Numbers(0, 1 + 3 * rank), torch.zeros(2)
-        try:
-            manager.restore(into={"data": other, "x": x})
-        except exceptions.CheckpointError as error:
-            return same, str(error), other.n, x.tolist()
-    return same, "no error", other.n, x.tolist()
-
-
-def test_an_older_checkpoint_is_restored_if_ranks_share_a_state_and_otherwise_refused(tmp_path):
-    for rank, (same, text, n, x) in enumerate(run_ranks(of_an_older_version, f"file://{tmp_path}/run")):
-        assert same
-        assert "data" in text
-        assert "one of them" in text
-        assert "leave it out of into" in text
-        assert (n, x) == (1 + 3 * rank, [0, 0])
 
 
 def partly(rank, url, sharded, caplog):

@@ -31,8 +31,6 @@ from torchobj.checkpoint.entries import Path, name_of
 from torchobj.checkpoint.pickling import refused_global
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.exceptions import CheckpointError, ConfigError
-from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.unwrap import innermost
 from torchobj.stateful import is_stateful
 
 __all__ = ["State", "gathered", "own_state", "take_state", "with_rank_states"]
@@ -59,8 +57,8 @@ class State(NamedTuple):
 
     tree: dict[Any, Any]
     """The state, with what `state_dict` returned in place of objects."""
-    of_ranks: dict[Path, tuple[Any, Any]]
-    """Loaders, datasets and samplers, which differ among ranks, by path: the object and its state."""
+    of_ranks: list[Path]
+    """Loaders, datasets and samplers, whose states differ among ranks."""
     compared: dict[Path, Any]
     """Values that may differ among ranks: all but those of modules, optimizers and sharded tensors, by path."""
     optimizers: list[Path]
@@ -103,7 +101,7 @@ def take_state(state: Mapping[Any, Any]) -> State:
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"state is a {type(state).__name__}: must be a dict, as {{'model': model, 'step': 3}}")
-    taken = State({}, {}, {}, [], [], [])
+    taken = State({}, [], {}, [], [], [])
     for name, value in state.items():
         taken.tree[name] = _take(value, (name,), taken)
     return taken
@@ -113,7 +111,7 @@ def _take(value: Any, path: Path, taken: State) -> Any:
     if is_stateful(value):
         state = value.state_dict()
         if isinstance(value, DataLoader | Dataset | Sampler):
-            taken.of_ranks[path] = (value, state)
+            taken.of_ranks.append(path)
         elif not isinstance(value, torch.nn.Module):
             _add_compared(state, path, taken)
         _inspect(state, path, taken, may_be_stateful=False)
@@ -238,7 +236,7 @@ def gathered(taken: State, ranks: Ranks) -> State:
     if not ranks.several:
         return taken
     mine = ranks.together(lambda: {path: digest_of(value) for path, value in taken.compared.items()})
-    given = ranks.gather((mine, list(taken.of_ranks), taken.optimizers))
+    given = ranks.gather((mine, taken.of_ranks, taken.optimizers))
     digests, loaders, optimizers = ([each[number] for each in given] for number in range(3))
     paths = dict.fromkeys(path for found in digests for path in found)
     differing = dict.fromkeys(path for of_rank in loaders for path in of_rank)
@@ -268,37 +266,18 @@ def _outer(path: Path) -> Iterator[Path]:
     return (path[:end] for end in range(1, len(path)))
 
 
-def with_rank_states(taken: State, metadata: Metadata, source: str) -> dict[Any, Any]:
+def with_rank_states(tree: dict[Any, Any], metadata: Metadata) -> dict[Any, Any]:
     """Returns the state to fill from a distributed checkpoint, with entries for the states of all ranks.
 
     Args:
-        taken: The state of the objects to fill.
+        tree: The state of the objects to fill.
         metadata: The checkpoint's metadata.
-        source: The checkpoint, for errors.
-
-    Raises:
-        CheckpointError: Ranks had states of their own, and the checkpoint has only some of them.
     """
-    names = metadata.state_dict_metadata
-    files = {getattr(info, "relative_path", "") for info in (metadata.storage_data or {}).values()}
-    is_of_several = any(not name.rpartition("/")[2].startswith("__0_") for name in files)
-    tree, paths = taken.tree, metadata.planner_data or {}
-    for name in names:
+    paths = metadata.planner_data or {}
+    for name in metadata.state_dict_metadata:
         path = paths.get(name) or tuple(name.split("."))
         if path[-1] == _RANKS and any(str(top) == path[0] for top in tree):
             tree = _with(tree, path[:-1], {_RANKS: None})
-    for path, (value, _) in taken.of_ranks.items():
-        name = name_of(path)
-        if (
-            f"{name}.{_RANKS}" not in names
-            and is_of_several
-            and not _is_elastic(value)
-            and any(f"{key}.".startswith(f"{name}.") for key in names)
-        ):
-            raise CheckpointError(
-                f"{source}: {name} was saved by several ranks with a version that kept the state of only one of them: "
-                "leave it out of into, and restart its epoch"
-            )
     return tree
 
 
@@ -347,13 +326,6 @@ def _own(states: Any, ranks: Ranks, source: str, names: Any) -> Any:
         f"{source}: {name_of(path[1:]) or 'the state'} was saved by {len(given)} ranks, each its own, and there are "
         f"{ranks.count}: leave it out of into={advice}"
     )
-
-
-def _is_elastic(value: Any) -> bool:
-    """Returns whether all ranks have the same state."""
-    if isinstance(value, DataLoader):
-        value = value.sampler if value.batch_sampler is None else value.batch_sampler
-    return isinstance(innermost(value), ElasticDistributedSampler)
 
 
 def _at(tree: Any, path: Path) -> Any:

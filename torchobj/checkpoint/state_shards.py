@@ -81,10 +81,8 @@ def restore_shards(
 
     def match() -> dict[str, Any]:
         metadata = reader.read_metadata()
-        taken = take_state(into)
         # Copied, because `state_dict` may return containers that the object uses.
-        taken = taken._replace(tree=_copy_containers(taken.tree))
-        tree = with_rank_states(taken, metadata, source)
+        tree = with_rank_states(_copy_containers(take_state(into).tree), metadata)
         _match(into, tree, metadata, source)
         return tree
 
@@ -182,10 +180,9 @@ class _Checkpoint(NamedTuple):
 
 
 def _match(into: Mapping[str, Any], tree: dict[str, Any], metadata: Metadata, source: str) -> None:
-    """Gives optimizers and loaders in `tree` the entries that the checkpoint has for them, and compares all entries.
+    """Gives optimizers in `tree` the entries that the checkpoint has for them, and compares all entries.
 
-    An optimizer without a state gets memory for the saved one. A loader's state of format 1 has a list of tensors where
-    today's has one value.
+    An optimizer without a state gets memory for the saved one.
 
     Args:
         into: The objects to restore.
@@ -251,27 +248,8 @@ def _match_objects(into: Mapping[Any, Any], tree: Any, outer: tuple[str, ...], t
             state = tree[key].get("state")
             if isinstance(state, dict):
                 tree[key]["state"] = _optimizer_state(value, state, path, there)
-        elif is_stateful(value):
-            _match_lists(tree[key], path, there)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, Mapping) and not is_stateful(value):
             _match_objects(value, tree[key], path, there)
-
-
-def _match_lists(state: Any, path: tuple[str, ...], there: _Checkpoint) -> None:
-    """Replaces values of an object's state by lists of tensors, where the checkpoint has lists."""
-    if not isinstance(state, dict):
-        return
-    lists: dict[str, dict[int, torch.Tensor]] = {}
-    for name, where in there.paths.items():
-        described = there.described[name]
-        *outer, key, number = where if len(where) > 1 else (None, None)
-        if tuple(outer) != path or type(number) is not int or not isinstance(described, TensorStorageMetadata):
-            continue
-        if key in state and (state[key] is None or isinstance(state[key], bytes)):
-            tensor = torch.zeros(described.size, dtype=described.properties.dtype, device="cpu")
-            lists.setdefault(key, {})[number] = tensor
-    for key, tensors in lists.items():
-        state[key] = [tensors[number] for number in sorted(tensors)]
 
 
 def _optimizer_state(
