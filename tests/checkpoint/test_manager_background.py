@@ -8,7 +8,7 @@ import torch
 
 from tests.support.managers import GCS_IN_MATRIX, LARGE, Holder, nothing_of, tensor
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, save_step
+from torchobj.checkpoint import CheckpointManager, pending_save
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -62,7 +62,7 @@ def test_a_tensor_that_changes_while_it_is_sent_is_named_if_the_store_refuses_it
         x.add_(1)
         raise exceptions.IntegrityError("put part: 400 BadDigest")
 
-    monkeypatch.setattr(save_step, "save", refused)
+    monkeypatch.setattr(pending_save, "save", refused)
     handle = manager.save_async(1, {"x": x}, stage=False)
     with pytest.raises(exceptions.CheckpointError, match="x was changed while") as caught:
         handle.result()

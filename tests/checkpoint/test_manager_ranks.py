@@ -18,9 +18,9 @@ import torch.distributed as dist
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
-from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter, ranks, save_step
+from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter, pending_save, ranks
+from torchobj.checkpoint.pending_save import PendingSave
 from torchobj.checkpoint.staging import Stager
-from torchobj.checkpoint.state import take_state
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -85,7 +85,7 @@ def saved_by_the_first(rank, url, config):
     outcomes += [manager.latest(), state["x"].tolist(), same]
     outcomes.append(outcome(lambda: manager.save(3, {"own": Own(rank)})))
     outcomes.append(outcome(lambda: manager.save_async(3, {"x": (lambda: 1) if rank == 0 else 0})))
-    save_step.save = odd
+    pending_save.save = odd
     outcomes.append(outcome(lambda: manager.save(3, state)))
     manager.save_async(3, state)
     outcomes.append(outcome(manager.close))
@@ -109,14 +109,14 @@ def test_the_first_rank_saves_and_all_get_its_outcome(bucket, url):
 def grouped(rank, url, config):
     manager = opened(url, config)
     reached, going = threading.Event(), threading.Event()
-    real = save_step.save
+    real = pending_save.save
 
     def save(*given, **named):
         reached.set()
         assert going.wait(30)
         real(*given, **named)
 
-    save_step.save = save
+    pending_save.save = save
     handle = manager.save_async(1, {"x": 1})
     assert rank or reached.wait(30)
     # Meanwhile the program creates its own group, on all ranks in the same order.
@@ -203,13 +203,13 @@ def longer_than_patience(rank, url, config):
     dist.distributed_c10d._get_default_timeout = lambda backend: timeout
     dist.group.WORLD._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
     manager = opened(url, config)
-    real = save_step.save
+    real = pending_save.save
 
     def save(*given, **named):
         threading.Event().wait(1.5)
         real(*given, **named)
 
-    save_step.save = save
+    pending_save.save = save
     manager.save(1, {"x": 1})
     return manager.steps()
 
@@ -235,16 +235,18 @@ class Unanswered(ranks.Ranks):
 
 def test_a_rank_that_stops_after_the_commit_does_not_fail_the_save(url, bucket, caplog):
     manager = CheckpointManager(url, config=bucket.config)
-    beginning = save_step.begin(manager._commits, 1, overwrite=False)
-    file = f"{url}/{beginning.attempt.folder}{save_step.STATE_FILE}"
-    write = save_step.file_writer(take_state({"x": 1}), file, bucket.config, manager._stager, stage=None)
-    given = (manager._commits, manager._rules, beginning, "state", write)
-    save_step.run(*given, metrics={}, ranks=Unanswered(is_first=True))
+    pending = manager._pending(ranks.Ranks(), 1, None, overwrite=False)
+    pending.stage({"x": 1}, manager._stager, copy=None)
+    pending._ranks = Unanswered(is_first=True)
+    pending.run()
     assert manager.steps() == [1]
     assert "step 1 is committed, but another rank is gone" in caplog.text
+    second = manager._pending(ranks.Ranks(), 2, None, overwrite=False)
+    second.stage({"x": 1}, manager._stager, copy=None)
+    second._ranks = Unanswered(is_first=False)
     with pytest.raises(exceptions.CheckpointError, match="another rank is gone") as caught:
-        save_step.run(*given, metrics={}, ranks=Unanswered(is_first=False))
-    assert caught.value.__notes__ == ["it is not known whether step 1 was committed: call steps()"]
+        second.run()
+    assert caught.value.__notes__ == ["it is not known whether step 2 was committed: call steps()"]
 
 
 def busy_on_one_rank(rank, url, config):
@@ -413,18 +415,18 @@ def published_then_dies(*given):
     die()
 
 
-real_commit = save_step._commit
+real_commit = PendingSave.commit
 
 #: Where a rank dies: the rank, whether the save is sharded, and what kills it.
 DEATHS = {
     "its state": (1, (False, True), None),
     "a collective of its state": (1, (False, True), None),
-    "the start": (1, (False, True), (save_step, "run", die)),
+    "the start": (1, (False, True), (PendingSave, "run", die)),
     "the plan": (1, (True,), (StorageWriter, "prepare_local_plan", die)),
     "the data": (1, (True,), (StorageWriter, "write_data", die)),
     "the data of the first rank": (0, (True,), (StorageWriter, "write_data", die)),
     "the end of the first rank": (0, (True,), (StorageWriter, "finish", die)),
-    "after the commit": (0, (False, True), (save_step, "_commit", published_then_dies)),
+    "after the commit": (0, (False, True), (PendingSave, "commit", published_then_dies)),
 }
 
 

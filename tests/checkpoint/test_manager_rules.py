@@ -10,8 +10,8 @@ import torch
 import torchobj
 from tests.support.managers import GCS_IN_MATRIX, LARGE, Holder, data_keys, saved_value, tensor
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, save_step, sweep
-from torchobj.checkpoint.dcp.object_names import FileNames
+from torchobj.checkpoint import CheckpointManager, pending_save
+from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -90,14 +90,14 @@ def test_a_missing_bucket_raises_instead_of_returning_no_steps(bucket, config):
 def test_a_step_that_another_process_saves_again_is_not_deleted_by_a_rule(open_manager, monkeypatch):
     mine, other = open_manager(keep_last=1), open_manager(keep_last=None)
     mine.save(1, {"x": tensor(1)})
-    real = save_step.doomed
+    real = pending_save.expired
 
     def meanwhile(*given):
-        monkeypatch.setattr(save_step, "doomed", real)
+        monkeypatch.setattr(pending_save, "expired", real)
         other.save(1, {"x": tensor(10)}, overwrite=True)
         return real(*given)
 
-    monkeypatch.setattr(save_step, "doomed", meanwhile)
+    monkeypatch.setattr(pending_save, "expired", meanwhile)
     mine.save(2, {"x": tensor(2)})
     assert mine.steps() == [1, 2]
     assert (saved_value(mine, 1), mine.leftovers()) == (10.0, [])
@@ -219,26 +219,25 @@ def test_a_sweep_deletes_old_data_without_a_commit_only(manager, bucket, control
 def test_uploads_are_found_on_a_server_that_lists_them_for_whole_keys_only(manager, bucket, control):
     control.bucket(bucket.name, {"lists_uploads_of_keys": True})
     dead = f"run/steps/{4:012}-{'0f' * 16}/state.pt"
-    part = f"run/{FileNames('').file(0)}"
-    for key in (dead, part, "run/other", "other"):
+    for key in (dead, "run/other", "other"):
         bucket.boto.create_multipart_upload(Bucket=bucket.name, Key=key)
     store = torchobj.Store(bucket.url, config=bucket.config)
-    assert [upload.key for upload in store.unfinished_uploads("run/")] == sorted([part, "run/other", dead])
+    assert [upload.key for upload in store.unfinished_uploads("run/")] == ["run/other", dead]
     assert [item.key for item in manager.leftovers()] == [dead.removeprefix("run/")]
     manager.sweep(0)
-    assert [upload["Key"] for upload in bucket.uploads()] == ["other", part, "run/other"]
-    assert sweep(f"{bucket.url}/run", older_than_s=0, config=bucket.config) == []
     assert [upload["Key"] for upload in bucket.uploads()] == ["other", "run/other"]
+    CheckpointDir(f"{bucket.url}/run", bucket.config).abort_uploads("ot", lambda name: name == "other")
+    assert [upload["Key"] for upload in bucket.uploads()] == ["other"]
 
 
 def test_data_that_is_swept_before_the_commit_is_not_committed(manager, open_manager, bucket, monkeypatch):
-    real = save_step.save
+    real = pending_save.save
 
     def save_and_lose(state, url, **named):
         real(state, url, **named)
         bucket.remove(url.removeprefix(f"{bucket.url}/"))
 
-    monkeypatch.setattr(save_step, "save", save_and_lose)
+    monkeypatch.setattr(pending_save, "save", save_and_lose)
     with pytest.raises(exceptions.CheckpointError, match=r"state.pt is gone; did another process call sweep\?"):
         manager.save(1, {"x": tensor(1)})
     assert bucket.keys() == []

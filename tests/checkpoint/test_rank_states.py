@@ -5,7 +5,7 @@ import torch
 
 from tests.support.ranks import run_ranks
 from torchobj.checkpoint.ranks import Ranks
-from torchobj.checkpoint.state import gathered, own_state, take_state
+from torchobj.checkpoint.state import own_state, state_to_save, take_state
 from torchobj.exceptions import CheckpointError
 
 KEY = "torchobj_states_of_ranks"
@@ -66,7 +66,7 @@ def test_a_state_of_the_first_rank_only_is_used_by_all():
 def partly(rank):
     torch.distributed.init_process_group("gloo")
     state = {"data": Position({"n": 1}), "x": 1} if rank == 0 else {}
-    return own_state(gathered(take_state(state), Ranks()).tree, Ranks(), "x")
+    return own_state(state_to_save(state, Ranks(), sharded=True).tree, Ranks(), "x")
 
 
 def test_a_state_that_only_the_first_rank_has_is_saved():
@@ -112,7 +112,7 @@ def unpicklable(rank):
     torch.distributed.init_process_group("gloo")
     value = {"n": (lambda: 1) if rank == 1 else 2}
     try:
-        gathered(take_state({"data": Position(value)}), Ranks())
+        state_to_save({"data": Position(value)}, Ranks(), sharded=True)
     except Exception as error:
         return str(error)
     return "no error"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import torchobj
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, KeepBest, manager, save_step
-from torchobj.checkpoint.retention import Retention, doomed
+from torchobj.checkpoint import CheckpointManager, KeepBest, manager, pending_save
+from torchobj.checkpoint.retention import Retention, expired
 
 _names = itertools.count()
 
@@ -62,7 +62,7 @@ def kept_by(rules, metrics):
 @given(COMMITTED, RULES, st.sets(st.integers(0, 30)))
 def test_deleted_steps_are_those_that_no_rule_keeps_and_never_the_latest(metrics, rules, protected):
     committed = [Step(step, there, time) for time, (step, there) in enumerate(metrics.items())]
-    going = doomed(committed, rules, protected)
+    going = expired(committed, rules, protected)
     assert going == sorted(metrics.keys() - kept_by(rules, metrics) - protected)
     assert not metrics or max(metrics) not in going
 
@@ -151,7 +151,7 @@ class History:
         def write(state, url, config):
             self.requests.make(lambda: raw.put(self.key(url), b"%d" % state["value"]))
 
-        monkeypatch.setattr(save_step, "save", write)
+        monkeypatch.setattr(pending_save, "save", write)
         monkeypatch.setattr(manager, "load", lambda url, *_, **__: {"value": int(bytes(raw.get(self.key(url))))})
         self.restart()
 
@@ -276,8 +276,8 @@ def test_no_history_loses_the_latest_step_or_one_that_a_rule_keeps(hundred, monk
 def test_histories_cover_every_request_of_a_save_with_faults(monkeypatch):
     """The request numbers of `Fault` include the last request of the longest save."""
     requests = Requests(None)
-    real_save = save_step.save
-    monkeypatch.setattr(save_step, "save", lambda *given, **named: requests.make(lambda: real_save(*given, **named)))
+    real_save = pending_save.save
+    monkeypatch.setattr(pending_save, "save", lambda *given, **named: requests.make(lambda: real_save(*given, **named)))
     checkpoints = CheckpointManager("memory://count/run", keep_last=1)
     checkpoints._commits.store = FaultyStore(checkpoints._commits.store, requests)
     checkpoints.save(1, {})

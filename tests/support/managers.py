@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from torchobj.checkpoint import save_step
+from torchobj.checkpoint import pending_save
 
 #: For `pytest.mark.providers`: the test with GCS is one of `make matrix`.
 GCS_IN_MATRIX = pytest.param("gs", marks=pytest.mark.matrix)
@@ -39,14 +39,14 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self.open, self.reached = threading.Event(), threading.Event()
-        real = save_step.save
+        real = pending_save.save
 
         def save(*given, **named):
             self.reached.set()
             assert self.open.wait(60)
             return real(*given, **named)
 
-        monkeypatch.setattr(save_step, "save", save)
+        monkeypatch.setattr(pending_save, "save", save)
 
 
 class Holder:

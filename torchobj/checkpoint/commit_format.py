@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, cast
 from torchobj.checkpoint.keys import is_canonical
 from torchobj.exceptions import ConfigError
 
-__all__ = ["DIGITS", "Attempt", "Commit", "Kind", "StoredObject", "check_size", "checked_step"]
+__all__ = ["DIGITS", "STATE_FILE", "Attempt", "Commit", "Kind", "StoredObject", "check_size", "checked_step"]
 
 #: Version of the format; other versions are refused.
 _FORMAT = 1
@@ -26,6 +26,8 @@ _FORMAT = 1
 _MAX_BYTES = 64 << 20
 #: Number of digits of a step in keys, so that keys sort as steps.
 DIGITS = 12
+#: Name of the only object of a state that is saved as one file.
+STATE_FILE = "state.pt"
 
 _MAX_STEP = 10**DIGITS - 1
 

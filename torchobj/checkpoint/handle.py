@@ -3,8 +3,9 @@
 import logging
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
+
+from torchobj.checkpoint.pending_save import PendingSave
 
 __all__ = ["SaveHandle"]
 
@@ -31,12 +32,11 @@ class SaveHandle:
     logged.
 
     Args:
-        step: The step that is saved.
-        work: Saves it.
+        pending: The save, whose state was taken.
     """
 
-    def __init__(self, step: int, work: Callable[[], None]) -> None:
-        self._step, self._work = step, work
+    def __init__(self, pending: PendingSave) -> None:
+        self._step, self._pending = pending.step, pending
         self._future: Future[None] = Future()
         self._is_retrieved = False
 
@@ -58,7 +58,7 @@ class SaveHandle:
     def _run(self) -> None:
         failed: BaseException | None = None
         try:
-            self._work()
+            self._pending.run()
         except BaseException as error:
             # A note may say that it is not known whether the step was committed.
             text = "; ".join([str(error), *getattr(error, "__notes__", [])])
@@ -66,7 +66,7 @@ class SaveHandle:
             logger.debug("step %d was not saved", self._step, exc_info=True)
             failed = error
         # Releases the state before a waiting thread continues.
-        del self._work
+        del self._pending
         _running.discard(self)
         if failed is None:
             self._future.set_result(None)

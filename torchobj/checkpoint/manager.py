@@ -1,31 +1,32 @@
 """Checkpoints by step: saved whole or not at all, found, restored, and deleted by rules.
 
-The manager runs one save at a time. `state` takes the state of the objects, `staging` copies or watches it, `save_step`
-writes and commits it, `commits` stores the commit objects, `ranks` gives all ranks one outcome, `retention` selects the
-steps to delete, and `leftovers` finds the data of interrupted saves.
+The manager runs one save at a time. A save is one object (`pending_save`): `state` takes the state of the objects,
+`staging` copies or watches it, `save` or `state_shards` writes it, `commits` stores the commit objects, `ranks` gives
+all ranks one outcome, `retention` selects the steps to delete, and `leftovers` finds the data of interrupted saves. A
+restore is that of one file (`restoring`) or of state shards (`state_shards`).
 """
 
 import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, MutableMapping
-from functools import partial
+from collections.abc import Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
 
-from torchobj.checkpoint import leftovers, save_step
-from torchobj.checkpoint.commit_format import Commit, Kind, checked_step
+from torchobj.checkpoint import leftovers
+from torchobj.checkpoint.commit_format import STATE_FILE, Commit, checked_step
 from torchobj.checkpoint.commits import Commits
 from torchobj.checkpoint.handle import SaveHandle
 from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.load import load
+from torchobj.checkpoint.pending_save import PendingSave
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import restore_file
 from torchobj.checkpoint.retention import KeepBest, Retention
 from torchobj.checkpoint.staging import Stager
-from torchobj.checkpoint.state import gathered, own_state, take_state
+from torchobj.checkpoint.state import own_state
 from torchobj.checkpoint.state_shards import restore_shards
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
@@ -135,7 +136,9 @@ class CheckpointManager:
             Exception: An earlier background save failed and its error was not retrieved; this save was not started.
         """
         self._finish_previous("wait", "save", step=step, overwrite=overwrite)
-        self._prepare(step, state, metrics, overwrite=overwrite, stage=None, ranks=self._ranks)()
+        pending = self._pending(self._ranks, step, metrics, overwrite=overwrite)
+        pending.stage(state, self._stager, copy=None)
+        pending.run()
 
     def save_async(
         self,
@@ -169,8 +172,9 @@ class CheckpointManager:
         if when_busy not in ("wait", "fail"):
             raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
         self._finish_previous(when_busy, "save_async", step=step, overwrite=overwrite)
-        work = self._prepare(step, state, metrics, overwrite=overwrite, stage=stage, ranks=self._background)
-        self._handle = SaveHandle(checked_step(step), work)
+        pending = self._pending(self._background, step, metrics, overwrite=overwrite)
+        pending.stage(state, self._stager, copy=bool(stage))
+        self._handle = SaveHandle(pending)
         self._handle.start()
         return self._handle
 
@@ -204,38 +208,17 @@ class CheckpointManager:
         self._handle = None
         return error
 
-    def _prepare(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        metrics: Mapping[str, float] | None,
-        *,
-        overwrite: bool,
-        stage: bool | None,
-        ranks: Ranks,
-    ) -> Callable[[], None]:
-        """Returns the function that writes and commits a step, when all ranks are ready for it."""
-        # Creates the process group on this thread.
-        _ = ranks.group
-        beginning = self._ranks.of_first(
-            lambda: save_step.begin(self._commits, checked_step(step), overwrite=overwrite)
+    def _pending(self, ranks: Ranks, step: int, metrics: Mapping[str, float] | None, *, overwrite: bool) -> PendingSave:
+        return PendingSave(
+            self._commits,
+            ranks,
+            step,
+            metrics,
+            overwrite=overwrite,
+            config=self._config,
+            rules=self._rules,
+            sharded=self._sharded,
         )
-        folder = f"{self.url}/{beginning.attempt.folder}"
-        numbers = self._ranks.together(lambda: save_step.checked_metrics(metrics))
-        # On all ranks: `state_dict` may be collective.
-        taken = gathered(self._ranks.together(lambda: take_state(state)), self._ranks)
-        kind: Kind = "dcp" if self._sharded else "state"
-
-        def writer() -> Callable[[], object]:
-            if self._sharded:
-                return save_step.shard_writer(taken, folder, self._config, ranks, self._stager, stage=stage)
-            if not ranks.is_first:
-                return lambda: None
-            url = folder + save_step.STATE_FILE
-            return save_step.file_writer(taken, url, self._config, self._stager, stage=stage)
-
-        write = self._ranks.together(writer)
-        return partial(save_step.run, self._commits, self._rules, beginning, kind, write, metrics=numbers, ranks=ranks)
 
     def steps(self) -> list[int]:
         """Returns the committed steps, ascending. One listing, as for `latest`."""
@@ -293,20 +276,18 @@ class CheckpointManager:
             StoreError: The data cannot be read. `into` may be restored in part.
         """
         self._agree("restore", None, step=step)
-        found = self._ranks.of_first(lambda: self._found(step))
-        source = f"{self.url}, step {found.step}"
-        folder = f"{self.url}/{found.attempt.folder}"
-        self._ranks.together(lambda: self._check_restore(found, into, map_location, source))
-        url, config, ranks = folder + save_step.STATE_FILE, self._config, self._ranks
+        found = self._ranks.of_first(self._found, step)
+        source, folder = f"{self.url}, step {found.step}", f"{self.url}/{found.attempt.folder}"
+        with self._ranks.together():
+            self._check_restore(found, into, map_location, source)
         try:
             if into is None:
-                return ranks.together(
-                    lambda: own_state(load(url, map_location, weights_only, config=config), ranks, source)
-                )
-            if self._sharded:
-                restore_shards(into, folder, config, ranks, source, weights_only=weights_only)
+                with self._ranks.together():
+                    loaded = load(folder + STATE_FILE, map_location, weights_only, config=self._config)
+                    into = own_state(loaded, self._ranks, source)
             else:
-                ranks.together(lambda: restore_file(into, url, config, ranks, weights_only=weights_only, source=source))
+                restore = restore_shards if self._sharded else restore_file
+                restore(into, folder, self._config, self._ranks, source, weights_only=weights_only)
         except ObjectNotFoundError as gone:
             raise CheckpointError(f"{source}: committed, but its data is gone: {gone}") from gone
         return into

@@ -57,15 +57,15 @@ class Ranks:
         self._own: torch.distributed.ProcessGroup | None = None
 
     @property
-    def several(self) -> bool:
-        """Whether there are several ranks."""
-        found = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return found and torch.distributed.get_world_size(self._members) > 1
+    def count(self) -> int:
+        """The number of ranks that save."""
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return torch.distributed.get_world_size(self._members) if is_distributed else 1
 
     @property
-    def is_first(self) -> bool:
-        """Whether this rank is the one that commits."""
-        return not self.several or torch.distributed.get_rank(self._members) == 0
+    def several(self) -> bool:
+        """Whether there are several ranks."""
+        return self.count > 1
 
     @property
     def number(self) -> int:
@@ -73,9 +73,9 @@ class Ranks:
         return torch.distributed.get_rank(self._members) if self.several else 0
 
     @property
-    def count(self) -> int:
-        """The number of ranks that save."""
-        return torch.distributed.get_world_size(self._members) if self.several else 1
+    def is_first(self) -> bool:
+        """Whether this rank is the one that commits."""
+        return self.number == 0
 
     @property
     def group(self) -> "torch.distributed.ProcessGroup | None":
@@ -90,25 +90,20 @@ class Ranks:
             self._own = cast("torch.distributed.ProcessGroup", made)
         return self._own
 
-    def of_first(self, do: Callable[[], _Result]) -> _Result:
-        """Calls `do` on the first rank, and returns its result on all ranks.
+    def of_first(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Calls `do` with the arguments on the first rank, and returns its result on all ranks.
 
         Raises:
             Exception: `do` failed; raised on all ranks.
         """
-        result, error = None, None
-        if self.is_first:
-            try:
-                result = do()
-            except BaseException as caught:  # noqa: BLE001  all ranks raise it
-                error = caught
-        self.agree(error)
-        if not self.several:
-            return cast("_Result", result)
-        objects = [result]
-        with rank_gone():
-            torch.distributed.broadcast_object_list(objects, group=self.group, group_src=0)
-        return cast("_Result", objects[0])
+        results: list[Any] = [None]
+        with self.together():
+            if self.is_first:
+                results = [do(*arguments)]
+        if self.several:
+            with rank_gone():
+                torch.distributed.broadcast_object_list(results, group=self.group, group_src=0)
+        return cast("_Result", results[0])
 
     def gather(self, value: Any, *, on_first: bool = False) -> list[Any]:
         """Returns the values of all ranks, by rank number, with tensors on the CPU.
@@ -124,9 +119,12 @@ class Ranks:
         if not self.several:
             return [value]
         # Pickled before the collective: if a rank failed in it, the others would wait.
-        data = self.together(lambda: _pickled(value))
+        with self.together():
+            data = _pickled(value)
         gathered = self._gathered(data, on_first=on_first)
-        return self.together(lambda: [_unpickled(of_rank) for of_rank in gathered])
+        with self.together():
+            values = [_unpickled(of_rank) for of_rank in gathered]
+        return values  # noqa: RET504  mypy requires a return after the block
 
     def _gathered(self, value: Any, *, on_first: bool = False) -> list[Any]:
         values: list[Any] = [None] * self.count
@@ -150,9 +148,9 @@ class Ranks:
             RankGoneError: This rank has no error, and another rank does not respond.
         """
         if self.several:
-            mine = {name: repr(value) for name, value in (settings or {}).items()}
+            own = {name: repr(value) for name, value in (settings or {}).items()}
             try:
-                gathered = self._gathered((None if error is None else portable(error), mine))
+                gathered = self._gathered((None if error is None else portable(error), own))
             except RankGoneError as gone:
                 # A collective of `state_dict`, for example, fails with a RuntimeError of torch if a rank is gone.
                 is_of_torch = type(error) is RuntimeError or isinstance(error, torch.distributed.DistError)
@@ -164,15 +162,15 @@ class Ranks:
         if error is not None:
             raise error
 
-    def together(self, do: Callable[[], _Result]) -> _Result:
-        """Returns the result of `do` if it succeeded on all ranks; otherwise raises as `agree` does."""
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Waits for all ranks at the end of the block, and raises as `agree` if it failed on one of them."""
         try:
-            result = do()
+            yield
         except BaseException as error:
             self.agree(error)
             raise
         self.agree(None)
-        return result
 
 
 def _difference(settings: Sequence[Mapping[str, str]]) -> ConfigError | None:

@@ -1,12 +1,12 @@
 """Restores objects from a state that was loaded: checks everything first, then copies."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, MutableMapping
-from functools import partial
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
+from torchobj.checkpoint.commit_format import STATE_FILE
 from torchobj.checkpoint.entries import Path, name_of, wrapper_remedy
 from torchobj.checkpoint.load import load
 from torchobj.checkpoint.ranks import Ranks
@@ -15,55 +15,57 @@ from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.stateful import is_stateful
 
-__all__ = ["planned", "restore_file"]
+__all__ = ["assign", "check", "restore_file"]
 
 logger = logging.getLogger("torchobj")
 
 #: Maximum number of names in an error.
 _LISTED = 5
 
-#: Steps that restore objects, after everything was checked.
-Work = list[Callable[[], object]]
-
 
 def restore_file(
-    into: MutableMapping[str, Any], url: str, config: StoreConfig, ranks: Ranks, *, weights_only: bool, source: str
+    into: MutableMapping[str, Any], folder: str, config: StoreConfig, ranks: Ranks, source: str, *, weights_only: bool
 ) -> None:
-    """Restores `into` from a file of `torchobj.save`, as `planned` does. Reads only the entries of `into`.
+    """Restores a state from the file in a folder. Collective. Reads only the entries of `into`.
 
     Tensors and modules are read directly into their memory. The states of other objects, such as optimizers, which may
     not have a state yet, are read into new memory.
 
     Raises:
-        CheckpointError: As for `planned`; everything is checked before the first copy.
+        CheckpointError: As for `check`, before anything is changed, and for `assign`.
         ConfigError: A tensor of `into` is sharded among ranks.
+        Exception: A rank could not read. Every error is raised on all ranks.
     """
-    taken = take_state(into)
-    taken.check_unsharded()
-    # Names that are not strings cannot be selected: then the whole file is loaded.
-    has_names = all(isinstance(name, str) for name in into)
-    in_place = [name for name, value in into.items() if has_names and _is_memory(value)]
-    others = into.keys() - in_place
-    work: Work = []
-    if others:
-        keys = others if has_names else None
-        loaded = _load_entries(url, config, keys, weights_only=weights_only, source=source)
-        # Without entries that are not asked for, which may be of another number of ranks.
-        loaded = {name: loaded[name] for name in others if name in loaded} if isinstance(loaded, dict) else loaded
-        work += planned(into, own_state(loaded, ranks, source), source, others)
-    if in_place:
-        memory: Any = {name: taken.tree[name] for name in in_place}
-        try:
-            load(url, None, weights_only, in_place, into=memory, config=config)
-        except ConfigError as error:
-            # A module casts values of another dtype, and ranks may have tensors of their own; `planned` reports other
-            # differences.
-            logger.debug("%s: not read in place: %s", source, error)
-            memory = _load_entries(url, config, in_place, weights_only=weights_only, source=source)
-            memory = own_state(memory, ranks, source)
-        work += planned(into, memory, source, in_place)
-    for step in work:
-        step()
+    url = folder + STATE_FILE
+    with ranks.together():
+        taken = take_state(into)
+        taken.check_unsharded()
+        # Names that are not strings cannot be selected: then the whole file is loaded.
+        has_names = all(isinstance(name, str) for name in into)
+        in_place = {name: value for name, value in into.items() if has_names and _is_memory(value)}
+        others = {name: value for name, value in into.items() if name not in in_place}
+        loaded: Any = {}
+        if others:
+            names = others.keys() if has_names else None
+            loaded = _load_entries(url, config, names, weights_only=weights_only, source=source)
+            if isinstance(loaded, dict):
+                # Without entries that are not asked for, which may be of another number of ranks.
+                loaded = {name: loaded[name] for name in others if name in loaded}
+            loaded = own_state(loaded, ranks, source)
+            check(others, loaded, source)
+        if in_place:
+            memory: Any = {name: taken.tree[name] for name in in_place}
+            try:
+                load(url, None, weights_only, list(in_place), into=memory, config=config)
+            except ConfigError as error:
+                # A module casts values of another dtype, and ranks may have tensors of their own; `check` reports other
+                # differences.
+                logger.debug("%s: not read in place: %s", source, error)
+                memory = _load_entries(url, config, in_place, weights_only=weights_only, source=source)
+                memory = own_state(memory, ranks, source)
+            check(in_place, memory, source)
+            loaded |= memory
+        assign(into, loaded, source)
 
 
 def _load_entries(
@@ -79,11 +81,11 @@ def _load_entries(
     try:
         return load(url, "cpu", weights_only, sorted(names), config=config)
     except ConfigError:
-        there = load(url, "meta", weights_only, config=config)
-        missing = sorted(name for name in names if name not in there)
+        saved = load(url, "meta", weights_only, config=config)
+        missing = sorted(name for name in names if name not in saved)
         if not missing:
             raise
-        raise CheckpointError(f"{source}: has no {', '.join(missing)}; it has {', '.join(map(str, there))}") from None
+        raise CheckpointError(f"{source}: has no {', '.join(missing)}; it has {', '.join(map(str, saved))}") from None
 
 
 def _is_memory(value: Any) -> bool:
@@ -93,113 +95,106 @@ def _is_memory(value: Any) -> bool:
     return isinstance(value, Mapping) and not is_stateful(value) and all(map(_is_memory, value.values()))
 
 
-def planned(into: Any, loaded: Mapping[Any, Any], source: str, names: Collection[Any] | None = None) -> Work:
-    """Checks that `loaded` fits `into`, and returns the steps that restore it.
+def check(into: Mapping[Any, Any], saved: Any, source: str) -> None:
+    """Checks that a saved state fits the objects to restore.
 
-    Tensors are copied into existing tensors, objects with `load_state_dict` load their state, mappings are entered, and
-    other values are replaced. Entries that `into` does not have are ignored at the top, but not in nested mappings.
+    Entries that `into` does not have are ignored at the top, but not in nested mappings.
 
     Args:
-        into: A dict as passed to `save`.
-        loaded: The loaded state.
+        into: A dict as passed to `CheckpointManager.restore`, or a part of it.
+        saved: The saved state.
         source: The checkpoint, for errors.
-        names: Restore only these entries; all if None.
 
     Raises:
-        CheckpointError: A value is missing, unknown, or differs in shape or dtype. A step raises it if the
-            `load_state_dict` of an object fails.
+        CheckpointError: A value is missing, unknown, or differs in shape or dtype.
     """
-    _check_mapping(loaded, "the state", source)
-    return _planned(into, loaded, (), source, into.keys() if names is None else names)
+    try:
+        _check_entries(into, saved, ())
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from None
 
 
-def _planned(into: Any, loaded: Any, path: Path, source: str, names: Collection[Any]) -> Work:
-    work: Work = []
+def _check_entries(into: Mapping[Any, Any], saved: Any, path: Path) -> None:
+    if not isinstance(saved, Mapping):
+        raise _difference(name_of(path) or "the state", saved, "dict")
     for key, value in into.items():
-        if key not in names:
-            continue
         name = name_of((*path, key))
-        if key not in loaded:
-            remedy = wrapper_remedy(into.keys() - loaded.keys(), loaded.keys() - into.keys())
-            raise CheckpointError(f"{source}: has no {name}; it has {', '.join(map(str, loaded)) or 'nothing'}{remedy}")
-        there = loaded[key]
+        if key not in saved:
+            remedy = wrapper_remedy(into.keys() - saved.keys(), saved.keys() - into.keys())
+            raise CheckpointError(f"has no {name}; it has {', '.join(map(str, saved)) or 'nothing'}{remedy}")
         if isinstance(value, torch.Tensor):
-            _check_tensor(value, there, name, source)
-            work.append(partial(_copy, value, there))
-        elif is_stateful(value):
-            _check_object(value, there, name, source)
-            work.append(partial(_load_state, value, there, name, source))
-        elif isinstance(value, Mapping):
-            _check_mapping(there, name, source)
-            work += _planned(value, there, (*path, key), source, value.keys())
-            if unknown := [f"{name}.{below}" for below in there if below not in value]:
-                raise CheckpointError(f"{source}: has {', '.join(unknown[:_LISTED])}, which into does not have")
-        else:
-            work.append(partial(into.__setitem__, key, there))
-    return work
+            _check_tensor(value, saved[key], name)
+        elif isinstance(value, torch.nn.Module):
+            _check_module(value, saved[key], name)
+        elif isinstance(value, torch.optim.Optimizer):
+            _check_optimizer(value, saved[key], name)
+        elif isinstance(value, Mapping) and not is_stateful(value):
+            _check_entries(value, saved[key], (*path, key))
+    if path and (unknown := [name_of((*path, key)) for key in saved if key not in into]):
+        raise CheckpointError(f"has {', '.join(unknown[:_LISTED])}, which into does not have")
 
 
-def _check_mapping(there: Any, name: str, source: str) -> None:
-    if not isinstance(there, Mapping):
-        raise _difference(source, name, there, "dict")
+def _difference(name: str, saved: Any, expected: str) -> CheckpointError:
+    return CheckpointError(f"{name} is a {type(saved).__name__} there, and a {expected} here")
 
 
-def _check_object(value: Any, there: Any, name: str, source: str) -> None:
-    if isinstance(value, torch.nn.Module):
-        _check_module(value, there, name, source)
-    elif isinstance(value, torch.optim.Optimizer):
-        _check_optimizer(value, there, name, source)
+def _check_tensor(tensor: torch.Tensor, saved: Any, name: str) -> None:
+    if not isinstance(saved, torch.Tensor):
+        raise _difference(name, saved, "tensor")
+    if (tensor.shape, tensor.dtype) != (saved.shape, saved.dtype):
+        saved_is, tensor_is = (f"{tuple(each.shape)} {each.dtype}" for each in (saved, tensor))
+        raise CheckpointError(f"{name} is {saved_is} there, and {tensor_is} here")
 
 
-def _difference(source: str, name: str, there: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"{source}: {name} is a {type(there).__name__} there, and a {expected} here")
-
-
-def _check_tensor(here: torch.Tensor, there: Any, name: str, source: str) -> None:
-    if not isinstance(there, torch.Tensor):
-        raise _difference(source, name, there, "tensor")
-    if (here.shape, here.dtype) != (there.shape, there.dtype):
-        there_is, here_is = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (there, here))
-        raise CheckpointError(f"{source}: {name} is {there_is} there, and {here_is} here")
-
-
-def _check_module(module: torch.nn.Module, there: Any, name: str, source: str) -> None:
-    here = module.state_dict()
-    if not isinstance(there, Mapping):
-        raise _difference(source, name, there, "module")
-    missing, unknown = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
+def _check_module(module: torch.nn.Module, saved: Any, name: str) -> None:
+    own = module.state_dict()
+    if not isinstance(saved, Mapping):
+        raise _difference(name, saved, "module")
+    missing, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     if missing or unknown:
         remedy = wrapper_remedy(missing, unknown)
-        raise CheckpointError(f"{source}: {name} is of another module: missing {missing}, unknown {unknown}{remedy}")
-    for key, tensor in here.items():
+        raise CheckpointError(f"{name} is of another module: missing {missing}, unknown {unknown}{remedy}")
+    for key, tensor in own.items():
         # A module casts other dtypes, but accepts no other shape.
-        if isinstance(tensor, torch.Tensor) and getattr(there[key], "shape", None) != tensor.shape:
-            shape = tuple(getattr(there[key], "shape", ()))
-            raise CheckpointError(f"{source}: {name}.{key} is {shape} there, and {tuple(tensor.shape)} here")
+        if isinstance(tensor, torch.Tensor) and getattr(saved[key], "shape", None) != tensor.shape:
+            shape = tuple(getattr(saved[key], "shape", ()))
+            raise CheckpointError(f"{name}.{key} is {shape} there, and {tuple(tensor.shape)} here")
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, there: Any, name: str, source: str) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer, saved: Any, name: str) -> None:
     """Checks what `load_state_dict` of torch's optimizers checks."""
-    groups = there.get("param_groups") if isinstance(there, Mapping) else None
+    groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
     if not isinstance(groups, list):
-        raise _difference(source, name, there, "optimizer")
-    counts_there = [len(group["params"]) for group in groups]
-    counts_here = [len(group["params"]) for group in optimizer.param_groups]
-    if counts_there != counts_here:
-        message = f"{name} has groups of {counts_there} parameters there, and of {counts_here} here"
-        raise CheckpointError(f"{source}: {message}")
+        raise _difference(name, saved, "optimizer")
+    saved_counts, counts = ([len(group["params"]) for group in each] for each in (groups, optimizer.param_groups))
+    if saved_counts != counts:
+        raise CheckpointError(f"{name} has groups of {saved_counts} parameters there, and of {counts} here")
 
 
-def _load_state(value: Any, state: Any, name: str, source: str) -> None:
-    try:
-        value.load_state_dict(state)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        message = f"{name}: {type(value).__name__} refuses its state; earlier entries are restored"
-        raise CheckpointError(f"{source}: {message}: {error}") from error
+def assign(into: MutableMapping[Any, Any], saved: Mapping[Any, Any], source: str, path: Path = ()) -> None:
+    """Restores objects from a saved state that `check` has checked.
 
+    Tensors are copied into existing tensors, objects with `load_state_dict` load their state, mappings are entered, and
+    other values are replaced.
 
-def _copy(here: torch.Tensor, there: torch.Tensor) -> None:
-    # The same tensor if it was read in place.
-    if here is not there:
-        with torch.no_grad():
-            here.copy_(there)
+    Raises:
+        CheckpointError: The `load_state_dict` of an object fails.
+    """
+    for key, value in list(into.items()):
+        if key not in saved:
+            continue
+        if isinstance(value, torch.Tensor):
+            # The same tensor if it was read in place.
+            if value is not saved[key]:
+                with torch.no_grad():
+                    value.copy_(saved[key])
+        elif is_stateful(value):
+            try:
+                value.load_state_dict(saved[key])
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                message = f"{name_of((*path, key))}: {type(value).__name__} refuses its state"
+                raise CheckpointError(f"{source}: {message}; earlier entries are restored: {error}") from error
+        elif isinstance(value, Mapping):
+            assign(value, saved[key], source, (*path, key))  # type: ignore[arg-type]
+        else:
+            into[key] = saved[key]

@@ -8,7 +8,7 @@ from typing import Literal
 from torchobj.checkpoint.commit_format import Commit
 from torchobj.exceptions import ConfigError
 
-__all__ = ["KeepBest", "Retention", "doomed"]
+__all__ = ["KeepBest", "Retention", "expired"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Retention:
             raise ConfigError(f"keep_best={self.keep_best!r}: must be a KeepBest, or (metric, 'min' or 'max', count)")
 
 
-def doomed(committed: Sequence[Commit], rules: Retention, protected: Collection[int] = ()) -> list[int]:
+def expired(committed: Sequence[Commit], rules: Retention, protected: Collection[int] = ()) -> list[int]:
     """Returns the steps that no rule keeps.
 
     Args:
@@ -85,7 +85,7 @@ def doomed(committed: Sequence[Commit], rules: Retention, protected: Collection[
         >>> from collections import namedtuple
         >>> step = namedtuple("step", "step metrics time")
         >>> committed = [step(100, {"loss": 2.0}, 1), step(200, {"loss": 1.0}, 2), step(300, {"loss": 3.0}, 3)]
-        >>> doomed(committed, Retention(keep_last=1, keep_best=KeepBest("loss", "min")))
+        >>> expired(committed, Retention(keep_last=1, keep_best=KeepBest("loss", "min")))
         [100]
     """
     steps = sorted(commit.step for commit in committed)

@@ -13,7 +13,8 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -219,8 +220,8 @@ class Stager:
 class Watch:
     """Detects writes to the tensors of a state that is saved without a copy, by their versions.
 
-    Values other than tensors are copied. Writes that bypass autograd, such as through `.data`, a numpy view or another
-    process, are not detected.
+    Used as a context, it checks the tensors when the block ends. Values other than tensors are copied. Writes that
+    bypass autograd, such as through `.data`, a numpy view or another process, are not detected.
 
     Args:
         tree: The state to save.
@@ -251,6 +252,16 @@ class Watch:
             if tensor._version != version:
                 message = "was changed while it was saved with stage=False: nothing was committed"
                 raise CheckpointError(f"{self._name_of(tensor)} {message}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # A changed tensor no longer matches its checksum: then the store's error is not the cause.
+        if exc is None or isinstance(exc, Exception):
+            self.check()
 
     def _name_of(self, tensor: torch.Tensor) -> str:
         return next((name for name, own in self._names if own is tensor), "a tensor")

@@ -15,14 +15,17 @@ Who saves what, if there are several ranks:
 
 import collections
 import functools
+import itertools
 import logging
 import pickle
 import pickletools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchobj.checkpoint.device_memory import check_memory
@@ -33,7 +36,7 @@ from torchobj.checkpoint.ranks import Ranks
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.stateful import is_stateful
 
-__all__ = ["State", "gathered", "own_state", "take_state", "with_rank_states"]
+__all__ = ["TakenState", "own_state", "state_to_save", "take_state", "with_rank_states"]
 
 logger = logging.getLogger("torchobj")
 
@@ -44,27 +47,29 @@ _CONTAINERS = (dict, collections.OrderedDict, collections.Counter, list, tuple, 
 #: The only key of a dict with the states of all ranks, which are in a tuple: a distributed checkpoint keeps a tuple as
 #: one value.
 _RANKS = "torchobj_states_of_ranks"
-#: Names of values that differed among ranks.
-_warned: set[str] = set()
 #: The rank in the state of a sampler; its loader compares it where it matters.
 _RANK = "rank"
 #: In place of a value that is None, because None stands for a rank without a value.
 _NONE = "torchobj_none"
 
+#: What a value contains: tensors that `torch.distributed` manages, states of modules and optimizers.
+_SHARDED, _OF_REPLICAS, _NOTHING = frozenset({"sharded"}), frozenset({"of replicas"}), frozenset[str]()
 
-class State(NamedTuple):
-    """The state of the objects of a save."""
+
+class TakenState(NamedTuple):
+    """The state of the objects of a save or a restore."""
 
     tree: dict[Any, Any]
     """The state, with what `state_dict` returned in place of objects."""
     of_ranks: list[Path]
     """Loaders, datasets and samplers, whose states differ among ranks."""
     compared: dict[Path, Any]
-    """Values that may differ among ranks: all but those of modules, optimizers and sharded tensors, by path."""
+    """Values that may differ among ranks: the largest parts that contain nothing of modules, of optimizers, or of
+    sharded tensors, by path."""
     optimizers: list[Path]
     """States of optimizers without sharded tensors."""
     tensors: list[tuple[str, torch.Tensor]]
-    odd: list[tuple[str, Any]]
+    unusual: list[tuple[str, Any]]
     """Values that are neither plain nor in a plain container, by name."""
 
     def check_unsharded(self) -> None:
@@ -73,8 +78,6 @@ class State(NamedTuple):
         Raises:
             ConfigError: A tensor is sharded; the message names it.
         """
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return
         for name, tensor in self.tensors:
             shards = _shard_count(tensor)
             if shards > 1:
@@ -88,12 +91,43 @@ class State(NamedTuple):
         """
         for name, tensor in self.tensors:
             check_memory(tensor, name)
-        for name, value in self.odd:
+        for name, value in self.unusual:
             if _is_refused(value):
-                _warn(name, f"{type(value).__module__}.{type(value).__qualname__}")
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                _warn_once("restore needs weights_only=False for entry %r (%s)", name, kind)
 
 
-def take_state(state: Mapping[Any, Any]) -> State:
+def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> TakenState:
+    """Takes the state of the objects of a save, and checks it. Collective.
+
+    A value that only some ranks have, and that is equal on these, is left to `torch.distributed.checkpoint`. An
+    optimizer's state is left to the first rank that has it: one of replicas may have entries for other parameters.
+
+    Args:
+        state: The objects, as passed to `CheckpointManager.save`.
+        ranks: The ranks that save.
+        sharded: Whether each rank saves its state shard, or the first rank saves all.
+
+    Returns:
+        The state to save. The first rank has the states of all ranks in place of those that differ, and the others have
+        none of these.
+
+    Raises:
+        ConfigError: As for `take_state`; or a tensor is sharded, and `sharded` is false.
+        CheckpointError: The memory of a tensor was freed.
+        Exception: A state cannot be pickled. Every error is raised on all ranks.
+    """
+    with ranks.together():
+        # On all ranks: `state_dict` may be collective.
+        taken = take_state(state)
+        if not sharded:
+            taken.check_unsharded()
+        if sharded or ranks.is_first:
+            taken.check_values()
+    return _gathered(taken, ranks) if ranks.several else taken
+
+
+def take_state(state: Mapping[Any, Any]) -> TakenState:
     """Takes the state of each value that has `state_dict` and `load_state_dict`.
 
     Raises:
@@ -101,53 +135,75 @@ def take_state(state: Mapping[Any, Any]) -> State:
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"state is a {type(state).__name__}: must be a dict, as {{'model': model, 'step': 3}}")
-    taken = State({}, [], {}, [], [], [])
+    taken = TakenState({}, [], {}, [], [], [])
     for name, value in state.items():
         taken.tree[name] = _take(value, (name,), taken)
     return taken
 
 
-def _take(value: Any, path: Path, taken: State) -> Any:
+def _take(value: Any, path: Path, taken: TakenState) -> Any:
     if is_stateful(value):
         state = value.state_dict()
-        if isinstance(value, DataLoader | Dataset | Sampler):
+        is_of_rank = isinstance(value, DataLoader | Dataset | Sampler)
+        if is_of_rank:
             taken.of_ranks.append(path)
-        elif not isinstance(value, torch.nn.Module):
-            _add_compared(state, path, taken)
-        _inspect(state, path, taken, may_be_stateful=False)
+        is_compared = not is_of_rank and not isinstance(value, torch.nn.Module)
+        if not _visit(state, path, taken, is_compared=is_compared, may_be_stateful=False) and is_compared:
+            taken.compared[path] = state
         return state
     if not isinstance(value, Mapping) or _is_of_replicas(value):
-        _add_compared(value, path, taken)
-        _inspect(value, path, taken, may_be_stateful=type(value) in (list, tuple))
+        if not _visit(value, path, taken, is_compared=True, may_be_stateful=type(value) in (list, tuple)):
+            taken.compared[path] = value
         return value
     inner = {key: _take(below, (*path, key), taken) for key, below in value.items()}
     # A mapping of another type is pickled in its own way, and kept unless an object in it was replaced.
     if type(value) is dict or any(inner[key] is not below for key, below in value.items()):
         return inner
     if type(value) not in _CONTAINERS:
-        taken.odd.append((name_of(path), value))
+        taken.unusual.append((name_of(path), value))
     return value
 
 
-def _add_compared(value: Any, path: Path, taken: State) -> None:
-    """Adds the largest parts of a value that contain nothing of modules, of optimizers, or of sharded tensors."""
-    if _is_of_optimizer(value) and not _has(value, _is_distributed):
+def _visit(value: Any, path: Path, taken: TakenState, *, is_compared: bool, may_be_stateful: bool) -> frozenset[str]:
+    """Adds what is in a value to `taken`. The caller adds the value to those that are compared if it contains nothing.
+
+    Args:
+        value: The value.
+        path: Its path.
+        taken: Gets the tensors, the unusual values, and the parts to compare.
+        is_compared: Whether to add parts of it that ranks compare, and states of optimizers.
+        may_be_stateful: Whether to refuse objects with a state in it.
+
+    Returns:
+        What it contains: sharded tensors, states of replicas, or nothing of these.
+
+    Raises:
+        ConfigError: The value contains an object with a state, which is refused.
+    """
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        taken.tensors.append((name_of(path), value))
+        return _SHARDED if isinstance(value, ShardedTensor | DTensor) else _NOTHING
+    if kind not in _PLAIN and kind not in _CONTAINERS:
+        if may_be_stateful and is_stateful(value):
+            raise ConfigError(f"{name_of(path)} is a {kind.__name__} in a list: put it into a dict to save its state")
+        taken.unusual.append((name_of(path), value))
+    is_mapping, is_of_replicas = isinstance(value, Mapping), _is_of_replicas(value)
+    is_sequence = isinstance(value, list | tuple | set) and kind not in _PLAIN
+    # What is in a list, or in a state of replicas, is not compared on its own.
+    enters = is_compared and is_mapping and not is_of_replicas
+    special = {}
+    for key, inner in value.items() if is_mapping else enumerate(value) if is_sequence else ():
+        may_be_stateful = may_be_stateful and kind is not set
+        found = _visit(inner, (*path, key), taken, is_compared=enters, may_be_stateful=may_be_stateful)
+        if found:
+            special[key] = found
+    contents = _NOTHING.union(*special.values())
+    if enters and special:
+        taken.compared.update({(*path, key): inner for key, inner in value.items() if key not in special})
+    if is_compared and _is_of_optimizer(value) and not contents & _SHARDED:
         taken.optimizers.append(path)
-    elif not _has(value, lambda inner: _is_distributed(inner) or _is_of_replicas(inner)):
-        taken.compared[path] = value
-    elif isinstance(value, Mapping) and not _is_of_replicas(value):
-        for key, inner in value.items():
-            _add_compared(inner, (*path, key), taken)
-
-
-def _has(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
-    if is_wanted(value):
-        return True
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return False
-    return any(_has(inner, is_wanted) for inner in value)
+    return contents | _OF_REPLICAS if is_of_replicas else contents
 
 
 def _is_of_replicas(value: Any) -> bool:
@@ -162,30 +218,9 @@ def _is_of_optimizer(value: Any) -> bool:
     return isinstance(groups, list) and all(isinstance(group, Mapping) and "params" in group for group in groups)
 
 
-def _inspect(value: Any, path: Path, taken: State, *, may_be_stateful: bool) -> None:
-    """Adds the tensors and odd values in a value to `taken`.
-
-    Raises:
-        ConfigError: With `may_be_stateful`: the value contains an object with a state.
-    """
-    kind = type(value)
-    if isinstance(value, torch.Tensor):
-        taken.tensors.append((name_of(path), value))
-    elif kind not in _PLAIN and kind not in _CONTAINERS:
-        if may_be_stateful and is_stateful(value):
-            raise ConfigError(f"{name_of(path)} is a {kind.__name__} in a list: put it into a dict to save its state")
-        taken.odd.append((name_of(path), value))
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            _inspect(inner, (*path, key), taken, may_be_stateful=may_be_stateful)
-    elif isinstance(value, list | tuple | set) and kind not in _PLAIN:
-        for number, inner in enumerate(value):
-            _inspect(inner, (*path, number), taken, may_be_stateful=may_be_stateful and kind is not set)
-
-
 @functools.cache
-def _warn(name: str, kind: str) -> None:
-    logger.warning("restore needs weights_only=False for entry %r (%s)", name, kind)
+def _warn_once(message: str, *arguments: str) -> None:
+    logger.warning(message, *arguments)
 
 
 def _is_refused(value: Any) -> bool:
@@ -198,21 +233,8 @@ def _is_refused(value: Any) -> bool:
     return refused_global(names) is not None
 
 
-def _is_distributed(value: Any) -> bool:
-    """Returns whether a value is a tensor that `torch.distributed` manages, sharded or not."""
-    if type(value) in _PLAIN:
-        return False
-    from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # noqa: PLC0415  with torch.distributed only
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415
-
-    return isinstance(value, ShardedTensor | DTensor)
-
-
 def _shard_count(tensor: torch.Tensor) -> int:
     """Returns the number of ranks that a tensor is sharded over."""
-    from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # noqa: PLC0415  with torch.distributed only
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415
-
     if isinstance(tensor, ShardedTensor):
         return torch.distributed.get_world_size(tensor._process_group)
     if isinstance(tensor, DTensor):
@@ -221,25 +243,14 @@ def _shard_count(tensor: torch.Tensor) -> int:
     return 1
 
 
-def gathered(taken: State, ranks: Ranks) -> State:
-    """Puts the states of all ranks in place of those that differ among ranks. Collective.
-
-    A value that only some ranks have, and that is equal on these, is left to `torch.distributed.checkpoint`. An
-    optimizer's state is left to the first rank that has it: one of replicas may have entries for other parameters.
-
-    Returns:
-        The state to save. The first rank has the states of all ranks, and the others have none of these.
-
-    Raises:
-        Exception: A state cannot be pickled; raised on all ranks.
-    """
-    if not ranks.several:
-        return taken
-    mine = ranks.together(lambda: {path: digest_of(value) for path, value in taken.compared.items()})
-    given = ranks.gather((mine, taken.of_ranks, taken.optimizers))
-    digests, loaders, optimizers = ([each[number] for each in given] for number in range(3))
-    paths = dict.fromkeys(path for found in digests for path in found)
-    differing = dict.fromkeys(path for of_rank in loaders for path in of_rank)
+def _gathered(taken: TakenState, ranks: Ranks) -> TakenState:
+    """Returns the state to save, as `state_to_save` describes it."""
+    with ranks.together():
+        own_digests = {path: digest_of(value) for path, value in taken.compared.items()}
+    of_all = ranks.gather((own_digests, taken.of_ranks, taken.optimizers))
+    digests, loaders, optimizers = zip(*of_all, strict=True)
+    paths = dict.fromkeys(itertools.chain(*digests))
+    differing = dict.fromkeys(itertools.chain(*loaders))
     differing |= {path: None for path in paths if len({found[path] for found in digests if path in found}) > 1}
     # A value of one rank may be a mapping on another one: then the whole is kept for each rank.
     differing |= {outer: None for path in paths for outer in _outer(path) if outer in paths}
@@ -247,10 +258,9 @@ def gathered(taken: State, ranks: Ranks) -> State:
     states = ranks.gather({path: _at(tree, path) for path in kept}, on_first=True)
     for path in kept:
         count = sum(path in of_rank for of_rank in loaders)
-        if not count and ranks.is_first and (name := name_of(path)) not in _warned:
-            _warned.add(name)
+        if not count and ranks.is_first:
             message = "%s differs among the ranks: each rank's value is saved, and only as many ranks can restore it"
-            logger.warning(message, name)
+            _warn_once(message, name_of(path))
         if 0 < count < ranks.count:
             message = "%s: given by %d of %d ranks; the others will restore the state of the first of these"
             logger.warning(message, name_of(path), count, ranks.count)

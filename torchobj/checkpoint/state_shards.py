@@ -25,7 +25,7 @@ from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
 from torchobj.checkpoint.entries import listed, wrapper_remedy
 from torchobj.checkpoint.ranks import Ranks, rank_gone
-from torchobj.checkpoint.restoring import planned
+from torchobj.checkpoint.restoring import assign, check
 from torchobj.checkpoint.staging import with_containers
 from torchobj.checkpoint.state import own_state, take_state, with_rank_states
 from torchobj.config import StoreConfig
@@ -79,20 +79,19 @@ def restore_shards(
     """
     reader = _Reader(folder, config=config)
 
-    def match() -> dict[str, Any]:
+    with ranks.together():
         metadata = reader.read_metadata()
         # Copied, because `state_dict` may return containers that the object uses.
         tree = with_rank_states(_copy_containers(take_state(into).tree), metadata)
         _match(into, tree, metadata, source)
-        return tree
-
-    tree = ranks.together(match)
     _load(tree, reader, LoadItemType.BYTE_IO, ranks, source, weights_only=weights_only)
-    # Copied: tensors are read by the checkpoint's names, which `tree` has.
-    mine = ranks.together(lambda: own_state(_copy_containers(tree), ranks, source))
-    work = ranks.together(lambda: planned(into, mine, source))
+    with ranks.together():
+        # Copied: tensors are read by the checkpoint's names, which `tree` has.
+        own = own_state(_copy_containers(tree), ranks, source)
+        check(into, own, source)
     _load(tree, reader, LoadItemType.TENSOR, ranks, source, weights_only=weights_only)
-    ranks.together(lambda: [step() for step in work])
+    with ranks.together():
+        assign(into, own, source)
 
 
 def _copy_containers(tree: Any) -> Any:

@@ -1,0 +1,289 @@
+"""One save of a step: takes the state, writes it, commits it, and deletes old steps. The manager decides when to start.
+
+A save that fails deletes what it wrote, unless its commit may have succeeded: then the data stays, and is either the
+step's or a leftover.
+"""
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from torchobj.checkpoint import leftovers
+from torchobj.checkpoint.commit_format import STATE_FILE, Attempt, Commit, Kind, StoredObject, checked_step
+from torchobj.checkpoint.commits import Commits, CommittedByAnotherError, UnreadableCommitError
+from torchobj.checkpoint.ranks import RankGoneError, Ranks
+from torchobj.checkpoint.retention import Retention, expired
+from torchobj.checkpoint.save import save
+from torchobj.checkpoint.server import was_refused
+from torchobj.checkpoint.staging import Stager, Watch
+from torchobj.checkpoint.state import state_to_save
+from torchobj.checkpoint.state_shards import checksums, save_shards
+from torchobj.config import StoreConfig
+from torchobj.exceptions import (
+    AccessDeniedError,
+    CheckpointError,
+    ConfigError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    TorchobjError,
+)
+
+__all__ = ["PendingSave"]
+
+logger = logging.getLogger("torchobj")
+
+
+class PendingSave:
+    """One save of a step. All ranks create it and call `stage`, on the thread of the caller, and then `run`.
+
+    `run` may be called on another thread. On the first rank its steps are `write`, `commit` and `prune`; the other
+    ranks only `write` their state shards.
+
+    Args:
+        commits: The commit objects of the manager, whose URL is that of the checkpoints.
+        ranks: The ranks that save.
+        step: Number of the step.
+        metrics: Numbers by name, or None.
+        overwrite: Replace the step if it is committed.
+        config: How the store of the data is reached.
+        rules: The rules of the manager.
+        sharded: Whether each rank writes its state shard; otherwise the first rank writes one file.
+
+    Raises:
+        CheckpointError: The step is committed, and `overwrite` is false.
+        ConfigError: The step or a metric is not valid.
+        StoreError: The commit object of the step cannot be read.
+    """
+
+    def __init__(
+        self,
+        commits: Commits,
+        ranks: Ranks,
+        step: int,
+        metrics: Mapping[str, float] | None,
+        *,
+        overwrite: bool,
+        config: StoreConfig,
+        rules: Retention,
+        sharded: bool,
+    ) -> None:
+        self._commits, self._config, self._rules, self._ranks, self._sharded = commits, config, rules, ranks, sharded
+        #: The existing commit of the step, which will be replaced, and the version of its commit object.
+        self._replaced: Commit | None = None
+        self._replaced_version: str | None = None
+        with ranks.together():
+            self._metrics = _checked_metrics(metrics)
+            self.step = checked_step(step)
+        self._attempt = ranks.of_first(self._begin, overwrite)
+        self._state: Any = None
+        self._watch: Watch | contextlib.nullcontext[None] = contextlib.nullcontext()
+        #: Whether the commit object was written, or may have been.
+        self._is_committed = self._may_be_committed = False
+
+    def _begin(self, overwrite: bool) -> Attempt:  # noqa: FBT001  `of_first` passes it
+        """Returns a new attempt, and keeps what it replaces."""
+        commits, step = self._commits, self.step
+        found = commits.find(step)
+        if found is None:
+            return Attempt.new(step)
+        if not overwrite:
+            raise CheckpointError(f"{commits.url}: step {step} is committed already; overwrite=True replaces it")
+        try:
+            self._replaced = commits.read(step, found)
+        except (ObjectChangedError, ObjectNotFoundError) as error:
+            message = (
+                f"step {step} was deleted while it was being replaced, or was saved by another process; "
+                "save it once more"
+            )
+            raise CheckpointError(f"{commits.url}: {message}") from error
+        except UnreadableCommitError as error:
+            logger.warning("replaced; the data of the old step is left for sweep(): %s", error)
+        self._replaced_version = found.version
+        return Attempt.new(step)
+
+    def stage(self, state: Mapping[str, Any], stager: Stager, *, copy: bool | None) -> None:
+        """Takes the state of the objects. Collective, as `state_dict` may be.
+
+        Args:
+            state: The objects, as passed to `CheckpointManager.save`.
+            stager: Makes the staged copy.
+            copy: True writes a staged copy; False the state itself, with a watch on its tensors; None the state itself,
+                which the caller does not change.
+
+        Raises:
+            ConfigError: The state is not valid, a tensor cannot be watched, or `copy` is False for state shards.
+            Exception: A value cannot be copied. Every error is raised on all ranks.
+        """
+        taken = state_to_save(state, self._ranks, sharded=self._sharded)
+        with self._ranks.together():
+            if self._sharded:
+                if copy is False:
+                    raise ConfigError("stage=False: a sharded state is always copied first")
+                self._state = stager.stage_shard(taken.tree) if copy else taken.tree
+            elif self._ranks.is_first:
+                self._state = stager.stage(taken.tree) if copy else taken.tree
+                if copy is False:
+                    self._watch = Watch(taken.tree, taken.tensors)
+                    self._state = self._watch.state
+
+    def run(self) -> None:
+        """Writes and commits the step, and deletes old ones; with one outcome on all ranks.
+
+        Raises:
+            Exception: The step was not committed.
+            RankGoneError: Another rank does not respond; not raised on the first rank if the step is committed.
+        """
+        failed: BaseException | None = None
+        is_first = self._ranks.is_first
+        try:
+            with leftovers.under_way(self._attempt):
+                try:
+                    self.write()
+                    if is_first:
+                        self.commit()
+                except Exception as error:
+                    if is_first and not self._may_be_committed:
+                        self._discard(error)
+                    raise
+            if is_first:
+                self.prune()
+        except BaseException as error:  # noqa: BLE001  all ranks raise it
+            failed = error
+        try:
+            self._ranks.agree(failed)
+        except RankGoneError as gone:
+            if not self._is_committed:
+                unknown = f"it is not known whether step {self.step} was committed: call steps()"
+                gone.add_note(f"step {self.step} was not committed" if is_first else unknown)
+                raise
+            logger.warning("%s: step %d is committed, but %s", self._commits.url, self.step, gone)
+        except BaseException as error:
+            if self._is_committed:
+                error.add_note(f"step {self.step} is committed nevertheless")
+            raise
+
+    def write(self) -> None:
+        """Writes the data: this rank's state shard, or the file of the first rank."""
+        folder = f"{self._commits.url}/{self._attempt.folder}"
+        if self._sharded:
+            save_shards(self._state, folder, self._config, self._ranks.group)
+        elif self._ranks.is_first:
+            with self._watch:
+                save(self._state, folder + STATE_FILE, config=self._config)
+
+    def commit(self) -> None:
+        """Writes the commit object, which names what was written.
+
+        Raises:
+            CheckpointError: An object is missing, or the commit could not be read again.
+            CommittedByAnotherError: Another writer committed or deleted the step.
+            StoreError: The commit object could not be written.
+        """
+        kind: Kind = "dcp" if self._sharded else "state"
+        commit = Commit(self._attempt, kind, self._written(), self._metrics, datetime.now(tz=UTC))
+        try:
+            # A commit object that cannot be read again would be a step that can never be restored.
+            Commit.from_json(commit.to_json(), self.step)
+        except ValueError as error:
+            raise CheckpointError(f"{self._commits.url}: step {self.step} cannot be committed: {error}") from error
+        self._may_be_committed = True
+        try:
+            self._commits.publish(commit, self._replaced_version)
+        except (StoreError, CommittedByAnotherError) as error:
+            self._may_be_committed = not (isinstance(error, CommittedByAnotherError) or was_refused(error))
+            raise
+        self._is_committed = True
+
+    def _written(self) -> tuple[StoredObject, ...]:
+        """Returns the attempt's objects. All of them belong to it, because its nonce is unique."""
+        commits, folder = self._commits, self._attempt.folder
+        crc32s: dict[str, int | None] = {STATE_FILE: None}
+        if self._sharded:
+            crc32s = checksums(f"{commits.url}/{folder}", commits.store.config)
+        # Without markers of folders, and other keys that a commit cannot name.
+        found = [info for info in commits.objects(folder) if Attempt.of_key(info.key) == self._attempt]
+        if missing := sorted(crc32s.keys() - {info.key.removeprefix(folder) for info in found}):
+            message = f"step {self.step}: {', '.join(missing)} is gone; did another process call sweep?"
+            raise CheckpointError(f"{commits.url}: {message}")
+        # Listings may have no sizes.
+        sizes = [commits.store.head(commits.key(info.key)).size if info.size is None else info.size for info in found]
+        return tuple(
+            StoredObject(info.key, size or 0, info.version, crc32s.get(info.key.removeprefix(folder)))
+            for info, size in zip(found, sizes, strict=True)
+        )
+
+    def _discard(self, error: Exception) -> None:
+        """Deletes the data of an attempt that failed with this error."""
+        if getattr(error, "code", None) == "NoSuchUpload":
+            error.add_note("another process aborted the upload: did it call sweep with too small an age?")
+        try:
+            self._commits.delete_objects(info.key for info in self._commits.objects(self._attempt.folder))
+        except TorchobjError as left:
+            logger.warning("the data of step %d is left for sweep(): %s", self.step, left)
+
+    def prune(self) -> None:
+        """Deletes the replaced step, the expired steps, and what killed saves left.
+
+        Failures are only logged: the step is saved.
+        """
+        commits = self._commits
+        try:
+            if self._replaced is not None:
+                commits.delete_objects(item.key for item in self._replaced.objects)
+            self._delete_expired()
+            commits.point()
+        except TorchobjError as error:
+            logger.warning("%s: step %d is saved, but old steps were not deleted: %s", commits.url, self.step, error)
+            if isinstance(error, AccessDeniedError) and error.operation == "delete":
+                permission = "storage.objects.delete" if commits.url.startswith("gs://") else "s3:DeleteObject"
+                commits.warn_once(
+                    f"{commits.url}: to delete old steps, grant {permission}; keep_last=None keeps all steps"
+                )
+        try:
+            for item in leftovers.sweep_expired(commits, self._attempt):
+                logger.info("%s: deleted %s, which a save of step %d left", commits.url, item.key, item.step)
+        except TorchobjError as error:
+            commits.warn_once(f"{commits.url}: what killed saves left was not deleted: {error}")
+
+    def _delete_expired(self) -> None:
+        """Deletes the steps that no rule keeps."""
+        commits, best = self._commits, self._rules.keep_best
+        committed = commits.readable()
+        if above := [commit.step for commit in committed if commit.step > self.step]:
+            message = (
+                "%s: step %d is saved, but the latest step is still %d; to give up later steps, delete(step) each of %s"
+            )
+            logger.warning(message, commits.url, self.step, above[-1], above)
+        if best and any(commit.step == self.step and best.metric not in commit.metrics for commit in committed):
+            commits.warn_once(f"{commits.url}: a step was saved without the metric {best.metric!r} of keep_best")
+        old = set(expired(committed, self._rules, {self.step, *leftovers.steps_under_way()}))
+        for commit in committed:
+            if commit.step in old:
+                try:
+                    commits.delete(commit, commits.known_version(commit.step))
+                except CommittedByAnotherError as error:
+                    # Saved again or deleted by another process.
+                    logger.warning("%s", error)
+                else:
+                    logger.info("%s: deleted step %d: no rule keeps it", commits.url, commit.step)
+
+
+def _checked_metrics(metrics: Any) -> dict[str, float]:
+    """Returns the metrics as numbers by name.
+
+    Raises:
+        ConfigError: A metric is not a number.
+    """
+    try:
+        # float() of a tensor that requires grad, such as a loss, would warn.
+        return {
+            str(name): float(value.detach() if isinstance(value, torch.Tensor) else value)
+            for name, value in (metrics or {}).items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"metrics={metrics!r}: must be numbers by name: {error}") from error
