@@ -11,31 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchobj.checkpoint import device_memory, plan
+from tests.support.saved_objects import whole
+from torchobj.checkpoint import archive, device_memory, plan
 from torchobj.checkpoint.entries import select, selected
 from torchobj.checkpoint.pickling import outline_of, uses_in
 from torchobj.exceptions import CheckpointError, ConfigError
-from torchobj.store import archive
 
 OVER_4_GIB = (4 << 30) + 5
-
-
-def whole(planned):
-    """The bytes of a plan, with CRC-32 filled in."""
-    out = io.BytesIO()
-    sums = {}
-    for piece in planned.pieces():
-        assert out.tell() == getattr(piece, "start", out.tell())
-        if isinstance(piece, plan.Hole):
-            data = bytes(device_memory.bytes_of(piece.storage).numpy())
-            sums[piece.start] = zlib.crc32(data)
-            out.write(data)
-        elif isinstance(piece, plan.Field):
-            out.write(sums[piece.hole].to_bytes(4, "little"))
-        else:
-            out.write(piece)
-    assert out.tell() == planned.size
-    return out.getvalue()
 
 
 def stock(value):

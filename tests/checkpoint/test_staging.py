@@ -6,8 +6,9 @@ import io
 import pytest
 import torch
 
+from tests.support.saved_objects import whole
 from torchobj import exceptions
-from torchobj.checkpoint.staging import _BLOCK_BYTES, Stager, Watch
+from torchobj.checkpoint.staging import _BLOCK_BYTES, Stager, Watch, planned
 from torchobj.checkpoint.state import take_state
 
 LARGE = _BLOCK_BYTES // 4 + 5
@@ -22,6 +23,10 @@ def reloaded(state):
     torch.save(state, out)
     out.seek(0)
     return torch.load(out, weights_only=False)
+
+
+def loaded(plan):
+    return torch.load(io.BytesIO(whole(plan)), weights_only=False)
 
 
 def zoo():
@@ -72,7 +77,8 @@ def same(one, other):
 def test_a_staged_copy_is_what_torch_would_have_saved_and_loaded(name):
     value = dict(zoo())[name]
     state = {"value": value, "again": value}
-    taken = Stager().stage(state)
+    plan = Stager().stage(state)
+    taken = loaded(plan)
     assert same(taken["value"], reloaded(state)["value"])
     assert taken["value"] is taken["again"]
     assert getattr(taken["value"], "note", None) == getattr(value, "note", None)
@@ -83,11 +89,13 @@ def test_a_storage_shared_by_tensors_is_copied_once():
     tied = torch.nn.Parameter(shared)
     state = {"tied": [tied, tied], "view": shared[5:], "data": shared.detach()}
     stager = Stager()
-    taken = stager.stage(state)
+    plan = stager.stage(state)
+    taken = loaded(plan)
     assert taken["tied"][0] is taken["tied"][1]
     places = {tensor.untyped_storage().data_ptr() for tensor in (taken["tied"][0], taken["view"], taken["data"])}
     assert len(places) == 1
-    assert places != {shared.data_ptr()}
+    assert [hole.storage.data_ptr() for hole in plan.holes] == [block.data_ptr() for block in stager._blocks]
+    assert shared.data_ptr() not in {block.data_ptr() for block in stager._blocks}
     assert sum(block.nbytes for block in stager._blocks) == shared.nbytes
 
 
@@ -104,26 +112,30 @@ def test_memory_of_a_staged_copy_in_inference_mode_is_reused_outside_of_it():
     stager, state = Stager(), {"large": torch.rand(_BLOCK_BYTES), "small": torch.rand(3)}
     for mode in (True, False, True):
         with torch.inference_mode(mode):
-            copy = stager.stage(state)
-        assert not any(tensor.is_inference() for tensor in copy.values())
+            plan = stager.stage(state)
+        assert not any(block.is_inference() for block in stager._blocks)
+        copy = loaded(plan)
         assert all(torch.equal(copy[name], state[name]) for name in state)
 
 
-def test_a_watch_detects_changes_of_every_tensor_in_the_state():
-    inner = torch.ones(3)
-    state = {"a": {"b": [torch.ones(2), (torch.ones(1),)]}, "set": {1: inner}, "model": torch.nn.Linear(2, 2)}
+def watch_of(state):
     taken = take_state(state)
-    state = taken.tree
-    watch = Watch(state, taken.tensors)
-    watch.check()
-    assert watch.state["set"][1].data_ptr() == inner.data_ptr()
+    return Watch(planned(taken.tree).tensors, taken.tensors)
+
+
+def test_a_watch_detects_changes_of_every_tensor_in_the_state():
+    inner = torch.ones(LARGE)
+    model = torch.nn.Linear(2, 2)
+    state = {"a": {"b": [torch.ones(2), (torch.ones(1),)]}, "set": {1: inner}, "model": model}
+    watch_of(state).check()
+    assert inner.data_ptr() in {hole.storage.data_ptr() for hole in planned(state).holes}
     for tensor, name in [
         (state["a"]["b"][0], r"a\.b\.0"),
         (state["a"]["b"][1][0], r"a\.b\.1\.0"),
         (inner, r"set\.1"),
-        (state["model"]["weight"], r"model\.weight"),
+        (model.state_dict()["weight"], r"model\.weight"),
     ]:
-        watch = Watch(state, taken.tensors)
+        watch = watch_of(state)
         tensor.mul_(2)
         with pytest.raises(exceptions.CheckpointError, match=f"{name} was changed while it was saved"):
             watch.check()
@@ -134,13 +146,11 @@ def test_a_watch_detects_an_optimizer_step():
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         model(torch.rand(1, 2)).sum().backward()
-        taken = take_state({"model": model})
-        watch = Watch(taken.tree, taken.tensors)
+        watch = watch_of({"model": model})
         optimizer.step()
         with pytest.raises(exceptions.CheckpointError, match="model.weight"):
             watch.check()
-        taken = take_state({"optimizer": optimizer})
-        watch = Watch(taken.tree, taken.tensors)
+        watch = watch_of({"optimizer": optimizer})
         optimizer.step()
         with pytest.raises(exceptions.CheckpointError, match=r"optimizer\.state\.0\."):
             watch.check()

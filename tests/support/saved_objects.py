@@ -4,6 +4,7 @@ import importlib
 import io
 import math
 import zipfile
+import zlib
 from typing import NamedTuple
 from unittest import mock
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 import torchobj
+from torchobj.checkpoint import device_memory
 
-planning = importlib.import_module("torchobj.checkpoint.save")
+planning = importlib.import_module("torchobj.checkpoint.plan")
 
 MIB = 1 << 20
 
@@ -41,6 +43,24 @@ def raw(tensor):
         tensor = tensor.int_repr()
     tensor = tensor.detach().resolve_conj().resolve_neg()
     return bytes(tensor.contiguous().flatten().view(torch.uint8).numpy()) if tensor.numel() else b""
+
+
+def whole(planned):
+    """The bytes of a plan, with CRC-32 filled in."""
+    out = io.BytesIO()
+    sums = {}
+    for piece in planned.pieces():
+        assert out.tell() == getattr(piece, "start", out.tell())
+        if isinstance(piece, planning.Hole):
+            data = bytes(device_memory.bytes_of(piece.storage).numpy())
+            sums[piece.start] = zlib.crc32(data)
+            out.write(data)
+        elif isinstance(piece, planning.Field):
+            out.write(sums[piece.hole].to_bytes(4, "little"))
+        else:
+            out.write(piece)
+    assert out.tell() == planned.size
+    return out.getvalue()
 
 
 def same(left, right):

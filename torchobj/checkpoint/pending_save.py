@@ -19,7 +19,7 @@ from torchobj.checkpoint.ranks import RankGoneError, Ranks
 from torchobj.checkpoint.retention import Retention, expired
 from torchobj.checkpoint.save import save
 from torchobj.checkpoint.server import was_refused
-from torchobj.checkpoint.staging import Stager, Watch
+from torchobj.checkpoint.staging import Stager, Watch, planned
 from torchobj.checkpoint.state import state_to_save
 from torchobj.checkpoint.state_shards import checksums, save_shards
 from torchobj.config import StoreConfig
@@ -126,10 +126,11 @@ class PendingSave:
                     raise ConfigError("stage=False: a sharded state is always copied first")
                 self._state = stager.stage_shard(taken.tree) if copy else taken.tree
             elif self._ranks.is_first:
-                self._state = stager.stage(taken.tree) if copy else taken.tree
                 if copy is False:
-                    self._watch = Watch(taken.tree, taken.tensors)
-                    self._state = self._watch.state
+                    self._state = planned(taken.tree)
+                    self._watch = Watch(self._state.tensors, taken.tensors)
+                else:
+                    self._state = stager.stage(taken.tree) if copy else taken.tree
 
     def run(self) -> None:
         """Writes and commits the step, and deletes old ones; with one outcome on all ranks.

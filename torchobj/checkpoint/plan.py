@@ -25,14 +25,17 @@ from torchobj.store import archive
 
 __all__ = ["Field", "Hole", "Plan", "PlanError", "TensorArchive", "is_memory", "plan_of", "tensor_archive"]
 
-#: Average size up to which copying a storage is faster than planning a hole for it.
-_SMALL_BYTES = 8 << 10
+#: Average size up to which copying a storage is faster than planning a hole for it, and maximum size of all copies.
+_SMALL_BYTES, _COPIED_BYTES = 8 << 10, 16 << 20
 
 #: Number of cached archives of single tensors; a large model has this many shapes.
 _CACHED_ARCHIVES = 4096
 
 #: Tensors of these dtypes consist of more than their memory.
 _QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+
+#: Types of most objects in a pickle, which are pickled by value.
+_WITHOUT_IDENTITY = {str, int, float, bool, bytes, type(None), tuple, list, dict, type}
 
 #: From mman.h; Python has a name for it since 3.13.
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -64,6 +67,8 @@ class Plan(NamedTuple):
     holes: list[Hole]
     fields: list[Field]
     size: int
+    tensors: list[torch.Tensor]
+    """The tensors of the object."""
 
     def pieces(self) -> Iterator[bytes | Hole | Field]:
         """Yields the file from its first byte to its last; literals are cut around fields."""
@@ -112,7 +117,7 @@ class _Recorder:
 
 
 class _Pickling:
-    """A pickle module for torch: the standard pickler, which also records the storages.
+    """A pickle module for torch: the standard pickler, which also records the tensors and storages.
 
     Data are skipped from the end of pickling on, not before: so tensors are reduced as usual.
     """
@@ -120,6 +125,7 @@ class _Pickling:
     def __init__(self, stack: contextlib.ExitStack, copied_bytes: int) -> None:
         storages: dict[str, torch.UntypedStorage] = {}
         self.storages = storages
+        self.tensors: list[torch.Tensor] = []
         self.done = False
         self.skips = True
         pickling = self
@@ -129,8 +135,12 @@ class _Pickling:
                 inner = cls.persistent_id
 
                 def persistent_id(pickler: Any, value: Any) -> Any:
+                    # Called for every object: torch has identities for storages only.
+                    if type(value) in _WITHOUT_IDENTITY:
+                        return None
                     if isinstance(value, torch.Tensor):
                         check_memory(value)
+                        pickling.tensors.append(value)
                     identity = inner(pickler, value)
                     if identity is not None:
                         untyped = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
@@ -150,12 +160,13 @@ class _Pickling:
         self.module = types.SimpleNamespace(__name__="pickle", Pickler=Pickler)
 
 
-def plan_of(value: Any, copied_bytes: int = 0, *, checksum: bool = True) -> Plan:
+def plan_of(value: Any, *, copies_small: bool = False, checksum: bool = True) -> Plan:
     """Plans the file that `torch.save` would write.
 
     Args:
         value: Anything that `torch.save` accepts.
-        copied_bytes: Storages of at most this total size that are small on average are copied into the literals.
+        copies_small: Whether to copy storages into the literals, if they are small on average, and if torch computes
+            their CRC-32 where `checksum` asks for it.
         checksum: Whether the CRC-32 of storages in holes are fields of the plan.
 
     Raises:
@@ -164,8 +175,9 @@ def plan_of(value: Any, copied_bytes: int = 0, *, checksum: bool = True) -> Plan
         Exception: Pickling failed.
     """
     recorder = _Recorder()
+    may_copy = copies_small and checksum and torch.serialization.get_crc32_options()
     with contextlib.ExitStack() as stack:
-        pickling = _Pickling(stack, copied_bytes)
+        pickling = _Pickling(stack, _COPIED_BYTES if may_copy else 0)
         try:
             torch.save(value, recorder, pickle_module=pickling.module)  # type: ignore[arg-type]
         except Exception as error:
@@ -175,12 +187,12 @@ def plan_of(value: Any, copied_bytes: int = 0, *, checksum: bool = True) -> Plan
     literals = [(start, bytes(literal)) for start, literal in recorder.literals]
     # Holes are also possible without `skips`: the caller may have enabled skip_data.
     if not pickling.skips and not recorder.holes:
-        return Plan(literals, [], [], recorder.size)
+        return Plan(literals, [], [], recorder.size, pickling.tensors)
     try:
         holes, fields = _match(recorder, literals, pickling.storages)
     except CheckpointError as error:
         raise PlanError(str(error)) from error
-    return Plan(literals, holes, fields if checksum else [], recorder.size)
+    return Plan(literals, holes, fields if checksum else [], recorder.size, pickling.tensors)
 
 
 def _match(

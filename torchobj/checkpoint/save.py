@@ -19,9 +19,6 @@ __all__ = ["SavedObject", "save"]
 
 logger = logging.getLogger("torchobj")
 
-#: Maximum total size of tensors that torch copies into the plan, if they are small on average.
-_COPIED_BYTES = 16 << 20
-
 
 class SavedObject(NamedTuple):
     """An object that was saved."""
@@ -85,10 +82,9 @@ def save(
             f"{parsed}: this would be a file of torch.save, which readers of safetensors refuse; write "
             "safetensors.torch.save(tensors) with torchobj.open, or choose another name, such as .pt"
         )
-    # torch computes the checksums of the storages that it copies, unless its settings disable them.
-    may_copy = checksum and torch.serialization.get_crc32_options()
     try:
-        plan = plan_of(obj, _COPIED_BYTES if may_copy else 0, checksum=checksum)
+        # A `CheckpointManager` passes the plan of a staged copy.
+        plan = obj if isinstance(obj, Plan) else plan_of(obj, copies_small=True, checksum=checksum)
     except PlanError as reason:
         logger.info("%s: streamed by torch.save: %s", parsed, reason)
         with ObjectWriter(url, config=settings, overwrite=not conditions[0], if_version=if_version) as writer:

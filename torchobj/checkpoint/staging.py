@@ -1,8 +1,7 @@
 """The state of a background save: a staged copy on the CPU, or a watch on the tensors. Reads and writes no store.
 
-The staged copy of a state for one file is made by pickling, so that values other than tensors are copied as the file
-would keep them, and storages shared by tensors are copied once. Its memory is reused by the next staged copy: copying
-into new memory takes two to five times as long.
+The staged copy of a state for one file is the plan of this file over copies of the storages: everything else is in the
+plan. Its memory is reused by the next staged copy: copying into new memory takes two to five times as long.
 
 For `torch.distributed.checkpoint`, which writes tensors one by one, each tensor of this rank's state shard is copied:
 a small view of a large storage stays small. torch's own stager allocates new memory for each save, and that of torch
@@ -11,10 +10,10 @@ a small view of a large storage stays small. torch's own stager allocates new me
 
 import copy
 import io
-import pickle
+import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -22,111 +21,15 @@ from torch.distributed.tensor import DTensor
 
 from torchobj.checkpoint import device_memory
 from torchobj.checkpoint.device_memory import check_memory
+from torchobj.checkpoint.plan import Hole, Plan, PlanError, plan_of
 from torchobj.exceptions import CheckpointError, ConfigError
 
-__all__ = ["Stager", "Watch", "with_containers"]
+__all__ = ["Stager", "Watch", "planned", "with_containers"]
+
+logger = logging.getLogger("torchobj")
 
 #: Minimum size of a storage whose copy has a block of its own, which is reused; the allocator handles smaller ones.
 _BLOCK_BYTES = 1 << 20
-
-
-class _Plain(NamedTuple):
-    """A tensor that is only a view of a storage."""
-
-    storage: int
-    """Index of the storage."""
-    dtype: torch.dtype
-    layout: tuple[int, tuple[int, ...], tuple[int, ...]]
-    """Offset in elements, size, strides."""
-    requires_grad: bool
-    is_parameter: bool
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles everything except the memory of tensors, which it collects."""
-
-    def __init__(self, out: io.BytesIO) -> None:
-        super().__init__(out, protocol=pickle.HIGHEST_PROTOCOL)
-        self.storages: list[torch.UntypedStorage] = []
-        self.tensors: list[torch.Tensor] = []
-        self.plain: list[_Plain] = []
-        self._numbers: dict[int, int] = {}
-        #: By the id of a tensor, which `tensors` keeps alive.
-        self._plain_numbers: dict[int, int] = {}
-
-    def persistent_id(self, obj: Any) -> Any:
-        """Returns the id of a tensor or storage in the pickle; None if the object itself is pickled."""
-        if isinstance(obj, torch.Tensor):
-            check_memory(obj)
-            self.tensors.append(obj)
-            return self._plain_number(obj) if _is_plain(obj) else None
-        if isinstance(obj, torch.storage.TypedStorage):
-            return self._number(obj._untyped_storage), obj.dtype
-        if isinstance(obj, torch.UntypedStorage):
-            return self._number(obj), None
-        return None
-
-    def _number(self, storage: torch.UntypedStorage) -> int:
-        # Several Python objects can represent one storage.
-        identity = storage._cdata
-        if identity not in self._numbers:
-            self._numbers[identity] = len(self.storages)
-            self.storages.append(storage)
-        return self._numbers[identity]
-
-    def _plain_number(self, tensor: torch.Tensor) -> int:
-        if id(tensor) not in self._plain_numbers:
-            self._plain_numbers[id(tensor)] = len(self.plain)
-            layout = (int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
-            storage, parameter = self._number(tensor.untyped_storage()), type(tensor) is torch.nn.Parameter
-            self.plain.append(_Plain(storage, tensor.dtype, layout, tensor.requires_grad, parameter))
-        return self._plain_numbers[id(tensor)]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a `_Plain` describes the tensor completely; torch's own pickling takes ten times as long."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.device.type in ("cpu", "cuda")
-        and not (
-            tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__ or tensor._backward_hooks
-        )
-    )
-
-
-class _Unpickler(pickle.Unpickler):
-    """Creates the same objects with other storages."""
-
-    def __init__(self, data: io.BytesIO, storages: list[torch.UntypedStorage], plain: list[_Plain]) -> None:
-        super().__init__(data)
-        self._storages = storages
-        self._tensors = [self._tensor(tensor) for tensor in plain]
-
-    def _tensor(self, plain: _Plain) -> torch.Tensor:
-        storage = self._storages[plain.storage]
-        tensor = torch.empty(0, dtype=plain.dtype, device=storage.device).set_(storage, *plain.layout)
-        if plain.is_parameter:
-            return torch.nn.Parameter(tensor, plain.requires_grad)
-        return tensor.requires_grad_() if plain.requires_grad else tensor
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Returns the tensor or storage with this id."""
-        if isinstance(pid, int):
-            return self._tensors[pid]
-        number, dtype = pid
-        storage = self._storages[number]
-        if dtype is None:
-            return storage
-        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def _pickled(state: Any) -> tuple[io.BytesIO, _Pickler]:
-    out = io.BytesIO()
-    pickler = _Pickler(out)
-    pickler.dump(state)
-    out.seek(0)
-    return out, pickler
 
 
 class Stager:
@@ -135,16 +38,16 @@ class Stager:
     def __init__(self) -> None:
         self._blocks: list[torch.Tensor] = []
 
-    def stage(self, state: Any) -> Any:
-        """Returns a copy of a state on the CPU, which the next staged copy overwrites.
+    def stage(self, state: Any) -> Plan:
+        """Returns the file of a state, with a copy of its tensors that the next staged copy overwrites.
 
         Raises:
             Exception: The state cannot be pickled.
         """
-        data, pickler = _pickled(state)
-        with torch.inference_mode(mode=False):
-            copies = self._copies([device_memory.bytes_of(storage) for storage in pickler.storages])
-            return _Unpickler(data, [tensor.untyped_storage() for tensor in copies], pickler.plain).load()
+        plan = planned(state)
+        copies = self._copies([device_memory.bytes_of(hole.storage) for hole in plan.holes])
+        holes = [Hole(hole.start, copy.untyped_storage()) for hole, copy in zip(plan.holes, copies, strict=True)]
+        return plan._replace(holes=holes, tensors=[])
 
     def stage_shard(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
         """Returns a copy of this rank's state shard on the CPU, which the next staged copy overwrites.
@@ -217,30 +120,45 @@ class Stager:
         self._blocks = []
 
 
+def planned(state: Any) -> Plan:
+    """Returns the file of a state: a plan of it, with copies of everything except for tensors.
+
+    If torch's file cannot be planned, it is copied into memory as a whole, and the reason is logged.
+
+    Raises:
+        CheckpointError: The memory of a tensor was freed.
+        Exception: The state cannot be pickled.
+    """
+    try:
+        return plan_of(state, copies_small=True)
+    except PlanError as reason:
+        logger.info("copied by torch.save: %s", reason)
+    out = io.BytesIO()
+    torch.save(state, out)
+    return Plan([(0, out.getvalue())], [], [], out.tell(), [])
+
+
 class Watch:
     """Detects writes to the tensors of a state that is saved without a copy, by their versions.
 
-    Used as a context, it checks the tensors when the block ends. Values other than tensors are copied. Writes that
-    bypass autograd, such as through `.data`, a numpy view or another process, are not detected.
+    Used as a context, it checks the tensors when the block ends. Writes that bypass autograd, such as through `.data`,
+    a numpy view or another process, are not detected.
 
     Args:
-        tree: The state to save.
-        names: Its tensors by name, for errors.
+        tensors: The tensors of the state.
+        names: Those with a name in the state, for errors.
 
     Raises:
         ConfigError: A tensor was created in inference mode: such tensors have no version.
     """
 
-    def __init__(self, tree: Any, names: Sequence[tuple[str, torch.Tensor]]) -> None:
-        data, pickler = _pickled(tree)
-        self._names, self._tensors = names, pickler.tensors
-        for tensor in self._tensors:
+    def __init__(self, tensors: Sequence[torch.Tensor], names: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._names, self._tensors = names, tensors
+        for tensor in tensors:
             if tensor.is_inference():
                 why = "created in inference mode, where changes cannot be detected; save with stage=True"
                 raise ConfigError(f"{self._name_of(tensor)}: {why}")
-        self._versions = [tensor._version for tensor in self._tensors]
-        #: The same state, with the same tensor memory.
-        self.state = _Unpickler(data, pickler.storages, pickler.plain).load()
+        self._versions = [tensor._version for tensor in tensors]
 
     def check(self) -> None:
         """Checks that no tensor was written to.
