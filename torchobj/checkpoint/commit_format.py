@@ -106,6 +106,8 @@ class Commit:
     metrics: Mapping[str, float]
     time: datetime
     """Time of the commit, by the writer's clock."""
+    version: str | None = dataclasses.field(default=None, compare=False)
+    """The store's version of the commit object, which is not in it."""
 
     @property
     def step(self) -> int:
@@ -127,8 +129,8 @@ class Commit:
         return json.dumps(fields, indent=1).encode()
 
     @classmethod
-    def from_json(cls, data: bytes, step: int) -> "Commit":
-        """Parses a commit object.
+    def from_json(cls, data: bytes, step: int, version: str | None = None) -> "Commit":
+        """Parses a commit object, which has this version in the store.
 
         Raises:
             ValueError: It is not a commit object of this step, is too large, has another version, or names an object
@@ -148,7 +150,7 @@ class Commit:
                 raise ValueError("it names an object twice")
             # A date of the year 1 may have no equivalent in UTC.
             time = datetime.fromisoformat(fields["time"]).astimezone(UTC)
-            return cls(attempt, cast("Kind", fields["kind"]), objects, metrics, time)
+            return cls(attempt, cast("Kind", fields["kind"]), objects, metrics, time, version)
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
             raise ValueError(f"a field is missing, or of another type or size: {reprlib.repr(str(error))}") from None
 

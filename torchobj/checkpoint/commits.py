@@ -73,8 +73,8 @@ class Commits:
         self._warned: set[str] = set()
         #: Whether a save has deleted what killed saves left.
         self.is_swept = False
-        #: Commit objects that were read, by step, with their version. They never change, but may be replaced.
-        self._known: dict[int, tuple[str | None, Commit]] = {}
+        #: Commits that were read or written, by step. Commit objects never change, but may be replaced.
+        self._known: dict[int, Commit] = {}
 
     def key(self, below: str) -> str:
         """Returns the key of an object in the store, given its key below the URL."""
@@ -125,22 +125,21 @@ class Commits:
             ObjectChangedError: The commit object was replaced after `find`.
             UnreadableCommitError: The object is not a valid commit of this step.
         """
-        key = self._commit_key(step)
+        key, version = self._commit_key(step), None if found is None else found.version
         with self._checked(step):
             check_size((found or self.store.head(key)).size)
-        return self._parsed(step, self.store.get(key, version=None if found is None else found.version))
+        return self._parsed(step, self.store.get(key, version=version), version)
 
     def readable(self) -> list[Commit]:
         """Returns all valid commits, ascending. Others are logged, and never deleted."""
         found = {step: info for step, info in self._commit_objects() if info.size != 0}
-        self._known = {step: known for step, known in self._known.items() if step in found}
+        # Listings may have no versions.
+        current = {(step, info.version) for step, info in found.items() if info.version is not None}
+        self._known = {step: commit for step, commit in self._known.items() if (step, commit.version) in current}
         unread = []
-        for step, info in found.items():
-            if info.version is not None and info.version == self.known_version(step):
-                continue
-            self._known.pop(step, None)
+        for step in sorted(found.keys() - self._known.keys()):
             with self._unreadable_logged(), self._checked(step):
-                check_size(info.size)
+                check_size(found[step].size)
                 unread.append(step)
         bodies = self.store.get_many(map(self._commit_key, unread), return_errors=True)
         for step, body in zip(unread, bodies, strict=True):
@@ -148,8 +147,8 @@ class Commits:
             with self._unreadable_logged(), suppress(ObjectNotFoundError):
                 if isinstance(body, Exception):
                     raise body
-                self._known[step] = (found[step].version, self._parsed(step, cast("Buffer", body)))
-        return [self._known[step][1] for step in found if step in self._known]
+                self._known[step] = self._parsed(step, cast("Buffer", body), found[step].version)
+        return [self._known[step] for step in found if step in self._known]
 
     @contextmanager
     def _unreadable_logged(self) -> Iterator[None]:
@@ -157,11 +156,6 @@ class Commits:
             yield
         except UnreadableCommitError as error:
             self.warn_once(str(error))
-
-    def known_version(self, step: int) -> str | None:
-        """Returns the version of a commit object that `readable` returned or this process wrote."""
-        known = self._known.get(step)
-        return None if known is None else known[0]
 
     def publish(self, commit: Commit, replaces: str | None = None) -> None:
         """Commits a checkpoint.
@@ -181,7 +175,7 @@ class Commits:
         except StoreError as error:
             self._settle(commit, replaces, error)
         else:
-            self._known[commit.step] = (version, commit)
+            self._known[commit.step] = dataclasses.replace(commit, version=version)
 
     def _put_if(self, key: str, body: bytes, replaces: str | None) -> str:
         try:
@@ -208,19 +202,19 @@ class Commits:
     def _settle(self, commit: Commit, replaces: str | None, error: StoreError) -> None:
         """Returns if the step was committed in spite of `error`; raises otherwise."""
         try:
-            there = self.read(commit.step).attempt
+            committed = self.read(commit.step).attempt
         except ObjectNotFoundError:
-            there = None
+            committed = None
         except (StoreError, CheckpointError):
             error.add_note(f"it is not known whether step {commit.step} was committed: call steps() later")
             raise error from None
-        if there == commit.attempt:
+        if committed == commit.attempt:
             return
-        if there is not None and isinstance(error, PreconditionFailedError):
+        if committed is not None and isinstance(error, PreconditionFailedError):
             message = f"{self.url}: step {commit.step} was committed by another writer; this attempt is discarded"
             raise CommittedByAnotherError(message) from error
         refused = isinstance(error, PreconditionFailedError | ObjectNotFoundError)
-        if there is None and replaces is not None and refused and not isinstance(error, BucketNotFoundError):
+        if committed is None and replaces is not None and refused and not isinstance(error, BucketNotFoundError):
             message = f"{self.url}: step {commit.step} was deleted while it was being replaced; save it once more"
             raise CommittedByAnotherError(message) from error
         if error.status is None or error.status >= 500:
@@ -246,23 +240,19 @@ class Commits:
         except ObjectChangedError:
             raise self._saved_again(step) from None
         else:
-            self.delete(commit, found.version)
+            self.delete(commit)
         self.point()
 
     def _saved_again(self, step: int) -> CommittedByAnotherError:
         return CommittedByAnotherError(f"{self.url}: step {step} was saved again, and was not deleted")
 
-    def delete(self, commit: Commit, version: str | None) -> None:
-        """Deletes a step: first its commit object, then the objects that it names.
-
-        Args:
-            commit: The commit that was read.
-            version: The version of its commit object.
+    def delete(self, commit: Commit) -> None:
+        """Deletes a step: first its commit object, if it has the version that was read, then the objects that it names.
 
         Raises:
             CommittedByAnotherError: The step was saved again since the commit was read; nothing was deleted.
         """
-        self.delete_unread(commit.step, version)
+        self.delete_unread(commit.step, commit.version)
         self.delete_objects(item.key for item in commit.objects)
 
     def delete_unread(self, step: int, version: str | None) -> None:
@@ -365,12 +355,12 @@ class Commits:
     def _commit_key(self, step: int) -> str:
         return self.key(f"commits/{step:0{DIGITS}}.json")
 
-    def _parsed(self, step: int, data: Buffer) -> Commit:
+    def _parsed(self, step: int, data: Buffer, version: str | None) -> Commit:
         body = bytes(cast("Any", data))
         if not body:
             raise ObjectNotFoundError(f"get {self.store.url}/{self._commit_key(step)}: the step was deleted")
         with self._checked(step):
-            return Commit.from_json(body, step)
+            return Commit.from_json(body, step, version)
 
     @contextmanager
     def _checked(self, step: int) -> Iterator[None]:

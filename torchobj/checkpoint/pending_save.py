@@ -266,7 +266,7 @@ class PendingSave:
         for commit in committed:
             if commit.step in old:
                 try:
-                    commits.delete(commit, commits.known_version(commit.step))
+                    commits.delete(commit)
                 except CommittedByAnotherError as error:
                     # Saved again or deleted by another process.
                     logger.warning("%s", error)
