@@ -32,6 +32,14 @@ def without_id(data):
     return {name: content.read(name) for name in content.namelist() if not name.endswith("serialization_id")}
 
 
+def test_a_plan_names_another_device_for_all_storages():
+    value = {"a": torch.ones(3), "b": [torch.ones(2, 2).t(), torch.nn.Parameter(torch.ones(1))]}
+    for location, expected in ((None, "cpu"), ("cuda:7", "cuda:7")):
+        records = zipfile.ZipFile(io.BytesIO(whole(plan.plan_of(value, location=location))))
+        pickled = next(records.read(name) for name in records.namelist() if name.endswith("data.pkl"))
+        assert [storage.location for storage in outline_of(pickled).storages.values()] == [expected] * 3
+
+
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 3000), max_size=12))
 def test_a_plan_equals_the_file_that_torch_writes(lengths):

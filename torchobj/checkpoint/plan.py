@@ -7,7 +7,6 @@ pickler's calls for persistent ids give the storage of each hole, by the name of
 import contextlib
 import functools
 import io
-import itertools
 import math
 import mmap
 import os
@@ -72,21 +71,22 @@ class Plan(NamedTuple):
 
     def pieces(self) -> Iterator[bytes | Hole | Field]:
         """Yields the file from its first byte to its last; literals are cut around fields."""
-        fields = iter(self.fields)
-        field = next(fields, None)
-        holes = iter(self.holes)
-        for start, literal in self.literals:
-            at, end = start, start + len(literal)
-            while field is not None and field.start < end:
-                if field.start > at:
-                    yield literal[at - start : field.start - start]
-                yield field
-                at = field.start + 4
-                field = next(fields, None)
-            if at < end:
-                yield literal[at - start :]
-            # A literal ends where a hole starts, or the file ends.
-            yield from itertools.islice(holes, 1)
+        # A literal ends where a hole starts, or the file ends.
+        literals = iter([*self.literals, (self.size, b"")])
+        start, literal = next(literals)
+        at = start
+        marks: list[Hole | Field] = sorted([*self.holes, *self.fields], key=lambda mark: mark.start)
+        for mark in marks:
+            if mark.start > at:
+                yield literal[at - start : mark.start - start]
+            yield mark
+            if isinstance(mark, Hole):
+                start, literal = next(literals)
+                at = start
+            else:
+                at = mark.start + 4
+        if at < self.size:
+            yield literal[at - start :]
 
 
 class _Recorder:
@@ -122,12 +122,10 @@ class _Pickling:
     Data are skipped from the end of pickling on, not before: so tensors are reduced as usual.
     """
 
-    def __init__(self, stack: contextlib.ExitStack, copied_bytes: int) -> None:
-        storages: dict[str, torch.UntypedStorage] = {}
-        self.storages = storages
+    def __init__(self, stack: contextlib.ExitStack, copied_bytes: int, location: str | None) -> None:
+        self.storages: dict[str, torch.UntypedStorage] = {}
         self.tensors: list[torch.Tensor] = []
-        self.done = False
-        self.skips = True
+        self.done, self.skips = False, True
         pickling = self
 
         class Pickler(pickle.Pickler):
@@ -144,7 +142,9 @@ class _Pickling:
                     identity = inner(pickler, value)
                     if identity is not None:
                         untyped = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
-                        storages[identity[2]] = untyped
+                        pickling.storages[identity[2]] = untyped
+                        # "storage", type, key, location, number of elements.
+                        identity = identity if location is None else (*identity[:3], location, identity[4])
                     return identity
 
                 cls.persistent_id = persistent_id  # type: ignore[method-assign]
@@ -152,15 +152,15 @@ class _Pickling:
             def dump(self, value: Any) -> None:
                 super().dump(value)
                 pickling.done = True
-                limit_bytes = min(copied_bytes, len(storages) * _SMALL_BYTES)
-                pickling.skips = sum(storage.nbytes() for storage in storages.values()) > limit_bytes
+                sizes = [storage.nbytes() for storage in pickling.storages.values()]
+                pickling.skips = sum(sizes) > min(copied_bytes, len(sizes) * _SMALL_BYTES)
                 if pickling.skips:
                     stack.enter_context(torch.serialization.skip_data())
 
         self.module = types.SimpleNamespace(__name__="pickle", Pickler=Pickler)
 
 
-def plan_of(value: Any, *, copies_small: bool = False, checksum: bool = True) -> Plan:
+def plan_of(value: Any, *, copies_small: bool = False, checksum: bool = True, location: str | None = None) -> Plan:
     """Plans the file that `torch.save` would write.
 
     Args:
@@ -168,6 +168,7 @@ def plan_of(value: Any, *, copies_small: bool = False, checksum: bool = True) ->
         copies_small: Whether to copy storages into the literals, if they are small on average, and if torch computes
             their CRC-32 where `checksum` asks for it.
         checksum: Whether the CRC-32 of storages in holes are fields of the plan.
+        location: Device of all storages in the file, such as `cpu`; None for their own.
 
     Raises:
         PlanError: The layout of this torch's file, or of this value, is unknown.
@@ -177,7 +178,7 @@ def plan_of(value: Any, *, copies_small: bool = False, checksum: bool = True) ->
     recorder = _Recorder()
     may_copy = copies_small and checksum and torch.serialization.get_crc32_options()
     with contextlib.ExitStack() as stack:
-        pickling = _Pickling(stack, _COPIED_BYTES if may_copy else 0)
+        pickling = _Pickling(stack, _COPIED_BYTES if may_copy else 0, location)
         try:
             torch.save(value, recorder, pickle_module=pickling.module)  # type: ignore[arg-type]
         except Exception as error:

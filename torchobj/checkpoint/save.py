@@ -115,16 +115,14 @@ def _batches(plan: Plan) -> Iterator[list[Any]]:
             batch.append(piece)
         elif isinstance(piece, Field):
             batch.append(sums[piece.hole])
-        elif is_reachable(piece.storage.device):
-            batch.append(memory_of(bytes_of(piece.storage)))
-            sums[piece.start] = (records, records + 1)
-            records += 1
         else:
-            first = records
-            for block in blocks_of(piece.storage):
+            first, storage = records, piece.storage
+            is_direct = is_reachable(storage.device)
+            for block in [memory_of(bytes_of(storage))] if is_direct else blocks_of(storage):
                 batch.append(block)
                 records += 1
-                yield batch
-                batch = []
+                if not is_direct:
+                    yield batch
+                    batch = []
             sums[piece.start] = (first, records)
     yield batch

@@ -44,7 +44,7 @@ class Stager:
         Raises:
             Exception: The state cannot be pickled.
         """
-        plan = planned(state)
+        plan = planned(state, "cpu")
         copies = self._copies([device_memory.bytes_of(hole.storage) for hole in plan.holes])
         holes = [Hole(hole.start, copy.untyped_storage()) for hole, copy in zip(plan.holes, copies, strict=True)]
         return plan._replace(holes=holes, tensors=[])
@@ -120,17 +120,21 @@ class Stager:
         self._blocks = []
 
 
-def planned(state: Any) -> Plan:
+def planned(state: Any, location: str | None = None) -> Plan:
     """Returns the file of a state: a plan of it, with copies of everything except for tensors.
 
     If torch's file cannot be planned, it is copied into memory as a whole, and the reason is logged.
+
+    Args:
+        state: Anything that `torch.save` accepts.
+        location: The device that the file names for all tensors; None for their own.
 
     Raises:
         CheckpointError: The memory of a tensor was freed.
         Exception: The state cannot be pickled.
     """
     try:
-        return plan_of(state, copies_small=True)
+        return plan_of(state, copies_small=True, location=location)
     except PlanError as reason:
         logger.info("copied by torch.save: %s", reason)
     out = io.BytesIO()
@@ -196,10 +200,9 @@ def _local(value: Any) -> torch.Tensor | None:
         local = local.wait()
     if type(local) not in (torch.Tensor, torch.nn.Parameter):
         return None
-    is_odd = local.is_quantized or local.is_nested or local.layout is not torch.strided
-    is_memory = not is_odd and local.device.type in ("cpu", "cuda")
     check_memory(local)
-    return local.detach() if is_memory else None
+    is_strided = local.layout is torch.strided and not (local.is_quantized or local.is_nested)
+    return local.detach() if is_strided and local.device.type in ("cpu", "cuda") else None
 
 
 def _memory_key(local: torch.Tensor) -> Hashable:
