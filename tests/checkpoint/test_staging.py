@@ -119,7 +119,7 @@ def test_memory_of_a_staged_copy_in_inference_mode_is_reused_outside_of_it():
 
 
 def watch_of(state):
-    taken = take_state(state)
+    taken = take_state(state, sharded=False)
     return Watch(planned(taken.tree).tensors, taken.tensors)
 
 

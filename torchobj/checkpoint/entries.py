@@ -47,12 +47,12 @@ def name_of(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def wrapper_remedy(here: Iterable[str], there: Iterable[str]) -> str:
+def wrapper_remedy(missing: Iterable[str], unknown: Iterable[str]) -> str:
     """Returns what to do if names differ because one of two modules is wrapped; empty if they differ otherwise.
 
     Args:
-        here: Names that only the object to fill has.
-        there: Names that only the file has.
+        missing: Names that only the object to fill has.
+        unknown: Names that only the file has.
 
     Example:
         >>> wrapper_remedy(["module.weight"], ["weight"])
@@ -60,15 +60,15 @@ def wrapper_remedy(here: Iterable[str], there: Iterable[str]) -> str:
         >>> wrapper_remedy(["net.weight"], ["head.weight"])
         ''
     """
-    here, there = (set(map(str, names)) for names in (here, there))
-    if not {_unwrapped(name) for name in here} & {_unwrapped(name) for name in there}:
+    missing, unknown = (set(map(str, names)) for names in (missing, unknown))
+    if not {_unwrapped(name) for name in missing} & {_unwrapped(name) for name in unknown}:
         return ""
     remedies = ""
     for part, wrapper in _WRAPPERS.items():
-        in_here, in_there = (any(part in name.split(".") for name in names) for names in (here, there))
-        if in_here and not in_there:
+        in_missing, in_unknown = (any(part in name.split(".") for name in names) for names in (missing, unknown))
+        if in_missing and not in_unknown:
             remedies += f"; {part + '.'!r} in the names here is of a module that {wrapper} wraps: fill its .{part}"
-        elif in_there and not in_here:
+        elif in_unknown and not in_missing:
             remedies += (
                 f"; {part + '.'!r} in the names there is of a module that {wrapper} wraps: fill the wrapped module, or "
                 f"save .{part}"
@@ -178,51 +178,55 @@ def pairs_of(into: Any, loaded: Any, url: str) -> list[Pair]:
     matching.match(into, loaded, ())
     if matching.differences:
         is_part = isinstance(into, Mapping) and isinstance(loaded, Mapping) and into.keys() < loaded.keys()
-        remedy = f"; keys={list(into)!r} loads a part" if is_part else wrapper_remedy(matching.here, matching.there)
+        remedy = (
+            f"; keys={list(into)!r} loads a part" if is_part else wrapper_remedy(matching.missing, matching.unknown)
+        )
         raise ConfigError(f"{url}: into does not match: {listed(matching.differences)}{remedy}")
     return matching.pairs
 
 
 class _Matching:
+    """The comparison of an object to fill with what a file has."""
+
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
         self.differences: list[str] = []
-        #: Names that only the object to fill has, and those that only the file has.
-        self.here: list[str] = []
-        self.there: list[str] = []
+        #: Names that only the object has, and those that only the file has.
+        self.missing: list[str] = []
+        self.unknown: list[str] = []
         self._visited: dict[tuple[int, int], tuple[Any, Any]] = {}
 
-    def match(self, here: Any, there: Any, path: Path) -> None:
-        if isinstance(here, torch.Tensor) and isinstance(there, torch.Tensor):
-            if reason := _difference(here, there):
+    def match(self, target: Any, source: Any, path: Path) -> None:
+        if isinstance(target, torch.Tensor) and isinstance(source, torch.Tensor):
+            if reason := _difference(target, source):
                 self.differences.append(f"{name_of(path) or 'the object'}: {reason}")
             else:
-                self.pairs.append(Pair(name_of(path), here, there))
+                self.pairs.append(Pair(name_of(path), target, source))
             return
         has_entries = (torch.Tensor, *_CONTAINERS)
-        is_leaf = not isinstance(here, has_entries) and not isinstance(there, has_entries)
-        if not is_leaf and (id(here), id(there)) not in self._visited:
-            self._visited[id(here), id(there)] = (here, there)
-            self._match_containers(here, there, path)
+        is_leaf = not isinstance(target, has_entries) and not isinstance(source, has_entries)
+        if not is_leaf and (id(target), id(source)) not in self._visited:
+            self._visited[id(target), id(source)] = (target, source)
+            self._match_containers(target, source, path)
 
-    def _match_containers(self, here: Any, there: Any, path: Path) -> None:
-        if isinstance(here, Mapping) and isinstance(there, Mapping):
-            only_here = [name_of((*path, key)) for key in here if key not in there]
-            only_there = [name_of((*path, key)) for key in there if key not in here]
-            self.differences += [f"{name}: not in the file" for name in only_here]
-            self.differences += [f"{name}: only in the file" for name in only_there]
-            self.here += only_here
-            self.there += only_there
-            for key in (key for key in there if key in here):
-                self.match(here[key], there[key], (*path, key))
-        elif isinstance(here, list | tuple) and isinstance(there, list | tuple) and len(here) == len(there):
-            for index, both in enumerate(zip(here, there, strict=True)):
+    def _match_containers(self, target: Any, source: Any, path: Path) -> None:
+        if isinstance(target, Mapping) and isinstance(source, Mapping):
+            missing = [name_of((*path, key)) for key in target if key not in source]
+            unknown = [name_of((*path, key)) for key in source if key not in target]
+            self.differences += [f"{name}: not in the file" for name in missing]
+            self.differences += [f"{name}: only in the file" for name in unknown]
+            self.missing += missing
+            self.unknown += unknown
+            for key in (key for key in source if key in target):
+                self.match(target[key], source[key], (*path, key))
+        elif isinstance(target, list | tuple) and isinstance(source, list | tuple) and len(target) == len(source):
+            for index, both in enumerate(zip(target, source, strict=True)):
                 self.match(*both, (*path, index))
         else:
             # The state_dict of a module or an optimizer would match.
-            is_stateful = callable(getattr(here, "state_dict", None))
+            is_stateful = callable(getattr(target, "state_dict", None))
             remedy = "; give its state_dict(), as CheckpointManager.restore does" if is_stateful else ""
-            kinds = f"{_kind(here)} here, {_kind(there)} in the file{remedy}"
+            kinds = f"{_kind(target)} here, {_kind(source)} in the file{remedy}"
             self.differences.append(f"{name_of(path) or 'the object'}: {kinds}")
 
 
@@ -236,7 +240,7 @@ def assigned(into: Any, loaded: Any, visited: dict[tuple[int, int], tuple[Any, .
     both = id(into), id(loaded)
     if both in visited:
         return visited[both][-1]
-    # Keeps both alive, so that their ids stay theirs.
+    # Keeps both alive, so that no other object gets their ids.
     visited[both] = (into, loaded, into)
     if isinstance(into, Mapping):
         for key, value in loaded.items():
@@ -253,13 +257,13 @@ def assigned(into: Any, loaded: Any, visited: dict[tuple[int, int], tuple[Any, .
     return new
 
 
-def _difference(here: torch.Tensor, there: torch.Tensor) -> str:
+def _difference(target: torch.Tensor, source: torch.Tensor) -> str:
     """Returns why a tensor cannot be filled; empty if it can."""
-    if _form(here) != _form(there):
-        return f"{_form(here)} here, {_form(there)} in the file"
-    if here.device.type == "meta":
+    if _form(target) != _form(source):
+        return f"{_form(target)} here, {_form(source)} in the file"
+    if target.device.type == "meta":
         return "a tensor on meta cannot be filled"
-    if here.layout is torch.strided and torch._debug_has_internal_overlap(here) == _OVERLAPS:
+    if target.layout is torch.strided and torch._debug_has_internal_overlap(target) == _OVERLAPS:
         return "its elements share memory, as those of an expanded tensor do"
     return ""
 

@@ -38,8 +38,7 @@ def restore_file(
     """
     url = folder + STATE_FILE
     with ranks.together():
-        taken = take_state(into)
-        taken.check_unsharded()
+        taken = take_state(into, sharded=False)
         # Names that are not strings cannot be selected: then the whole file is loaded.
         has_names = all(isinstance(name, str) for name in into)
         in_place = {name: value for name, value in into.items() if has_names and _is_memory(value)}

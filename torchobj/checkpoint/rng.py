@@ -34,11 +34,11 @@ class RngState:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the generators of all ranks, in one string."""
-        mine: Any = _generators()
-        ranks = [mine]
+        own: Any = _generators()
+        ranks = [own]
         if _distributed():
             ranks = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(ranks, mine)
+            torch.distributed.all_gather_object(ranks, own)
         # One value: a list would differ in length, and so not match, in a job with another number of ranks.
         return {"ranks": json.dumps(ranks)}
 

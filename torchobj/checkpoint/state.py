@@ -72,33 +72,11 @@ class TakenState(NamedTuple):
     unusual: list[tuple[str, Any]]
     """Values that are neither plain nor in a plain container, by name."""
 
-    def check_unsharded(self) -> None:
-        """Checks that no tensor is sharded among ranks: one file would contain the shard of one rank only.
-
-        Raises:
-            ConfigError: A tensor is sharded; the message names it.
-        """
-        for name, tensor in self.tensors:
-            shards = _shard_count(tensor)
-            if shards > 1:
-                raise ConfigError(f"{name} is sharded over {shards} ranks; use CheckpointManager(..., sharded=True)")
-
-    def check_values(self) -> None:
-        """Warns of values that a restore with `weights_only=True` will refuse; once for each entry.
-
-        Raises:
-            CheckpointError: The memory of a tensor was freed; the message names it.
-        """
-        for name, tensor in self.tensors:
-            check_memory(tensor, name)
-        for name, value in self.unusual:
-            if _is_refused(value):
-                kind = f"{type(value).__module__}.{type(value).__qualname__}"
-                _warn_once("restore needs weights_only=False for entry %r (%s)", name, kind)
-
 
 def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> TakenState:
-    """Takes the state of the objects of a save, and checks it. Collective.
+    """Takes the state of the objects of a save. Collective.
+
+    Warns of values that a restore with `weights_only=True` will refuse; once for each entry.
 
     A value that only some ranks have, and that is equal on these, is left to `torch.distributed.checkpoint`. An
     optimizer's state is left to the first rank that has it: one of replicas may have entries for other parameters.
@@ -113,31 +91,42 @@ def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> T
         none of these.
 
     Raises:
-        ConfigError: As for `take_state`; or a tensor is sharded, and `sharded` is false.
-        CheckpointError: The memory of a tensor was freed.
+        ConfigError: As for `take_state`.
+        CheckpointError: The memory of a tensor was freed; the message names it.
         Exception: A state cannot be pickled. Every error is raised on all ranks.
     """
     with ranks.together():
         # On all ranks: `state_dict` may be collective.
-        taken = take_state(state)
-        if not sharded:
-            taken.check_unsharded()
-        if sharded or ranks.is_first:
-            taken.check_values()
+        taken = take_state(state, sharded=sharded)
+        # Only what this rank writes.
+        for name, tensor in taken.tensors if sharded or ranks.is_first else ():
+            check_memory(tensor, name)
+        for name, value in taken.unusual if sharded or ranks.is_first else ():
+            if _is_refused(value):
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                _warn_once("restore needs weights_only=False for entry %r (%s)", name, kind)
     return _gathered(taken, ranks) if ranks.several else taken
 
 
-def take_state(state: Mapping[Any, Any]) -> TakenState:
+def take_state(state: Mapping[Any, Any], *, sharded: bool) -> TakenState:
     """Takes the state of each value that has `state_dict` and `load_state_dict`.
 
+    Args:
+        state: The objects.
+        sharded: Whether tensors may be sharded among ranks. One file would contain the shard of one rank only.
+
     Raises:
-        ConfigError: `state` is not a mapping, or has such a value in a list, where it would not be recognised.
+        ConfigError: `state` is not a mapping, or has such a value in a list, where it would not be recognised; or a
+            tensor is sharded, and may not be.
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"state is a {type(state).__name__}: must be a dict, as {{'model': model, 'step': 3}}")
     taken = TakenState({}, [], {}, [], [], [])
     for name, value in state.items():
         taken.tree[name] = _take(value, (name,), taken)
+    for name, tensor in () if sharded else taken.tensors:
+        if (shards := _shard_count(tensor)) > 1:
+            raise ConfigError(f"{name} is sharded over {shards} ranks; use CheckpointManager(..., sharded=True)")
     return taken
 
 

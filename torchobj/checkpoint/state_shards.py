@@ -8,7 +8,7 @@ import io
 import pickle
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
-from torchobj.checkpoint.entries import listed, wrapper_remedy
+from torchobj.checkpoint.entries import Path, listed, wrapper_remedy
 from torchobj.checkpoint.ranks import Ranks, rank_gone
 from torchobj.checkpoint.restoring import assign, check
 from torchobj.checkpoint.staging import with_containers
@@ -82,8 +82,8 @@ def restore_shards(
     with ranks.together():
         metadata = reader.read_metadata()
         # Copied, because `state_dict` may return containers that the object uses.
-        tree = with_rank_states(_copy_containers(take_state(into).tree), metadata)
-        _match(into, tree, metadata, source)
+        tree = with_rank_states(_copy_containers(take_state(into, sharded=True).tree), metadata)
+        _Checkpoint(metadata, source).match(into, tree)
     _load(tree, reader, LoadItemType.BYTE_IO, ranks, source, weights_only=weights_only)
     with ranks.together():
         # Copied: tensors are read by the checkpoint's names, which `tree` has.
@@ -168,67 +168,118 @@ def _cause(error: CheckpointException) -> BaseException:
     return next((cause for cause, _ in error.failures.values()), error)
 
 
-class _Checkpoint(NamedTuple):
-    """The entries of a distributed checkpoint."""
-
-    described: dict[str, Any]
-    """Size and dtype of tensors, by name."""
-    paths: dict[str, tuple[Any, ...]]
-    """The keys that lead to an entry; strings, except for indices of lists."""
-    source: str
-
-
-def _match(into: Mapping[str, Any], tree: dict[str, Any], metadata: Metadata, source: str) -> None:
-    """Gives optimizers in `tree` the entries that the checkpoint has for them, and compares all entries.
-
-    An optimizer without a state gets memory for the saved one.
+class _Checkpoint:
+    """The entries of a distributed checkpoint, to be compared with the state of objects.
 
     Args:
-        into: The objects to restore.
-        tree: Their state, with containers of its own.
         metadata: The checkpoint's metadata.
         source: The checkpoint, for errors.
-
-    Raises:
-        CheckpointError: Entries are missing or unknown, or differ in shape or dtype.
     """
-    paths: dict[str, tuple[Any, ...]] = metadata.planner_data or {}
-    described = metadata.state_dict_metadata
-    there = _Checkpoint(described, {name: paths.get(name) or tuple(name.split(".")) for name in described}, source)
-    tops = {path[0] for path in there.paths.values()}
-    _match_objects(into, tree, (), there)
-    try:
-        here = flatten_state_dict(tree)[0]
-    except ValueError as error:
-        raise CheckpointError(f"{source}: two entries of into have the same name: {error}") from error
-    for name in tree:
-        if str(name) not in tops and any(key == name or key.startswith(f"{name}.") for key in here):
-            raise CheckpointError(f"{source}: has no {name}; it has {', '.join(sorted(map(str, tops)))}")
-    given = set(map(str, tree))
-    direct = {id(tensor) for tensor in _direct_tensors(into)}
-    missing = sorted(here.keys() - described.keys())
-    unknown = [name for name, path in there.paths.items() if path[0] in given and name not in here]
-    differences = [f"{name} is not in the checkpoint" for name in missing]
-    differences += [f"{name} is only in the checkpoint" for name in unknown]
-    compared = (_difference(name, value, described[name], direct) for name, value in here.items() if name in described)
-    differences += [difference for difference in compared if difference is not None]
-    if differences:
-        raise CheckpointError(f"{source}: does not match: {listed(differences)}{wrapper_remedy(missing, unknown)}")
+
+    def __init__(self, metadata: Metadata, source: str) -> None:
+        self._source = source
+        #: Size and dtype of tensors, by name.
+        self._described = metadata.state_dict_metadata
+        paths = metadata.planner_data or {}
+        #: The keys that lead to an entry; strings, except for indices of lists.
+        self._paths: dict[str, Path] = {name: paths.get(name) or tuple(name.split(".")) for name in self._described}
+
+    def match(self, into: Mapping[Any, Any], tree: dict[Any, Any]) -> None:
+        """Gives optimizers in `tree` the entries that the checkpoint has for them, and compares all entries.
+
+        An optimizer without a state gets memory for the saved one.
+
+        Args:
+            into: The objects to restore.
+            tree: Their state, with containers of its own.
+
+        Raises:
+            CheckpointError: Entries are missing or unknown, or differ in shape or dtype.
+        """
+        self._fit_optimizers(into, tree, ())
+        try:
+            existing = flatten_state_dict(tree)[0]
+        except ValueError as error:
+            raise CheckpointError(f"{self._source}: two entries of into have the same name: {error}") from error
+        tops, given = {path[0] for path in self._paths.values()}, list(map(str, tree))
+        for top in given:
+            if top not in tops and any(name == top or name.startswith(f"{top}.") for name in existing):
+                raise CheckpointError(f"{self._source}: has no {top}; it has {', '.join(sorted(map(str, tops)))}")
+        missing = sorted(existing.keys() - self._described.keys())
+        unknown = [name for name, path in self._paths.items() if path[0] in given and name not in existing]
+        differences = [f"{name} is not in the checkpoint" for name in missing]
+        differences += [f"{name} is only in the checkpoint" for name in unknown]
+        direct = {id(tensor) for tensor in _direct_tensors(into)}
+        for name, value in existing.items():
+            if name in self._described:
+                difference = _difference(value, self._described[name], is_direct=id(value) in direct)
+                differences += [f"{name} is {difference}"] if difference else []
+        if differences:
+            remedy = wrapper_remedy(missing, unknown)
+            raise CheckpointError(f"{self._source}: does not match: {listed(differences)}{remedy}")
+
+    def _fit_optimizers(self, into: Mapping[Any, Any], tree: Any, outer: Path) -> None:
+        for key, value in into.items():
+            path = (*outer, str(key))
+            if isinstance(value, torch.optim.Optimizer):
+                existing = tree[key].get("state")
+                if isinstance(existing, dict):
+                    tree[key]["state"] = self._optimizer_state(value, existing, (*path, "state"))
+            elif isinstance(value, Mapping) and not is_stateful(value):
+                self._fit_optimizers(value, tree[key], path)
+
+    def _optimizer_state(
+        self, optimizer: torch.optim.Optimizer, existing: dict[Any, Any], outer: Path
+    ) -> dict[Any, Any]:
+        """Returns an optimizer state with the entries of the checkpoint, in existing memory where there is any."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        state: dict[Any, Any] = {}
+        for name, path in self._paths.items():
+            if path[: len(outer)] != outer:
+                continue
+            number, *inner = path[len(outer) :]
+            if not (str(number).isdecimal() and len(inner) == 1):
+                # Not the structure of torch's optimizers: the optimizer must have this state already.
+                return existing
+            if int(number) >= len(parameters):
+                message = f"{name} belongs to an optimizer of more than {len(parameters)} parameters"
+                raise CheckpointError(f"{self._source}: {message}")
+            value = existing.get(int(number), {}).get(inner[0])
+            if isinstance(self._described[name], TensorStorageMetadata) and not isinstance(value, torch.Tensor):
+                value = self._new_tensor(name, parameters[int(number)])
+            state.setdefault(int(number), {})[inner[0]] = value
+        return state
+
+    def _new_tensor(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns memory for a tensor of an optimizer's state, sharded as its parameter."""
+        described: Any = self._described[name]
+        size, dtype = described.size, described.properties.dtype
+        if size == parameter.size():
+            return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        if isinstance(parameter, DTensor) and size.numel() > 1:
+            message = f"{name} is {tuple(size)}, and its parameter {tuple(parameter.size())}: the sharding is not known"
+            raise CheckpointError(f"{self._source}: {message}; run one optimizer step before the restore")
+        return torch.zeros(size, dtype=dtype, device="cpu")
 
 
-def _difference(name: str, value: Any, described: Any, direct: set[int]) -> str | None:
+def _difference(value: Any, described: Any, *, is_direct: bool) -> str:
+    """Returns how a value differs from its entry in the checkpoint; empty if it can be restored.
+
+    Args:
+        value: The value of an object's state, or of a tensor that belongs to no object.
+        described: The entry.
+        is_direct: Whether it is such a tensor.
+    """
     if not isinstance(described, TensorStorageMetadata):
         # A tensor of an object's state may have been another value in the saving process.
-        return f"{name} is not a tensor there, and a tensor here" if id(value) in direct else None
+        return "not a tensor there, and a tensor here" if is_direct else ""
     if not isinstance(value, torch.Tensor):
-        size = getattr(value, "size", None)
-        return None if callable(size) else f"{name} is a tensor there, and a {type(value).__name__} here"
-    there, here = (described.size, described.properties.dtype), (value.size(), value.dtype)
+        return "" if callable(getattr(value, "size", None)) else f"a tensor there, and a {type(value).__name__} here"
+    saved, own = (described.size, described.properties.dtype), (value.size(), value.dtype)
     # Modules and optimizers cast other dtypes, but accept no other shape.
-    if there[0] == here[0] and (there[1] == here[1] or id(value) not in direct):
-        return None
-    there_is, here_is = (f"{tuple(size)} {dtype}" for size, dtype in (there, here))
-    return f"{name} is {there_is} there, and {here_is} here"
+    if saved[0] == own[0] and (saved[1] == own[1] or not is_direct):
+        return ""
+    return f"{tuple(saved[0])} {saved[1]} there, and {tuple(own[0])} {own[1]} here"
 
 
 def _direct_tensors(value: Any) -> list[torch.Tensor]:
@@ -238,50 +289,3 @@ def _direct_tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, Mapping) and not is_stateful(value):
         return [tensor for inner in value.values() for tensor in _direct_tensors(inner)]
     return []
-
-
-def _match_objects(into: Mapping[Any, Any], tree: Any, outer: tuple[str, ...], there: _Checkpoint) -> None:
-    for key, value in into.items():
-        path = (*outer, str(key))
-        if isinstance(value, torch.optim.Optimizer):
-            state = tree[key].get("state")
-            if isinstance(state, dict):
-                tree[key]["state"] = _optimizer_state(value, state, path, there)
-        elif isinstance(value, Mapping) and not is_stateful(value):
-            _match_objects(value, tree[key], path, there)
-
-
-def _optimizer_state(
-    optimizer: torch.optim.Optimizer, existing: dict[Any, Any], path: tuple[str, ...], there: _Checkpoint
-) -> dict[Any, Any]:
-    """Returns an optimizer state with the entries of the checkpoint, in existing memory where there is any."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    depth = len(path) + 1
-    state: dict[Any, Any] = {}
-    for name, where in there.paths.items():
-        if where[:depth] != (*path, "state"):
-            continue
-        number, *inner = where[depth:]
-        if not (str(number).isdecimal() and len(inner) == 1):
-            # Not the structure of torch's optimizers: the optimizer must have this state already.
-            return existing
-        if int(number) >= len(parameters):
-            message = f"{name} belongs to an optimizer of more than {len(parameters)} parameters"
-            raise CheckpointError(f"{there.source}: {message}")
-        old = existing.get(int(number), {}).get(inner[0])
-        is_new = isinstance(there.described[name], TensorStorageMetadata) and not isinstance(old, torch.Tensor)
-        value = _new_tensor(name, parameters[int(number)], there) if is_new else old
-        state.setdefault(int(number), {})[inner[0]] = value
-    return state
-
-
-def _new_tensor(name: str, parameter: torch.Tensor, there: _Checkpoint) -> torch.Tensor:
-    """Returns memory for a tensor of an optimizer's state, sharded as its parameter."""
-    described = there.described[name]
-    size, dtype = described.size, described.properties.dtype
-    if size == parameter.size():
-        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    if isinstance(parameter, DTensor) and size.numel() > 1:
-        message = f"{name} is {tuple(size)}, and its parameter {tuple(parameter.size())}: the sharding is not known"
-        raise CheckpointError(f"{there.source}: {message}; run one optimizer step before the restore")
-    return torch.zeros(size, dtype=dtype, device="cpu")
