@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.saved_objects import whole
-from torchobj.checkpoint import archive, device_memory, plan
+from torchobj.checkpoint import device_memory, plan
 from torchobj.checkpoint.entries import select, selected
 from torchobj.checkpoint.pickling import outline_of, uses_in
 from torchobj.exceptions import CheckpointError, ConfigError
+from torchobj.store import archive
 
 OVER_4_GIB = (4 << 30) + 5
 

@@ -10,6 +10,7 @@ data: of a concurrent delete and `overwrite=True`, one fails. On servers that ig
 commit object is first replaced by an empty one, with a conditional PUT, and then deleted.
 """
 
+import dataclasses
 import json
 import logging
 import re

@@ -21,7 +21,7 @@ from torchobj.checkpoint.save import save
 from torchobj.checkpoint.server import was_refused
 from torchobj.checkpoint.staging import Stager, Watch, planned
 from torchobj.checkpoint.state import state_to_save
-from torchobj.checkpoint.state_shards import checksums, save_shards
+from torchobj.checkpoint.state_shards import save_shards
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     AccessDeniedError,
@@ -82,6 +82,8 @@ class PendingSave:
         self._attempt = ranks.of_first(self._begin, overwrite)
         self._state: Any = None
         self._watch: Watch | contextlib.nullcontext[None] = contextlib.nullcontext()
+        #: Files that the first rank must find before the commit, with the CRC-32 of those that have one.
+        self._crc32s: dict[str, int | None] = {STATE_FILE: None}
         #: Whether the commit object was written, or may have been.
         self._is_committed = self._may_be_committed = False
 
@@ -172,7 +174,7 @@ class PendingSave:
         """Writes the data: this rank's state shard, or the file of the first rank."""
         folder = f"{self._commits.url}/{self._attempt.folder}"
         if self._sharded:
-            save_shards(self._state, folder, self._config, self._ranks.group)
+            self._crc32s = save_shards(self._state, folder, self._config, self._ranks.group)
         elif self._ranks.is_first:
             with self._watch:
                 save(self._state, folder + STATE_FILE, config=self._config)
@@ -203,9 +205,7 @@ class PendingSave:
     def _written(self) -> tuple[StoredObject, ...]:
         """Returns the attempt's objects. All of them belong to it, because its nonce is unique."""
         commits, folder = self._commits, self._attempt.folder
-        crc32s: dict[str, int | None] = {STATE_FILE: None}
-        if self._sharded:
-            crc32s = checksums(f"{commits.url}/{folder}", commits.store.config)
+        crc32s = self._crc32s
         # Without markers of folders, and other keys that a commit cannot name.
         found = [info for info in commits.objects(folder) if Attempt.of_key(info.key) == self._attempt]
         if missing := sorted(crc32s.keys() - {info.key.removeprefix(folder) for info in found}):
