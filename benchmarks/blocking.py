@@ -1,16 +1,14 @@
-"""How long does a background save block the training loop, that is until the state is copied?
-`checkpoint_report` formats the table. `python -m benchmarks.blocking NAME` is the fork server.
+"""How long does a background save block the training loop, that is until the state is copied? Run by
+`checkpoint.py --only blocking`.
 """
 
-import dataclasses
-import gc
+import functools
 import itertools
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +17,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from benchmarks.fork_server import ForkServer, serve
-from benchmarks.measure import used_cpu_s
-from benchmarks.report import OURS, Rounds
-from benchmarks.states import States
+from benchmarks.harness import targets
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.measure import Measured, Stopwatch
+from benchmarks.harness.report import OURS, Rounds
+from benchmarks.harness.states import States
+from benchmarks.harness.targets import Verdict
 
 MEMCPY, CLONE = "memcpy", "clone"
 SHARDED = f"{OURS}, sharded"
@@ -31,25 +31,39 @@ STOCK = "dcp.async_save, stock"
 # A pause is short, and a single one has little significance.
 _TIMES = 3
 _LIMIT_S = 300.0
+_MEMCPY = 1.2
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(Measured):
     """One copy of the state, or one background save."""
 
-    wall_s: float
-    cpu_s: float
-
+    @property
     def milliseconds(self) -> float:
         return self.wall_s * 1e3
 
+    @property
+    def cpu_ms(self) -> float:
+        return self.cpu_s * 1e3
 
-@dataclass
+
 class Stops(Rounds):
     """All rounds, alternating between the ways, in one process."""
 
-    label: str
-    runs: dict[str, list[Stop]] = field(default_factory=dict)
+    def shown(self) -> str:
+        """Milliseconds for which the loop is blocked."""
+        columns = {
+            "rounds": self.count,
+            "ms": self.spreads("milliseconds", 0),
+            "of a memcpy": lambda name: f"{self.ratio('milliseconds', MEMCPY, name).text(2)}x",
+            "CPU ms": self.medians("cpu_ms", 0),
+        }
+        return self.table("median (min-max)", columns)
+
+    def verdicts(self) -> Iterator[Verdict]:
+        for name in (OURS, SHARDED):
+            target = f"{self.label}, {name}: <= {_MEMCPY}x one memcpy"
+            yield targets.bounded(target, self.ratio("milliseconds", MEMCPY, name), 2, "x", most=_MEMCPY)
 
 
 def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Callable[[int], Any]]:
@@ -81,25 +95,24 @@ def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Calla
     }
 
 
-def _work(fields: dict[str, Any]) -> dict[str, Any]:
+def _measure(states: States, rounds: int) -> Stops:
     # These warn that there is only one process, and that the stock writer overwrites its file.
     warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    tensors = States(**fields["states"]).build()["model"]
-    stops: dict[str, list[Any]] = {}
+    tensors = states.build()["model"]
+    stops = Stops(f"until save_async returns, {states.payload_bytes >> 20} MiB")
     with ExitStack() as stack:
         ways = _ways(tensors, stack)
         # The first round is warm-up: memory is reused from the second save on.
-        for number, (name, way) in itertools.product(range(fields["rounds"] + 1), ways.items()):
-            gc.collect()
-            started_s, started_cpu_s = time.perf_counter(), used_cpu_s()
-            made = way(number)
-            stop = Stop(time.perf_counter() - started_s, used_cpu_s() - started_cpu_s)
+        for number, (name, way) in itertools.product(range(rounds + 1), ways.items()):
+            with Stopwatch() as watch:
+                made = way(number)
             if name not in (MEMCPY, CLONE):
                 made.result()
             del made
             if number:
-                stops.setdefault(name, []).append(dataclasses.asdict(stop))
+                stop = Stop(watch.wall_s, watch.cpu_s, watch.grown_bytes)
+                stops.runs.setdefault(name, []).append(stop)
     dist.destroy_process_group()
     return stops
 
@@ -110,14 +123,6 @@ def run(states: States, rounds: int) -> Stops:
     Raises:
         RuntimeError: Something failed.
     """
-    fork_server = ForkServer("benchmarks.blocking", "blocking")
-    try:
-        found = fork_server.run({"states": dataclasses.asdict(states), "rounds": _TIMES * rounds}, _LIMIT_S)
-    finally:
-        fork_server.close()
-    label = f"until save_async returns, {states.payload_bytes >> 20} MiB"
-    return Stops(label, {name: [Stop(**stop) for stop in all_of_it] for name, all_of_it in found.items()})
-
-
-if __name__ == "__main__":
-    serve(_work)
+    with Clients("blocking", _LIMIT_S) as process:
+        stops: Stops = process.run("", functools.partial(_measure, states, _TIMES * rounds))
+    return stops

@@ -22,21 +22,24 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import beside, blocking, checkpoint_report, checkpoint_targets, dcp
-from benchmarks.checkpoint_measure import Case, Job, Savers
-from benchmarks.checkpoint_rivals import CLIENTS, needs_packages
-from benchmarks.checkpoint_targets import RIVAL
+from benchmarks import blocking, dcp, loop_during_upload
+from benchmarks.harness import targets, transfers
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.program import Program
+from benchmarks.harness.report import OURS
+from benchmarks.harness.rivals.checkpoint import CLIENTS, needs_packages
+from benchmarks.harness.states import States
+from benchmarks.harness.targets import Verdict
+from benchmarks.harness.transfers import Save, Saves, Transfer, run_save
 from benchmarks.lab import origin, packages, versitygw
 from benchmarks.lab.location import Location
-from benchmarks.program import Program
-from benchmarks.report import OURS
-from benchmarks.states import States
 
+RIVAL = "s3torchconnector"
 STATES = {
     "512 MiB": States.of_mib(512),
     "2 GiB": States.of_mib(2048),
@@ -46,6 +49,17 @@ QUICK_STATES = {"128 MiB": States.of_mib(128), "1k small tensors": States.of_ten
 SMALL_TENSORS = 10_000
 # Forty seconds for 512 MiB, at 55 CPU-s per GB: its case is the save.
 LOADS_NOTHING = ("multi-storage-client in Rust",)
+_LIMIT_S = 300.0
+_CPU = 0.4
+# Minimum MB/s as a multiple of the rival's, per action and location.
+_RATES = {
+    ("save", "origin"): 1.5,
+    ("save", "versitygw"): 1.0,
+    ("load", "origin"): 4.0,
+    ("load", "versitygw"): 2.5,
+}
+_GROWN_MIB = 64
+_GROWN_SHARE = 1.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +70,6 @@ class Plan:
     states: str
     location: str
 
-    @property
     def label(self) -> str:
         return f"{self.action} {self.states}, {self.location}"
 
@@ -70,23 +83,21 @@ class Server:
     counts: bool
 
 
-class Bench:
+class Bench(contextlib.ExitStack):
     """Runs cases."""
 
     def __init__(self, servers: dict[str, Server], states: dict[str, States], clients: Sequence[str]) -> None:
+        super().__init__()
         self._servers, self._states, self._clients = servers, states, clients
-        self._savers = Savers()
-        self._prepared: set[tuple[str, str]] = set()
+        self._pool = self.enter_context(Clients("harness.rivals.checkpoint", _LIMIT_S))
+        self._prepared = cache(self._prepare)
 
-    def close(self) -> None:
-        self._savers.close()
-
-    def _prepare(self, server: str, name: str) -> None:
-        """Writes the objects to load, once."""
-        if (server, name) not in self._prepared:
-            states = self._states[name]
-            self._savers.prepare(self._servers[server].load, states, _key(states))
-            self._prepared.add((server, name))
+    def _prepare(self, server: str, name: str) -> str:
+        """Writes the objects to load, and the one to warm up with; returns the key."""
+        states = self._states[name]
+        key = f"load-{states.payload_bytes}.pt"
+        transfers.prepare(self._pool, self._servers[server].load, states, key)
+        return key
 
     def check(self, client: str) -> None:
         """Saves large and small tensors to a real server and loads them, also with the stock torch.load.
@@ -97,64 +108,56 @@ class Bench:
         location, key = self._servers["versitygw"].save, f"check-{client.replace(' ', '-')}.pt"
         large, *_, small = self._states
         for name in (large, small):
-            states = self._states[name]
-            # An object to warm up with.
-            self._prepare("versitygw", name)
-            self._savers.run(client, Job("save", location, states, key))
+            self._prepared("versitygw", name)
+            run_save(self._pool, client, Save("save", location, self._states[name], key))
             for reader in dict.fromkeys([client, "boto3"]):
                 if reader not in LOADS_NOTHING:
-                    self._savers.run(reader, Job("load", location, states, key))
+                    run_save(self._pool, reader, Save("load", location, self._states[name], key))
             _delete(location, key)
 
-    def _job(self, client: str, plan: Plan) -> Job:
+    def _measure(self, plan: Plan, client: str) -> Transfer:
         server, states = self._servers[plan.location], self._states[plan.states]
-        if plan.action == "save":
-            key = f"save-{client.replace(' ', '-')}.pt"
-            return Job("save", server.save, states, key, server.counts)
-        self._prepare(plan.location, plan.states)
-        return Job("load", server.load, states, _key(states), server.counts)
+        if plan.action == "load":
+            key = self._prepared(plan.location, plan.states)
+            return run_save(self._pool, client, Save("load", server.load, states, key, server.counts))
+        key = f"save-{client.replace(' ', '-')}.pt"
+        try:
+            return run_save(self._pool, client, Save("save", server.save, states, key, server.counts))
+        finally:
+            if plan.location == "versitygw":
+                _delete(server.save, key)
 
-    def run(self, plan: Plan, rounds: int) -> Case:
+    def run(self, plan: Plan, rounds: int) -> Saves:
         """Runs all rounds of a case: A B C A B C. Clients without a target run fewer rounds."""
-        case, first = Case(plan.label, plan.action), next(iter(self._states))
-        for number, client in itertools.product(range(rounds), self._clients):
-            aimed = client in (OURS, RIVAL)
-            if client in case.failed or (number and not aimed and plan.states != first):
-                continue
-            if plan.action == "load" and client in LOADS_NOTHING:
-                continue
-            job = self._job(client, plan)
-            try:
-                case.runs.setdefault(client, []).append(self._savers.run(client, job))
-            except RuntimeError as error:
-                case.failed[client] = str(error).strip().splitlines()[-1]
-                case.runs.pop(client, None)
-            if plan.action == "save" and plan.location == "versitygw":
-                _delete(job.location, job.key)
+        case = Saves(plan.label(), action=plan.action)
+        clients = [name for name in self._clients if plan.action == "save" or name not in LOADS_NOTHING]
+        others = (
+            [] if plan.states == next(iter(self._states)) else [name for name in clients if name not in (OURS, RIVAL)]
+        )
+        case.take(clients, rounds, partial(self._measure, plan), dict.fromkeys(others, 1), rotated=False)
         return case
-
-
-def _key(states: States) -> str:
-    return f"load-{states.payload_bytes}.pt"
 
 
 def _delete(location: Location, key: str) -> None:
     """Deletes a saved object, to limit disk use."""
-    import torchobj
-
     location.enter()
-    config = torchobj.StoreConfig(s3=torchobj.S3Options(endpoint_url=location.endpoint_url, region=location.region))
-    torchobj.Store(f"s3://{location.bucket}", config=config).delete(key)
+    location.store().delete(key)
 
 
-@contextlib.contextmanager
-def servers() -> Iterator[dict[str, Server]]:
-    """The locations of the lab."""
-    with origin.running() as cheap, versitygw.running([]) as real:
-        yield {
-            "origin": Server(cheap.discard, cheap.memory, counts=True),
-            "versitygw": Server(real, real, counts=False),
-        }
+def verdicts(case: Saves) -> Iterator[Verdict]:
+    """The targets of a case with large tensors."""
+    location = case.label.rsplit(", ", 1)[1]
+    yield targets.ratio(case, "MB/s", "rate", RIVAL, least=_RATES[case.action, location])
+    if case.action == "save" and location == "origin":
+        yield targets.ratio(case, "CPU-s per GB", "cpu_s_per_gb", RIVAL, most=_CPU)
+    if not case.has(OURS):
+        return
+    figure, limit, digits, unit = (
+        ("grown_mib", _GROWN_MIB, 1, " MiB") if case.action == "save" else ("grown_share", _GROWN_SHARE, 3, "x")
+    )
+    grown = case.spread(figure, OURS)
+    target = f"{case.label}: RSS grows by <= {limit}{unit}{'' if case.action == 'save' else ' of the payload'}"
+    yield Verdict(target, f"{grown.text(digits)}{unit}", grown.most <= limit)
 
 
 def _clients(given: argparse.Namespace) -> list[str]:
@@ -183,52 +186,54 @@ def _checked(bench: Bench, client: str) -> bool:
 
 
 def main() -> None:
-    program = Program(__doc__, 3, ("small states, one round, two clients", 1)).has_cases()
+    program = Program("checkpoint", __doc__, 3, ("small states, one round, two clients", 1))
     given = program.start()
-    rounds = given.rounds
-
-    def wanted(label: str) -> bool:
-        return bool(program.selected([label], str))
-
     states = QUICK_STATES if given.quick else STATES
     every = itertools.product(states, ("origin", "versitygw"), ("save", "load"))
-    plans = [plan for name, location, action in every if wanted((plan := Plan(action, name, location)).label)]
+    plans = program.selected([Plan(action, name, location) for name, location, action in every], Plan.label)
     clients = _clients(given) if plans else []
     if any(map(needs_packages, clients)):
         program.about["packages"] |= packages.versions()
 
-    cases, calls, share, phases, stops = [], [], None, [], []
+    found: list[Verdict] = []
+    cases: list[Saves] = []
+    calls, share, phases, stops = [], None, [], []
     with contextlib.ExitStack() as stack:
-        locations = stack.enter_context(servers())
-        bench = Bench(locations, states, clients)
-        stack.callback(bench.close)
+        cheap, real = stack.enter_context(origin.running()), stack.enter_context(versitygw.running([]))
+        servers = {
+            "origin": Server(cheap.discard, cheap.memory, counts=True),
+            "versitygw": Server(real, real, counts=False),
+        }
+        bench = stack.enter_context(Bench(servers, states, clients))
         if plans:
             clients[:] = [client for client in clients if _checked(bench, client)]
             print(f"saved to versitygw, loaded and compared: {', '.join(clients)}\n", flush=True)
         for plan in plans:
-            cases.append(bench.run(plan, rounds))
-            print(checkpoint_report.table(cases[-1]), "", sep="\n", flush=True)
-        if wanted("dcp"):
-            measuring = stack.enter_context(contextlib.closing(dcp.Measuring(locations["origin"].load)))
-            calls = measuring.small(SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS, rounds)
-            print(*map(checkpoint_report.calls_table, calls), "", sep="\n", flush=True)
-            share = measuring.share()
-    if wanted("loop"):
-        with origin.running(beside.LATENCY_MS) as far:
-            phases = beside.run(far.memory, beside.QUICK if given.quick else beside.FULL, rounds)
-        print(*map(checkpoint_report.phases_table, phases), "", sep="\n", flush=True)
-    if wanted("blocking"):
-        stops = [blocking.run(next(iter(states.values())), rounds)]
-        print(*map(checkpoint_report.stops_table, stops), "", sep="\n", flush=True)
-    verdicts = checkpoint_targets.verdicts(cases, calls, share, phases, stops)
-    content: dict[str, Any] = {
-        "cases": [dataclasses.asdict(case) for case in cases],
-        "dcp": [dataclasses.asdict(each) for each in calls],
+            cases.append(bench.run(plan, given.rounds))
+            print(cases[-1].shown(), "", sep="\n", flush=True)
+            found += verdicts(cases[-1]) if "small" not in plan.label() else ()
+        if program.selected(["dcp"]):
+            tensors = SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS
+            calls, share = dcp.run(cheap.memory, tensors, given.rounds)
+            found += [*(verdict for each in calls for verdict in each.verdicts()), share.verdict()]
+    if program.selected(["loop"]):
+        scale = loop_during_upload.QUICK if given.quick else loop_during_upload.FULL
+        with origin.running(loop_during_upload.LATENCY_MS) as far:
+            phases = loop_during_upload.run(far.memory, scale, given.rounds)
+        print(*(each.shown() for each in phases), "", sep="\n", flush=True)
+        found += [each.verdict() for each in phases]
+    if program.selected(["blocking"]):
+        stops = [blocking.run(next(iter(states.values())), given.rounds)]
+        print(*(each.shown() for each in stops), "", sep="\n", flush=True)
+        found += stops[0].verdicts()
+    content = {
+        "cases": [case.fields() for case in cases],
+        "dcp": [each.fields() for each in calls],
         "share": dataclasses.asdict(share) if share is not None else None,
-        "loops": [dataclasses.asdict(each) for each in phases],
-        "blocking": [dataclasses.asdict(each) for each in stops],
+        "loops": [each.fields() for each in phases],
+        "blocking": [each.fields() for each in stops],
     }
-    program.finish("checkpoint", verdicts, content)
+    program.finish(found, content)
 
 
 if __name__ == "__main__":

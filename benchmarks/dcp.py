@@ -1,18 +1,16 @@
 """What do torch's distributed checkpoints cost with torchobj's StorageWriter and StorageReader? Microseconds per small
-tensor compared with a writer and a reader without I/O, and bytes for a small part of a checkpoint.
-`checkpoint_report` formats the tables. `python -m benchmarks.dcp NAME` is the fork server.
+tensor compared with a writer and a reader without I/O, and bytes for a small part of a checkpoint. Run by
+`checkpoint.py --only dcp`.
 """
 
 import copy
-import dataclasses
 import functools
 import gc
 import itertools
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,13 +20,15 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
-from benchmarks.fork_server import ForkServer, serve
+from benchmarks.harness import targets
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.measure import Measured, Stopwatch
+from benchmarks.harness.report import OURS, Rounds
+from benchmarks.harness.states import States
+from benchmarks.harness.targets import Verdict
 from benchmarks.lab import origin
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB
-from benchmarks.measure import used_cpu_s
-from benchmarks.report import OURS, Rounds
-from benchmarks.states import States
 
 NOTHING = "no-op"
 ASKING = "no-op, planner asked"
@@ -36,6 +36,8 @@ STOCK = "stock, on disk"
 _PART_TENSORS = 200
 _PART_WANTED = (66, 133)
 _LIMIT_S = 300.0
+_TENSOR_US = 30
+_SHARE = 0.015
 
 
 class _NoWriter(StorageWriter):
@@ -116,32 +118,42 @@ def _done(value: Any) -> Future[Any]:
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(Measured):
     """One dcp.save or dcp.load."""
 
     tensors: int
-    wall_s: float
-    cpu_s: float
 
+    @property
     def tensor_us(self) -> float:
         """Microseconds per tensor."""
         return self.wall_s / self.tensors * 1e6
 
+    @property
     def tensor_cpu_us(self) -> float:
         return self.cpu_s / self.tensors * 1e6
 
 
-@dataclass
 class Calls(Rounds):
     """All rounds of saving or loading small tensors, alternating between the writers in one process."""
 
-    label: str
-    runs: dict[str, list[Call]] = field(default_factory=dict)
+    def shown(self) -> str:
+        """Microseconds per tensor."""
 
-    def beside(self, figure: Callable[[Call], float], client: str, base: str) -> list[float]:
-        """A figure minus that of another client, per round."""
-        pairs = zip(self.runs[client], self.runs[base], strict=True)
-        return [figure(run) - figure(other) for run, other in pairs]
+        def beside(figure: str, base: str) -> Callable[[str], str]:
+            bases = (ASKING, NOTHING)
+            return lambda client: "" if client in bases else self.difference(figure, base, client).text(1)
+
+        columns = {"rounds": self.count, "us for each": self.spreads("tensor_us", 1)}
+        columns |= {f"beside {base}": beside("tensor_us", base) for base in (ASKING, NOTHING)}
+        columns[f"CPU us beside {ASKING}"] = beside("tensor_cpu_us", ASKING)
+        return self.table("median (min-max)", columns)
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """torch's contract requires a writer and a reader to ask the planner for each tensor: that cost is the base."""
+        for base in (ASKING, NOTHING):
+            target = f"{self.label}: <= {_TENSOR_US} us for each on top of {base}"
+            found = self.difference("tensor_us", base)
+            yield targets.bounded(target, found, 1, " us", most=_TENSOR_US, beyond=base == NOTHING)
 
 
 @dataclass(frozen=True)
@@ -153,8 +165,11 @@ class Share:
     read_bytes: int
     all_bytes: int
 
-    def share(self) -> float:
-        return self.read_bytes / self.all_bytes
+    def verdict(self) -> Verdict:
+        share = self.read_bytes / self.all_bytes
+        measured = f"{share:.2%} ({self.read_bytes} of {self.all_bytes} bytes)"
+        target = f"dcp.load of {self.wanted} of {self.tensors} tensors of 1 MiB: <= {_SHARE:.1%} of the bytes"
+        return Verdict(target, measured, share <= _SHARE)
 
 
 def _ours(location: Location, folder: str) -> tuple[Callable[[], StorageWriter], Callable[[], StorageReader]]:
@@ -163,13 +178,6 @@ def _ours(location: Location, folder: str) -> tuple[Callable[[], StorageWriter],
 
     url, where = f"s3://{location.bucket}/{folder}", {"region": location.region, "endpoint_url": location.endpoint_url}
     return lambda: Writer(url, **where), lambda: Reader(url, **where)
-
-
-def _timed(tensors: int, call: Callable[[], Any]) -> Call:
-    gc.collect()
-    started_s, started_cpu_s = time.perf_counter(), used_cpu_s()
-    call()
-    return Call(tensors, time.perf_counter() - started_s, used_cpu_s() - started_cpu_s)
 
 
 def _pairs(
@@ -189,29 +197,45 @@ def _check(found: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> No
             raise AssertionError(f"{name}: what was loaded is not what was saved")
 
 
-def _small(location: Location, tensors: int, rounds: int) -> dict[str, Any]:
+def _timed(tensors: int, call: Callable[..., Any], *args: Any, **more: Any) -> Call:
+    with Stopwatch() as watch:
+        call(*args, **more, no_dist=True)
+    return Call(watch.wall_s, watch.cpu_s, watch.grown_bytes, tensors)
+
+
+def _enter(location: Location) -> None:
+    location.enter()
+    # The fork server froze its imports. Users do not: their garbage collector traverses torch, too.
+    gc.unfreeze()
+    # These warn that there is only one process, and that the stock writer overwrites its file.
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
+
+
+def _small(location: Location, tensors: int, rounds: int) -> list[Calls]:
     """Saves and loads small tensors with each pair in turn, and compares what was loaded."""
+    _enter(location)
     saved = States.of_tensors(tensors).build()["model"]
-    calls: dict[str, dict[str, list[Any]]] = {"save": {}, "load": {}}
+    saves, loads = (Calls(f"dcp.{action}, {tensors} small tensors") for action in ("save", "load"))
     with tempfile.TemporaryDirectory(prefix="torchobj-dcp-") as folder:
         pairs = list(_pairs(location, folder))
         # The first round is warm-up: torch imports modules, and connections are opened.
         for number, (name, make_writer, make_reader) in itertools.product(range(rounds + 1), pairs):
             loaded = {key: torch.zeros_like(tensor) for key, tensor in saved.items()}
             writer = make_writer()
-            save = _timed(tensors, functools.partial(dcp.save, saved, storage_writer=writer, no_dist=True))
+            save = _timed(tensors, dcp.save, saved, storage_writer=writer)
             reader = make_reader()
-            load = _timed(tensors, functools.partial(dcp.load, loaded, storage_reader=reader, no_dist=True))
+            load = _timed(tensors, dcp.load, loaded, storage_reader=reader)
             if name not in (NOTHING, ASKING):
                 _check(loaded, saved)
             if number:
-                calls["save"].setdefault(name, []).append(dataclasses.asdict(save))
-                calls["load"].setdefault(name, []).append(dataclasses.asdict(load))
-    return calls
+                saves.runs.setdefault(name, []).append(save)
+                loads.runs.setdefault(name, []).append(load)
+    return [saves, loads]
 
 
-def _share(location: Location) -> dict[str, Any]:
+def _share(location: Location) -> Share:
     """Saves 200 tensors of 1 MiB and loads two."""
+    _enter(location)
     writer, reader = _ours(location, "part")
     model = States(_PART_TENSORS, MIB, 0).build()["model"]
     weights = {name: tensor for name, tensor in model.items() if name.endswith("weight")}
@@ -221,53 +245,16 @@ def _share(location: Location) -> dict[str, Any]:
     dcp.load(wanted, storage_reader=reader(), no_dist=True)
     read = origin.counters(location) - before
     _check(wanted, weights)
-    return dataclasses.asdict(Share(_PART_TENSORS, len(wanted), read.sent_bytes, _PART_TENSORS * MIB))
+    return Share(_PART_TENSORS, len(wanted), read.sent_bytes, _PART_TENSORS * MIB)
 
 
-def _work(fields: dict[str, Any]) -> dict[str, Any]:
-    location = Location(**fields["location"])
-    location.enter()
-    # The fork server froze its imports. Users do not: their garbage collector traverses torch, too.
-    gc.unfreeze()
-    # These warn that there is only one process, and that the stock writer overwrites its file.
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
-    if fields["action"] == "share":
-        return _share(location)
-    return _small(location, fields["tensors"], fields["rounds"])
+def run(location: Location, tensors: int, rounds: int) -> tuple[Sequence[Calls], Share]:
+    """Saves and loads small tensors, then one percent of the tensors of a checkpoint, at an origin that keeps them.
 
-
-class Measuring:
-    """Runs jobs, each in its own process, at an origin that keeps what is saved."""
-
-    def __init__(self, location: Location) -> None:
-        self._location, self._fork_server = dataclasses.asdict(location), ForkServer("benchmarks.dcp", "dcp")
-
-    def small(self, tensors: int, rounds: int) -> list[Calls]:
-        """Saves and loads `tensors` small tensors.
-
-        Raises:
-            RuntimeError: Something failed, or what was loaded is not what was saved.
-        """
-        job = {"location": self._location, "action": "small", "tensors": tensors, "rounds": rounds}
-        found = self._fork_server.run(job, _LIMIT_S)
-        return [
-            Calls(
-                f"dcp.{action}, {tensors} small tensors", {name: [Call(**run) for run in runs] for name, runs in each}
-            )
-            for action, each in ((action, clients.items()) for action, clients in found.items())
-        ]
-
-    def share(self) -> Share:
-        """Loads one percent of the tensors of a checkpoint.
-
-        Raises:
-            RuntimeError: Something failed, or what was loaded is not what was saved.
-        """
-        return Share(**self._fork_server.run({"location": self._location, "action": "share"}, _LIMIT_S))
-
-    def close(self) -> None:
-        self._fork_server.close()
-
-
-if __name__ == "__main__":
-    serve(_work)
+    Raises:
+        RuntimeError: Something failed, or what was loaded is not what was saved.
+    """
+    with Clients("dcp", _LIMIT_S) as process:
+        calls = process.run("", functools.partial(_small, location, tensors, rounds))
+        print(*(each.shown() for each in calls), "", sep="\n", flush=True)
+        return calls, process.run("", functools.partial(_share, location))

@@ -15,7 +15,6 @@ must take at most 3x as long as without faults, plus two of the timeouts that en
 Exits with 1 if bytes are wrong, a cell hangs or fails without a typed error, or a bound is exceeded.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -29,14 +28,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import fault_cells, report
-from benchmarks.fault_cells import Cell, Outcome
-from benchmarks.fault_kinds import Kind, kinds, rules
-from benchmarks.fault_operations import OPERATIONS, Location, attempt, prepare
+from benchmarks.harness import fault_cells
+from benchmarks.harness.fault_cells import Cell, Outcome
+from benchmarks.harness.fault_kinds import Kind, kinds, rules
+from benchmarks.harness.fault_operations import OPERATIONS, Location, attempt, prepare
+from benchmarks.harness.program import Program
+from benchmarks.harness.report import aligned
+from benchmarks.lab.objects import MIB
 from tests.servers import launch
 from torchobj import AdvancedOptions, S3Options, StoreConfig
 
-_MIB = 1 << 20
 #: Number of servers, and of concurrent cells: most of a cell's time is spent waiting.
 _SERVERS = 4
 _LIMIT_S, _MIXED_LIMIT_S = 40.0, 300.0
@@ -50,8 +51,8 @@ _ROUNDS = 3
 
 #: Short timeouts, so that stalls take seconds; and the smallest parts that S3 allows.
 _SETTINGS: dict[str, Any] = {
-    "part_bytes": 5 * _MIB,
-    "advanced": AdvancedOptions(whole_below_bytes=5 * _MIB, connect_timeout_s=1.0),
+    "part_bytes": 5 * MIB,
+    "advanced": AdvancedOptions(whole_below_bytes=5 * MIB, connect_timeout_s=1.0),
     "first_byte_timeout_s": 1.0,
     "idle_timeout_s": 1.0,
     "retry_timeout_s": 20.0,
@@ -70,10 +71,6 @@ def _work(name: str, folder: str, settings: dict[str, Any], script: Callable[[Lo
         return attempt(OPERATIONS[name], dataclasses.replace(location, config=config, folder=folder), script(location))
 
     return work
-
-
-def _no_faults(_: Location) -> Sequence[Any]:
-    return ()
 
 
 @contextlib.contextmanager
@@ -119,22 +116,14 @@ class Table:
 
     def run(self, wanted: Callable[[str, str], bool], locations: Sequence[Location]) -> None:
         """Runs the wanted cells, and their operations without faults."""
-        faulty = [
-            Cell(
-                kind.name,
-                name,
-                _work(name, f"{number}-{self._share:g}", self._settings, functools.partial(self._script, number)),
-            )
-            for number, kind in enumerate(kinds(""))
-            for name in OPERATIONS
-            if wanted(kind.name, name)
-        ]
-        columns = {cell.column for cell in faulty}
-        clean = [
-            Cell(_CLEAN, name, _work(name, "clean", self._settings, _no_faults))
-            for name in OPERATIONS
-            if name in columns
-        ]
+        faulty = []
+        for number, kind in enumerate(kinds("")):
+            for name in (name for name in OPERATIONS if wanted(kind.name, name)):
+                script = functools.partial(self._script, number)
+                work = _work(name, f"{number}-{self._share:g}", self._settings, script)
+                faulty.append(Cell(kind.name, name, work))
+        columns = [name for name in OPERATIONS if any(cell.column == name for cell in faulty)]
+        clean = [Cell(_CLEAN, name, _work(name, "clean", self._settings, lambda _: ())) for name in columns]
         for cell, outcome in fault_cells.run(clean + faulty, locations, _LIMIT_S):
             self.outcomes[cell.row, cell.column] = outcome
             if sys.stderr.isatty():
@@ -145,7 +134,7 @@ class Table:
         rows.sort(key=[_CLEAN, *(kind.name for kind in kinds(""))].index)
         columns.sort(key=list(OPERATIONS).index)
         cells = {key: outcome.word() for key, outcome in self.outcomes.items()}
-        return report.aligned(
+        return aligned(
             self.title(),
             [["", *columns], *([row, *(cells.get((row, column), "") for column in columns)] for row in rows)],
         )
@@ -175,15 +164,8 @@ class Mixed:
     def row(self) -> list[str]:
         ratio = f"{self.outcome.took_s / self.clean_s:.1f}x"
         word = "kept" if self.kept else "NOT KEPT"
-        return [
-            self.operation,
-            str(self.seed),
-            f"{self.clean_s:.1f}",
-            self.outcome.word(),
-            ratio,
-            f"{self.bound_s:.1f}",
-            word,
-        ]
+        figures = [self.operation, str(self.seed), f"{self.clean_s:.1f}", self.outcome.word(), ratio]
+        return [*figures, f"{self.bound_s:.1f}", word]
 
 
 def _stalls(chosen: Sequence[Kind]) -> dict[str, float]:
@@ -225,17 +207,7 @@ def mixed_text(runs: Sequence[Mixed], objects: int, without: Sequence[str]) -> s
         f"Bound: {_TIMES_CLEAN:g}x the clean time + {_TIMEOUTS:g}x what ends each kind of stall ({ends})"
     )
     head = ["", "seed", "clean s", "with faults", "ratio", "bound s", ""]
-    return report.aligned(title, [head, *(run.row() for run in runs)])
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", action="append", help="rows or columns whose name has this word; may be repeated")
-    parser.add_argument("--without", action="append", default=[], help="leave out a kind of fault; may be repeated")
-    parser.add_argument("--skip", choices=("table", "mixed"), help="leave out a part")
-    parser.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
-    parser.add_argument("--objects", type=int, default=2000, help="objects of the mixed runs (default 2000)")
-    return parser.parse_args()
+    return aligned(title, [head, *(run.row() for run in runs)])
 
 
 def _wanted(words: Sequence[str] | None, without: Sequence[str], row: str, column: str) -> bool:
@@ -250,12 +222,17 @@ def _wanted(words: Sequence[str] | None, without: Sequence[str], row: str, colum
 
 
 def main() -> int:
-    given = arguments()
+    program = Program("faults", __doc__, without=False, only=False)
+    add = program.parser.add_argument
+    add("--only", action="append", help="rows or columns whose name has this word; may be repeated")
+    add("--without", action="append", default=[], help="leave out a kind of fault; may be repeated")
+    add("--skip", choices=("table", "mixed"), help="leave out a part")
+    add("--seed", type=int, default=1, help="random seed (default 1)")
+    add("--objects", type=int, default=2000, help="objects of the mixed runs (default 2000)")
+    given = program.start()
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
-    about = report.machine()
-    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
     began_s, failures = time.monotonic(), []
     content: dict[str, Any] = {}
     if given.skip != "table":
@@ -265,9 +242,8 @@ def main() -> int:
                 table.run(functools.partial(_wanted, given.only, given.without), locations)
                 print(table.text(), "", sep="\n", flush=True)
                 failures += table.failures()
-                content[f"{share:g}"] = {
-                    " / ".join(key): dataclasses.asdict(one) for key, one in table.outcomes.items()
-                }
+                outcomes = table.outcomes.items()
+                content[f"{share:g}"] = {" / ".join(key): dataclasses.asdict(outcome) for key, outcome in outcomes}
     if given.skip != "mixed":
         with _locations(1, given.objects) as locations:
             runs = list(_mixed(locations[0], given.seed, given.without))
@@ -275,7 +251,7 @@ def main() -> int:
         failures += [f"mixed {run.row()}\n    {run.outcome.text}" for run in runs if not run.kept]
         content["mixed"] = [dataclasses.asdict(run) for run in runs]
     print(*failures, f"{len(failures)} failures in {time.monotonic() - began_s:.0f} s", sep="\n")
-    print(report.write("faults", (__doc__ or "").splitlines()[0], about, content))
+    program.finish([], content)
     return 1 if failures else 0
 
 

@@ -16,27 +16,27 @@ each run in its own process.
 """
 
 import contextlib
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
-from benchmarks import files_rivals, timed
-from benchmarks.files_rivals import ACTIONS
+from benchmarks.harness import targets
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.measure import timed
+from benchmarks.harness.program import Program
+from benchmarks.harness.report import LIMIT, OURS, Rounds
+from benchmarks.harness.rivals.files import ACTIONS
+from benchmarks.harness.targets import Verdict
 from benchmarks.lab import nginx, origin, versitygw
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import GIB, MIB, Family, pieces, size_text
-from benchmarks.lab.prepare import upload
-from benchmarks.program import Program
-from benchmarks.ratio_target import Target, at_most
-from benchmarks.report import LIMIT, OURS, Verdict
-from benchmarks.timed import Timed, TimedRounds
+from benchmarks.lab.objects import GIB, KIB, MIB, Family, pieces, size_text, upload
 
 _MSC = "MSC Rust"
 _TMPFS = "/dev/shm"
@@ -45,6 +45,7 @@ _READERS = (OURS, "boto3 get_object", "boto3 download_fileobj", "s3fs", _MSC)
 _MOST_MIB = 100
 #: Files of each family that are stored; more calls read them again.
 _STORED = 4
+_WARM = Family(4 * KIB, 1)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Case:
     server: str
     """`origin`, `versitygw` or `nginx`."""
     clients: Sequence[str]
+
+    @property
+    def uploads(self) -> bool:
+        return self.action in ("put", "upload_file")
 
     @property
     def family(self) -> Family:
@@ -82,72 +87,54 @@ def cases(*, quick: bool) -> Iterator[Case]:
     yield Case("download_file", GIB if quick else 4 * GIB, 1, 1, "nginx", (OURS, _MSC, "s3fs", "boto3 get_object"))
 
 
-def verdicts(case: Case, done: TimedRounds) -> Iterator[Verdict]:
+def verdicts(case: Case, done: Rounds) -> Iterator[Verdict]:
     """The targets of a case."""
     if case.server == "origin":
         most = 0.25 if case.action in ("put", "get") else 0.5
-        yield Target("CPU-s per GB", _MSC, most).verdict(done, Timed.cpu_s_per_gb)
+        yield targets.ratio(done, "CPU-s per GB", "cpu_s_per_gb", _MSC, most=most)
     if case.server != "nginx":
         least = 3 if case.server == "origin" and case.threads > 1 else 1
-        yield Target("MB/s", _MSC, least, least=True).verdict(done, Timed.mb_per_s)
+        yield targets.ratio(done, "MB/s", "mb_per_s", _MSC, least=least)
     elif case.action == "download_file":
-        grown = done.grown_mib(OURS) if OURS in done.runs else None
-        yield at_most(f"{case.label}: growth of RSS", grown, _MOST_MIB, "MiB")
+        yield targets.grows_at_most(done, _MOST_MIB)
 
 
-class Servers:
-    """The servers, each started by its first case."""
+class Bench:
+    """Runs cases at servers, each of which its first case starts."""
 
-    def __init__(self, stack: contextlib.ExitStack, chosen: Sequence[Case]) -> None:
-        self._stack, self._chosen = stack, chosen
-        self._running: dict[str, Location] = {}
-        self._origin: origin.Origin | None = None
+    def __init__(self, stack: contextlib.ExitStack, chosen: Sequence[Case], rounds: int) -> None:
+        self._stack, self._chosen, self._rounds = stack, chosen, rounds
+        self._pool = stack.enter_context(Clients("harness.rivals.files"))
+        self._started = cache(self._start)
 
-    def _sizes(self, server: str) -> list[Family]:
-        return list({case.family: None for case in self._chosen if case.server == server})
-
-    def _started(self, server: str) -> Location:
+    def _start(self, server: str) -> tuple[Location, Location]:
+        """Returns where the cases of a server read, and where they write."""
+        families = list({case.family: None for case in self._chosen if case.server == server})
+        if server == "origin":
+            found = self._stack.enter_context(origin.running())
+            upload(found.memory, families)
+            return found.memory, found.discard
         if server == "nginx":
-            return self._stack.enter_context(nginx.running([*self._sizes(server), _WARM], [nginx.PLAIN]))[nginx.PLAIN]
-        if server == "versitygw":
-            return self._stack.enter_context(versitygw.running(self._sizes(server)))
-        self._origin = self._stack.enter_context(origin.running())
-        upload(self._origin.memory, self._sizes(server))
-        return self._origin.memory
+            running = nginx.running([*families, _WARM], [nginx.PLAIN])
+            location = self._stack.enter_context(running)[nginx.PLAIN]
+        else:
+            location = self._stack.enter_context(versitygw.running(families))
+        return location, location
 
-    def location(self, case: Case) -> Location:
-        """Where a case writes to or reads from."""
-        if case.server not in self._running:
-            self._running[case.server] = self._started(case.server)
-        if self._origin is not None and case.server == "origin" and case.action in ("put", "upload_file"):
-            return self._origin.discard
-        return self._running[case.server]
-
-
-_WARM = Family(4 << 10, 1)
-
-
-def run(case: Case, clients: Sequence[str], rounds: int, location: Location, pool: timed.Clients) -> TimedRounds:
-    """Runs all rounds of a case."""
-    done = TimedRounds(case.label)
-    folder = Path(tempfile.mkdtemp(prefix="torchobj-files-", dir=_TMPFS))
-    try:
-        if case.action in ("put", "upload_file"):
-            with (folder / "0").open("wb") as file:
-                file.writelines(pieces(0, case.size))
-        family = [case.family.size, case.family.count]
-        job = {"action": case.action, "family": family, "threads": case.threads, "calls": case.calls}
-        touch_bytes = files_rivals.touched_bytes(case.family, case.threads)
-        timed.in_turn(
-            clients,
-            rounds,
-            lambda name: pool.run(name, location, job | {"folder": str(folder)}, touch_bytes),
-            done.runs,
-            done.failed,
-        )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return done
+    def run(self, case: Case, clients: Sequence[str]) -> Rounds:
+        """Runs all rounds of a case."""
+        done, location = Rounds(case.label), self._started(case.server)[case.uploads]
+        # What the client with the largest need uses.
+        touch_bytes = min(case.threads * case.size * 2, GIB)
+        with tempfile.TemporaryDirectory(prefix="torchobj-files-", dir=_TMPFS, ignore_cleanup_errors=True) as folder:
+            if case.uploads:
+                with Path(folder, "0").open("wb") as file:
+                    file.writelines(pieces(0, case.size))
+            job = {"action": case.action, "family": case.family, "threads": case.threads, "calls": case.calls}
+            job |= {"folder": folder}
+            work = partial(timed, location, job, touch_bytes)
+            done.take(clients, self._rounds, partial(self._pool.run, job=work))
+        return done
 
 
 def _possible(chosen: Sequence[Case]) -> Iterator[Case]:
@@ -159,23 +146,17 @@ def _possible(chosen: Sequence[Case]) -> Iterator[Case]:
 
 
 def main() -> None:
-    program = Program(__doc__, 5, ("fewer calls, without 4 GiB", 2)).has_cases()
+    program = Program("files", __doc__, 5, ("fewer calls, without 4 GiB", 2))
     given = program.start()
     chosen = list(_possible(program.selected(list(cases(quick=given.quick)), lambda case: case.label)))
     done, found = [], []
-    figures = [("MB/s", Timed.mb_per_s, 0), ("CPU-s per GB", Timed.cpu_s_per_gb, 3)]
     with contextlib.ExitStack() as stack:
-        servers = Servers(stack, chosen)
-        pool = timed.Clients("files_rivals")
-        stack.callback(pool.close)
+        bench = Bench(stack, chosen, given.rounds)
         for case in chosen:
-            clients = [name for name in case.clients if name not in given.without]
-            if case.action in ("upload_file", "download_file") and not files_rivals.has_files():
-                clients = [name for name in clients if name != OURS]
-            done.append(run(case, clients, given.rounds, servers.location(case), pool))
+            done.append(bench.run(case, [name for name in case.clients if name not in given.without]))
             found += verdicts(case, done[-1])
-            print(timed.table(done[-1], figures), "", sep="\n", flush=True)
-    program.finish("files", found, {"cases": [timed.fields(case) for case in done]})
+            print(done[-1].timed_table({"MB/s": ("mb_per_s", 0), "CPU-s per GB": ("cpu_s_per_gb", 3)}))
+    program.finish(found, {"cases": [case.fields() for case in done]})
 
 
 if __name__ == "__main__":

@@ -11,31 +11,43 @@ server runs on the same machine, as may other processes.
 """
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import report, targets
-from benchmarks.fork_server import ForkServer
+from benchmarks.harness import targets
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.program import Program
+from benchmarks.harness.reads import Job, Read, Reads, read
+from benchmarks.harness.report import LIMIT, OURS
+from benchmarks.harness.rivals.objects import S3_CLIENTS
+from benchmarks.harness.targets import Verdict
 from benchmarks.lab import limit, nginx, versitygw
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import KIB, MIB, Family, size_text
-from benchmarks.lab.prepare import upload
-from benchmarks.measure import Job, Measured, run
-from benchmarks.program import Program
-from benchmarks.report import LIMIT, OURS, Outcome
-from benchmarks.rivals import CLIENTS
+from benchmarks.lab.objects import KIB, MIB, Family, size_text, upload
 
 SMALL = (Family(4 * KIB, 1024), Family(110 * KIB, 1024))
 PARTS = Family(8 * MIB, 32)
 LARGE = tuple(Family(mib * MIB, 1) for mib in (1, 4, 8, 16, 32, 64, 128, 512, 1024))
 QUICK = ("many 4 KiB plain", "many 110 KiB plain", "many 110 KiB TLS", "one 16 MiB plain", "one 128 MiB")
+ENDPOINTS = {"plain": nginx.PLAIN, "TLS": nginx.TLS, "limited": nginx.LIMITED}
 # At 80 MiB/s per connection a larger object takes a second or more without showing more.
 ONE_CONNECTION_MOST = 64 * MIB
+
+# Case, client, the maximum of our CPU time as a multiple of theirs.
+_CPU = {
+    "many 4 KiB plain": {"obstore": 0.25, "s3torchconnector": 0.15, LIMIT: 2.5},
+    "many 110 KiB plain": {"obstore": 0.3, "s3torchconnector": 0.2, LIMIT: 1.6},
+    "many 110 KiB TLS": {"obstore": 0.5},
+}
+_FASTER = 3.0
+_FASTER_FROM = 128 * MIB
+# Memory that a GET may need in addition to the object.
+_EXTRA_MIB = 64
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,6 @@ class Case:
 
     kind: str
     family: Family
-    batch: int
     origin: str
     clients: Sequence[str]
 
@@ -52,106 +63,101 @@ class Case:
     def label(self) -> str:
         return f"{self.kind} {size_text(self.family.size)} {self.origin}"
 
+    @property
+    def batch(self) -> int:
+        return min(256, self.family.count) if self.kind == "many" else 0
+
 
 def lab_cases() -> Iterator[Case]:
-    everybody = list(CLIENTS)
-    for family in SMALL:
-        yield Case("many", family, 256, "plain", [OURS, LIMIT, *everybody[1:]])
-    for family in SMALL:
-        yield Case("many", family, 256, "TLS", everybody)
-    yield Case("many", PARTS, 32, "plain", [OURS, LIMIT, *everybody[1:]])
-    for family in LARGE:
-        yield Case("one", family, 0, "plain", everybody)
+    everybody = list(S3_CLIENTS)
+    with_limit = [OURS, LIMIT, *everybody[1:]]
+    yield from (Case("many", family, "plain", with_limit) for family in SMALL)
+    yield from (Case("many", family, "TLS", everybody) for family in SMALL)
+    yield Case("many", PARTS, "plain", with_limit)
+    yield from (Case("one", family, "plain", everybody) for family in LARGE)
     for family in LARGE:
         alone = family.size > ONE_CONNECTION_MOST
-        yield Case("one", family, 0, "limited", [name for name in everybody if not (alone and name == "obstore")])
-    for family in SMALL:
-        yield Case("many", family, 256, "versitygw", everybody)
+        yield Case("one", family, "limited", [name for name in everybody if not (alone and name == "obstore")])
+    yield from (Case("many", family, "versitygw", everybody) for family in SMALL)
 
 
 def bucket_cases() -> Iterator[Case]:
-    for family in (*SMALL, PARTS):
-        yield Case("many", family, min(256, family.count), "bucket", list(CLIENTS))
-    for family in LARGE:
-        yield Case("one", family, 0, "bucket", list(CLIENTS))
-
-
-@contextlib.contextmanager
-def origins(cases: Sequence[Case]) -> Iterator[dict[str, Location]]:
-    """Starts the locations of the lab that `cases` need."""
-    endpoints = {"plain": nginx.PLAIN, "TLS": nginx.TLS, "limited": nginx.LIMITED}
-    wanted = {case.origin for case in cases}
-    with contextlib.ExitStack() as stack:
-        locations = {}
-        chosen = {name: endpoint for name, endpoint in endpoints.items() if name in wanted}
-        if chosen:
-            found = stack.enter_context(nginx.running([*SMALL, PARTS, *LARGE], list(chosen.values())))
-            locations |= {name: found[endpoint] for name, endpoint in chosen.items()}
-        if "versitygw" in wanted:
-            locations["versitygw"] = stack.enter_context(versitygw.running(SMALL))
-        yield locations
+    yield from (Case("many", family, "bucket", list(S3_CLIENTS)) for family in (*SMALL, PARTS))
+    yield from (Case("one", family, "bucket", list(S3_CLIENTS)) for family in LARGE)
 
 
 class Bench:
     """Runs cases on a fork server per client."""
 
-    def __init__(self, rounds: int, min_s: float) -> None:
-        self._rounds = rounds
-        self._min_s = min_s
-        self._fork_servers: dict[str, ForkServer] = {}
+    def __init__(self, clients: Clients, rounds: int, min_s: float) -> None:
+        self._clients, self._rounds, self._min_s = clients, rounds, min_s
         self._limit: Path | None = None
 
-    def close(self) -> None:
-        for fork_server in self._fork_servers.values():
-            fork_server.close()
-
-    def _measure(self, client: str, case: Case, location: Location) -> Measured:
+    def _measure(self, case: Case, location: Location, client: str) -> Read:
         if client == LIMIT:
             self._limit = self._limit or limit.build()
             return limit.run(self._limit, location, case.family, self._min_s)
-        if client not in self._fork_servers:
-            self._fork_servers[client] = ForkServer("benchmarks.measure", client)
         # One object is read repeatedly within a short time, at least once.
         min_s = self._min_s if case.batch else self._min_s / 4
-        return run(self._fork_servers[client], Job(location, case.family, case.batch, min_s))
+        found: Read = self._clients.run(client, partial(read, Job(location, case.family, case.batch, min_s)))
+        return found
 
-    def run(self, case: Case, location: Location, without: Sequence[str]) -> Outcome:
+    def run(self, case: Case, location: Location, without: Sequence[str]) -> Reads:
         """Runs all rounds of a case: A B C A B C."""
-        outcome = Outcome(case.label, case.family.size, case.batch)
         clients = [client for client in case.clients if client not in without]
-        for _, client in itertools.product(range(self._rounds), clients):
-            outcome.runs.setdefault(client, []).append(self._measure(client, case, location))
-        return outcome
+        rounds = Reads(case.label, size=case.family.size, batch=case.batch)
+        rounds.take(clients, self._rounds, partial(self._measure, case, location), rotated=False)
+        return rounds
+
+
+def verdicts(case: Reads) -> Iterator[Verdict]:
+    """The targets of a case that was measured with our client."""
+    if not case.has(OURS):
+        return
+    for rival, most in _CPU.get(case.label, {}).items():
+        for name in (rival, f"{rival} by hand"):
+            if case.has(name):
+                yield targets.ratio(case, "CPU", "cpu_us", name, most=most, beyond=name != rival)
+    if case.label in ("many 4 KiB plain", "many 110 KiB plain"):
+        for name in filter(case.has, ("obstore", "obstore by hand")):
+            yield targets.ratio(case, "objects/s", "rate", name, least=_FASTER, beyond=name != "obstore")
+    if case.batch:
+        return
+    if case.label.endswith("limited") and case.has("boto3"):
+        yield targets.ratio(case, "MB/s", "rate", "boto3", least=2.0 if case.size >= _FASTER_FROM else 1.0)
+    if case.label.endswith("plain") and len(case.runs) > 1:
+        rival, target = case.best_rival(), f"{case.label}: MB/s >= the best rival"
+        yield targets.bounded(target, case.ratio("rate", rival), 2, f"x of {rival}", least=1.0)
+    yield targets.grows_by_object(case, case.size / MIB, size_text(case.size), _EXTRA_MIB)
 
 
 def main() -> None:
-    program = Program(__doc__, 5, ("a few cases, three short rounds", 3)).has_cases()
-    program.parser.add_argument(
-        "--url", help="s3://bucket/prefix/ instead of the lab; credentials from the environment"
-    )
-    program.parser.add_argument(
-        "--prepare", action="store_true", help="write the objects to --url first, where missing"
-    )
+    program = Program("get", __doc__, 5, ("a few cases, three short rounds", 3))
+    url_help = "s3://bucket/prefix/ instead of the lab; credentials from the environment"
+    program.parser.add_argument("--url", help=url_help)
+    prepare_help = "write the objects to --url first, where missing"
+    program.parser.add_argument("--prepare", action="store_true", help=prepare_help)
     given = program.start()
     every = list(bucket_cases() if given.url else lab_cases())
     cases = program.selected(every, lambda case: case.label, QUICK if given.quick and not given.url else ())
-    bench = Bench(given.rounds, 0.4 if given.quick else 1.0)
-    outcomes = []
+    done = []
     with contextlib.ExitStack() as stack:
-        stack.callback(bench.close)
+        bench = Bench(stack.enter_context(Clients("harness.rivals.objects")), given.rounds, 0.4 if given.quick else 1.0)
         if given.url:
-            location = Location.from_url(given.url)
+            program.name, location = "get-url", Location.from_url(given.url)
             if given.prepare:
                 print(f"{upload(location, [*SMALL, PARTS, *LARGE])} objects written to {given.url}\n", flush=True)
             locations = {"bucket": location}
         else:
-            locations = stack.enter_context(origins(cases))
+            chosen = {case.origin for case in cases}
+            locations = stack.enter_context(nginx.named([*SMALL, PARTS, *LARGE], ENDPOINTS, chosen))
+            if "versitygw" in chosen:
+                locations["versitygw"] = stack.enter_context(versitygw.running(SMALL))
         for case in cases:
-            outcomes.append(bench.run(case, locations[case.origin], given.without))
-            print(report.table(outcomes[-1]), "", sep="\n", flush=True)
-    verdicts = [] if given.url else targets.verdicts(outcomes)
-    content = {"cases": [report.fields(outcome) for outcome in outcomes]}
-    program.finish("get-url" if given.url else "get", verdicts, content)
+            done.append(bench.run(case, locations[case.origin], given.without))
+            print(done[-1].shown(), "", sep="\n", flush=True)
+    found = [] if given.url else [verdict for case in done for verdict in verdicts(case)]
+    program.finish(found, {"cases": [case.fields() for case in done]})
 
 
 if __name__ == "__main__":

@@ -18,23 +18,27 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import list_rivals, timed
-from benchmarks.keys import KeySet, flat, nested
+from benchmarks.harness import targets
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.measure import timed
+from benchmarks.harness.program import Program
+from benchmarks.harness.report import LIMIT, OURS, Rounds
+from benchmarks.harness.rivals.listing import LISTERS
+from benchmarks.harness.targets import Verdict
 from benchmarks.lab import origin
-from benchmarks.program import Program
-from benchmarks.ratio_target import Target, at_most
-from benchmarks.report import LIMIT, OURS, Verdict
-from benchmarks.timed import Timed, TimedRounds
+from benchmarks.lab.keys import KeySet, flat, nested
+from benchmarks.lab.objects import MIB
 
 _ARROW = "torchobj arrow"
 _MOST_MIB = 48
 
-#: Clients that need more than a minute.
-_SLOW = ("boto3", "s3fs")
+#: Rounds of clients that need more than a minute.
+_SLOW = {"boto3": 2, "s3fs": 2}
 
 
 @dataclass(frozen=True)
@@ -60,22 +64,21 @@ def cases(*, quick: bool) -> Iterator[Case]:
     yield Case(large, 0)
 
 
-def verdicts(case: TimedRounds) -> Iterator[Verdict]:
+def verdicts(case: Rounds) -> Iterator[Verdict]:
     """The targets, which are those of the large set with a delay."""
     if "flat" not in case.label or "20 ms" not in case.label:
         return
     for ours in (OURS, _ARROW):
-        yield Target("keys/s", "boto3", 20, least=True, ours=ours).verdict(case, Timed.rate)
-        yield Target("keys/s", "obstore", 6, least=True, ours=ours).verdict(case, Timed.rate)
-        yield Target("CPU", "boto3", 1 / 20, ours=ours).verdict(case, Timed.cpu_seconds)
-        grown = case.grown_mib(ours) if ours in case.runs else None
-        yield at_most(f"{case.label}: {ours}: growth of RSS", grown, _MOST_MIB, "MiB")
+        yield targets.ratio(case, "keys/s", "rate", "boto3", least=20, ours=ours)
+        yield targets.ratio(case, "keys/s", "rate", "obstore", least=6, ours=ours)
+        yield targets.ratio(case, "CPU", "cpu_s", "boto3", most=1 / 20, ours=ours)
+        yield targets.grows_at_most(case, _MOST_MIB, ours, f"{ours}: ")
 
 
 def _clients(without: Sequence[str]) -> list[str]:
     import torchobj
 
-    names = [name for name in list_rivals.CLIENTS if name not in without]
+    names = [name for name in LISTERS if name not in without]
     listing = torchobj.Store("memory://forms").list()
     missing = [] if hasattr(listing, "to_arrow") else [_ARROW]
     if importlib.util.find_spec("arro3") is None:
@@ -85,29 +88,28 @@ def _clients(without: Sequence[str]) -> list[str]:
     return [name for name in names if name not in missing]
 
 
-def run(case: Case, clients: Sequence[str], rounds: int, found: origin.Origin, pool: timed.Clients) -> TimedRounds:
+def run(case: Case, clients: Sequence[str], rounds: int, found: origin.Origin, pool: Clients) -> Rounds:
     """Runs all rounds of a case, after a round whose keys are compared."""
-    done = TimedRounds(case.label)
     location = found.listed(case.keys.name)
-    verified = case.keys.job(verify=True)
-    timed.in_turn([name for name in clients if name != LIMIT], 1, lambda name: pool.run(name, location, verified), {},
-                  done.failed)  # fmt: skip
-    job = case.keys.job()
-    timed.in_turn(clients, rounds, lambda name: pool.run(name, location, job), done.runs, done.failed, _SLOW)
-    return done
+
+    def take(done: Rounds, names: Sequence[str], number: int, *, verify: bool) -> Rounds:
+        job = partial(timed, location, case.keys.job(verify=verify), 64 * MIB)
+        done.take(names, number, lambda name: pool.run(f"list {name}", job), _SLOW)
+        return done
+
+    verified = take(Rounds(case.label), [name for name in clients if name != LIMIT], 1, verify=True)
+    return take(Rounds(case.label, failed=verified.failed), clients, rounds, verify=False)
 
 
 def main() -> None:
-    program = Program(__doc__, 5, ("40 000 keys and two rounds", 2)).has_cases()
+    program = Program("list", __doc__, 5, ("40 000 keys and two rounds", 2))
     given = program.start()
     chosen = program.selected(list(cases(quick=given.quick)), lambda case: case.label)
     clients = _clients(given.without)
     done = []
-    figures = [("keys/s", Timed.rate, 0), ("CPU s", Timed.cpu_seconds, 2), ("s", Timed.seconds, 2)]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchobj-keys-")))
-        pool = timed.Clients("list_rivals")
-        stack.callback(pool.close)
+        pool = stack.enter_context(Clients("harness.rivals.listing"))
         files = {case.keys.name: case.keys.write(folder) for case in chosen}
         origins = {
             delay_ms: stack.enter_context(origin.running(delay_ms, list(files.values())))
@@ -115,9 +117,10 @@ def main() -> None:
         }
         for case in chosen:
             done.append(run(case, clients, given.rounds, origins[case.delay_ms], pool))
-            print(timed.table(done[-1], figures), "", sep="\n", flush=True)
-    found = [verdict for case in done for verdict in verdicts(case)]
-    program.finish("list", found, {"cases": [timed.fields(case) for case in done]})
+            print(done[-1].timed_table({"keys/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}))
+    program.finish(
+        [verdict for case in done for verdict in verdicts(case)], {"cases": [case.fields() for case in done]}
+    )
 
 
 if __name__ == "__main__":

@@ -14,31 +14,65 @@ memory are those of the trainer and its workers; the server runs on the same mac
 
 import contextlib
 import dataclasses
-import itertools
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import loader_targets, report
-from benchmarks.feeds import Plan
+from benchmarks.harness import targets
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.loop import LIMIT_S, Job, Loop, Run, measure
+from benchmarks.harness.program import Program
+from benchmarks.harness.report import OURS, Spread
+from benchmarks.harness.rivals.feeds import Plan
+from benchmarks.harness.targets import Verdict
 from benchmarks.lab import nginx, versitygw
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family
 from benchmarks.lab.photos import DECODERS, photos
-from benchmarks.loader_targets import FLAT, RAM
-from benchmarks.loop import Job, Loops, Run
-from benchmarks.program import Program
-from benchmarks.report import OURS, Rounds
 
 BATCH = 64
 PHOTOS = 1024
 ENDPOINTS = {"no latency": nginx.PLAIN, "20 ms": nginx.LATENCY, "tail": nginx.TAIL}
 SLOW = ("s3torchconnector", "boto3", "litData")
 _STEADY_S = 1.0
+_GETITEMS, _CONNECTOR = "getitems", "s3torchconnector"
+_WITHOUT, _FLAT, _RAM = f"{OURS}, lookahead=0", f"{OURS}, one tensor", "torch, RAM"
+
+# Case and rival: the minimum rate as a multiple of the rival's.
+_RATES = {
+    ("rate, 20 ms, 1 workers", _GETITEMS): 3.0,
+    ("rate, 20 ms, 4 workers", _GETITEMS): 1.5,
+    ("rate, tail, 1 workers", _GETITEMS): 10.0,
+    ("rate, tail, 4 workers", _GETITEMS): 6.0,
+    ("rate, no latency, 1 workers", _GETITEMS): 1.5,
+    ("rate, no latency, 4 workers", _GETITEMS): 1.5,
+    ("rate, 20 ms, 1 workers", _CONNECTOR): 60.0,
+    ("rate, 20 ms, 4 workers", _CONNECTOR): 20.0,
+}
+# Cases whose samples are tensors, with the same meaning.
+_TENSOR_RATES = {
+    ("tensor, no latency, 1 workers", _RAM): 0.9,
+    ("tensor, no latency, 4 workers", _RAM): 0.9,
+    ("tensor, 20 ms, 1 workers", _GETITEMS): 6.0,
+    ("tensor, 20 ms, 4 workers", _GETITEMS): 3.0,
+    ("tensor, tail, 1 workers", _GETITEMS): 15.0,
+    ("tensor, tail, 4 workers", _GETITEMS): 8.0,
+}
+_JPEG_RATE = 0.95
+_FIRST_EPOCH = 0.8
+_ROUND_TRIP_S = 0.02
+_FIRST_BATCH_ROUND_TRIPS = 1.5
+_TENSOR_CPU = 1.1
+_TENSOR_FAULTS = 1.0
+_CPU = 0.5
+_WAITING_PERCENT = 5
+_GAP_BATCHES = 2.0
 
 
 @dataclass(frozen=True)
@@ -50,18 +84,6 @@ class Entry:
     job: Job
     once: bool = False
     """Only in the first round: no target depends on it."""
-
-
-@dataclass
-class Loop(Rounds):
-    """All rounds of one case."""
-
-    label: str
-    kind: str
-    runs: dict[str, list[Run]] = field(default_factory=dict)
-    step_s: dict[str, float] = field(default_factory=dict)
-    grown_mib: dict[str, float] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,13 +114,12 @@ CASES = [
 class Bench:
     """Runs cases."""
 
-    def __init__(self, locations: dict[str, Location], objects: int, rounds: int, without: Sequence[str]) -> None:
-        self._locations, self._objects, self._rounds, self._without = locations, objects, rounds, without
-        self._loops = Loops()
+    def __init__(
+        self, pool: Clients, locations: dict[str, Location], objects: int, rounds: int, without: Sequence[str]
+    ) -> None:
+        self._pool, self._locations, self._objects = pool, locations, objects
+        self._rounds, self._without = rounds, without
         self._done: dict[Case, Loop] = {}
-
-    def close(self) -> None:
-        self._loops.close()
 
     def _job(self, case: Case, feed: str, most: int | None = None, **more: Any) -> Job:
         """Returns a feed's job: fast feeds run epochs, slow ones as many objects as a few seconds allow."""
@@ -106,7 +127,7 @@ class Bench:
         delayed = case.endpoint in ("20 ms", "tail")
         if feed in SLOW:
             objects, min_s = (256 if delayed else 512) * each_worker, 0.0
-        elif feed == "getitems" and delayed:
+        elif feed == _GETITEMS and delayed:
             objects, min_s = 1024 * each_worker, 0.1
         else:
             objects, min_s = self._objects, _STEADY_S
@@ -124,9 +145,9 @@ class Bench:
             aimed = case.workers in (1, 4)
             yield Entry(OURS, OURS, self._job(case, OURS), once=not aimed)
             if aimed:
-                yield Entry(FLAT, FLAT, self._job(case, FLAT))
-            yield Entry("getitems", "getitems", self._job(case, "getitems"), once=not aimed)
-            slow = "s3torchconnector"
+                yield Entry(_FLAT, _FLAT, self._job(case, _FLAT))
+            yield Entry(_GETITEMS, _GETITEMS, self._job(case, _GETITEMS), once=not aimed)
+            slow = _CONNECTOR
             yield Entry(slow, slow, self._job(case, slow), once=not aimed or case.endpoint != "20 ms")
             yield Entry("boto3", "boto3", self._job(case, "boto3"), once=True)
             if case.endpoint == "versitygw":
@@ -134,156 +155,133 @@ class Bench:
         elif case.kind == "tensor":
             yield from self._tensor_entries(case)
         elif case.kind.startswith("jpeg"):
-            for feed in (OURS, RAM, "getitems", "s3torchconnector"):
+            for feed in (OURS, _RAM, _GETITEMS, _CONNECTOR):
                 job = self._job(case, feed, decoder=case.kind.removeprefix("jpeg "))
-                yield Entry(feed, f"{feed}, photos", job, once=feed not in (OURS, RAM))
+                yield Entry(feed, f"{feed}, photos", job, once=feed not in (OURS, _RAM))
         elif case.kind == "half-speed trainer":
-            ours, theirs = (self._half_speed_s(case, feed) for feed in (OURS, "getitems"))
+            ours, theirs = (self._half_speed_s(case, feed) for feed in (OURS, _GETITEMS))
             long = {"elastic": True, "min_s": 3 * _STEADY_S, "step_s": ours}
             yield Entry(OURS, OURS, self._job(case, OURS, **long))
             without = self._job(case, OURS, most=2048, **long | {"lookahead": 0, "min_s": 0.1})
-            yield Entry(loader_targets.WITHOUT, OURS, without)
-            yield Entry("getitems", "getitems", self._job(case, "getitems", most=1024, step_s=theirs))
-            extra_fields = self._job(case, "getitems", most=1024, step_s=ours)
-            yield Entry("getitems, our trainer", "getitems", extra_fields)
+            yield Entry(_WITHOUT, OURS, without)
+            yield Entry(_GETITEMS, _GETITEMS, self._job(case, _GETITEMS, most=1024, step_s=theirs))
+            extra_fields = self._job(case, _GETITEMS, most=1024, step_s=ours)
+            yield Entry("getitems, our trainer", _GETITEMS, extra_fields)
         elif case.kind == "epoch gap at full speed":
             yield Entry(OURS, OURS, self._job(case, OURS, elastic=True))
-            yield Entry("getitems", "getitems", self._job(case, "getitems"), once=True)
+            yield Entry(_GETITEMS, _GETITEMS, self._job(case, _GETITEMS), once=True)
         else:
             more = {"memory": True} if case.kind == "memory" else {"context": "spawn"}
-            for feed in (OURS, "getitems", "s3torchconnector"):
+            for feed in (OURS, _GETITEMS, _CONNECTOR):
                 yield Entry(feed, feed, self._job(case, feed, **more), once=True)
 
     def _tensor_entries(self, case: Case) -> Iterator[Entry]:
-        tensors, slow = "torchobj, tensors", "s3torchconnector"
+        tensors, slow = "torchobj, tensors", _CONNECTOR
         yield Entry(OURS, tensors, self._job(case, tensors))
         if case.endpoint == "no latency":
-            yield Entry(RAM, RAM, self._job(case, RAM))
-        yield Entry("getitems", "getitems", self._job(case, "getitems"))
+            yield Entry(_RAM, _RAM, self._job(case, _RAM))
+        yield Entry(_GETITEMS, _GETITEMS, self._job(case, _GETITEMS))
         yield Entry(slow, slow, self._job(case, slow), once=True)
 
     def _half_speed_s(self, case: Case, feed: str) -> float:
         """Returns the step time at which a trainer runs at half of the feed's rate without one."""
         rate = Case("rate", case.endpoint, case.workers)
-        if rate in self._done and feed in self._done[rate].runs:
-            loop = self._done[rate]
-        else:
-            loop = Loop(rate.label, rate.kind)
-            self._run_entry(loop, Entry(feed, feed, self._job(rate, feed)))
-        return 2 * BATCH / loop.spread(Run.rate, feed).median
+        loop = self._done.get(rate)
+        if loop is None or feed not in loop.runs:
+            loop = Loop(rate.label)
+            loop.take([feed], 1, partial(self._measure, loop, {feed: Entry(feed, feed, self._job(rate, feed))}))
+            if feed in loop.failed:
+                raise RuntimeError(loop.failed[feed])
+        return 2 * BATCH / loop.spread("rate", feed).median
 
-    def _run_entry(self, loop: Loop, entry: Entry) -> None:
-        try:
-            run = self._loops.run(entry.feed, entry.job)
-            if entry.job.memory:
-                base = self._loops.run(entry.feed, dataclasses.replace(entry.job, in_memory=True))
-                loop.grown_mib[entry.name] = ((run.peak_bytes or 0) - (base.peak_bytes or 0)) / MIB
-        except RuntimeError as error:
-            loop.failed[entry.name] = str(error)
-            return
-        loop.runs.setdefault(entry.name, []).append(run)
-        loop.step_s[entry.name] = entry.job.step_s
+    def _measure(self, loop: Loop, entries: dict[str, Entry], name: str) -> Run:
+        entry = entries[name]
+        run: Run = self._pool.run(entry.feed, partial(measure, entry.job))
+        if entry.job.memory:
+            base = self._pool.run(entry.feed, partial(measure, dataclasses.replace(entry.job, in_memory=True)))
+            loop.grown_mib[name] = ((run.peak_bytes or 0) - (base.peak_bytes or 0)) / MIB
+        loop.step_s[name] = entry.job.step_s
+        return run
 
     def run(self, case: Case) -> Loop:
-        """Runs all rounds of a case: A B C A B C. A feed that fails is left out of later rounds."""
-        loop = Loop(case.label, case.kind)
-        entries = [entry for entry in self._entries(case) if entry.feed not in self._without]
-        for number, entry in itertools.product(range(self._rounds), entries):
-            if entry.name not in loop.failed and not (number and entry.once):
-                self._run_entry(loop, entry)
-        self._done[case] = loop
+        """Runs all rounds of a case: A B C A B C."""
+        loop = self._done[case] = Loop(case.label, kind=case.kind)
+        entries = {entry.name: entry for entry in self._entries(case) if entry.feed not in self._without}
+        once = {name: 1 for name, entry in entries.items() if entry.once}
+        loop.take(list(entries), self._rounds, partial(self._measure, loop, entries), once, rotated=False)
         return loop
 
 
-def table(loop: Loop) -> str:
-    """Returns the lines of one case: medians, with minimum and maximum if there were several rounds."""
-    waits = loop.kind == "half-speed trainer"
-    head = ["", "n", "rounds", "samples/s", "CPU-s per 1000", "wait p50 ms", "p99 ms", "first batch s", "epoch gap ms"]
-    head.append("in batch times")
-    head.append("1st epoch")
-    head += ["worker faults"] if loop.kind == "tensor" else []
-    head += ["trainer ms a batch", "waiting"] if waits else ["our CPU is", "our rate is"]
-    if loop.grown_mib:
-        head.append("PSS +MiB")
-    rows = [head]
-    for name, runs in loop.runs.items():
-        gaps = [gap_s for run in runs for gap_s in run.gap_s]
-        row = [
-            name,
-            str(runs[0].objects),
-            str(len(runs)),
-            loop.spread(Run.rate, name).text(0),
-            loop.spread(Run.cpu_s_per_1000, name).text(3),
-            f"{loop.spread(lambda run: run.wait_ms(0.5), name).median:.1f}",
-            f"{loop.spread(lambda run: run.wait_ms(0.99), name).median:.1f}",
-            f"{loop.spread(lambda run: run.first_batch_s, name).median:.2f}",
-            f"{report.Spread.of(gaps).median * 1000:.1f}" if gaps else "",
-            loop.spread(Run.gap_batches, name).text(1) if gaps else "",
-        ]
-        row.append(f"{loop.spread(Run.first_epoch, name).text(2)}x" if runs[0].first_epoch_rate else "")
-        if loop.kind == "tensor":
-            row.append(loop.spread(Run.faults, name).text(1))
-        if waits:
-            waiting = loop.spread(lambda run: 100 * run.waiting(), name)
-            row += [f"{loop.step_s[name] * 1000:.1f}", f"{waiting.text(1)} %"]
-        elif name != OURS and OURS in loop.runs:
-            row += [f"{loop.ratio(figure, name).text(2)}x" for figure in (Run.cpu_s_per_1000, Run.rate)]
-        else:
-            row += ["", ""]
-        if loop.grown_mib:
-            row.append(f"{loop.grown_mib[name]:+.0f}")
-        rows.append(row)
-    lines = [report.aligned(f"{loop.label}: median (min-max)", rows)]
-    lines += [f"  {name} is left out: {_last_error(text)}" for name, text in loop.failed.items()]
-    return "\n".join(lines)
+def _rates(loop: Loop) -> Iterator[Verdict]:
+    for (label, rival), least in _RATES.items():
+        for client in (OURS, _FLAT):
+            if label == loop.label:
+                yield targets.ratio(loop, client, "rate", rival, least=least, ours=client, beyond=client != OURS)
+    if loop.kind == "rate" and loop.has(OURS, _GETITEMS) and (loop.label, _GETITEMS) in _RATES:
+        yield targets.ratio(loop, "CPU-s per 1000 samples", "cpu_s_per_1000", _GETITEMS, most=_CPU)
 
 
-def _last_error(text: str) -> str:
-    """Returns the first line of the last exception in a traceback."""
-    lines = text.strip().splitlines()
-    ends = [line for line in lines if "Error" in line.split(":")[0] and not line.startswith(" ")]
-    scheme = " (BadScheme: it takes no plain HTTP)" if "BadScheme" in text else ""
-    return (ends[-1] if ends else lines[-1]) + scheme
+def _tensors(loop: Loop) -> Iterator[Verdict]:
+    if loop.kind.startswith("jpeg") and loop.has(OURS, _RAM):
+        yield targets.ratio(loop, "", "rate", _RAM, least=_JPEG_RATE)
+    if loop.kind != "tensor" or not loop.has(OURS):
+        return
+    for (label, rival), least in _TENSOR_RATES.items():
+        if label != loop.label or not loop.has(rival):
+            continue
+        yield targets.ratio(loop, "", "rate", rival, least=least)
+        if rival == _RAM:
+            yield targets.ratio(loop, "CPU-s per 1000 samples", "cpu_s_per_1000", rival, most=_TENSOR_CPU)
+            target = f"{label}: page faults of workers per sample <= {_TENSOR_FAULTS:g}"
+            yield targets.bounded(target, loop.spread("faults", OURS), 2, "", most=_TENSOR_FAULTS)
+    target = f"{loop.label}: the first epoch >= {_FIRST_EPOCH:g}x the rate of later ones"
+    yield targets.bounded(target, loop.spread("first_epoch", OURS), 2, "x", least=_FIRST_EPOCH)
+    if ", 20 ms, " in loop.label:
+        # An epoch begins with running workers, open connections and nothing read ahead. The time between batches is an
+        # upper limit for that of decoding one.
+        trips = [(statistics.median(run.gap_s) - run.batch / run.rate) / _ROUND_TRIP_S for run in loop.runs[OURS]]
+        most = _FIRST_BATCH_ROUND_TRIPS
+        target = f"{loop.label}: first batch of an epoch <= {most:g} round trips and a batch time"
+        yield targets.bounded(target, Spread.of(trips), 2, "", most=most)
 
 
-def _fields(loop: Loop) -> dict[str, Any]:
-    runs = {name: [dataclasses.asdict(run) for run in runs] for name, runs in loop.runs.items()}
-    extra_fields = {"step_s": loop.step_s, "grown_mib": loop.grown_mib, "failed": loop.failed}
-    return {"label": loop.label, "batch": BATCH, **extra_fields, "rounds": runs}
-
-
-@contextlib.contextmanager
-def origins(cases: Sequence[Case], families: Sequence[Family]) -> Iterator[dict[str, Location]]:
-    """Starts the locations that `cases` need."""
-    wanted = {case.endpoint for case in cases}
-    endpoints = {name: endpoint for name, endpoint in ENDPOINTS.items() if name in wanted}
-    with contextlib.ExitStack() as stack:
-        locations = {}
-        if endpoints:
-            found = stack.enter_context(nginx.running(families, list(endpoints.values())))
-            locations |= {name: found[endpoint] for name, endpoint in endpoints.items()}
-        if "versitygw" in wanted:
-            locations["versitygw"] = stack.enter_context(versitygw.running(families[:1]))
-        yield locations
+def _waits(loop: Loop) -> Iterator[Verdict]:
+    if loop.label == "half-speed trainer, tail, 4 workers":
+        shares = {name: loop.spread("waiting_percent", name) for name in (OURS, _WITHOUT) if loop.has(name)}
+        measured = ", ".join(f"{share.text(1)} % {name}" for name, share in shares.items())
+        met = OURS in shares and shares[OURS].median <= _WAITING_PERCENT
+        yield Verdict(f"{loop.label}: waits <= {_WAITING_PERCENT}% of the time", measured or "not measured", met)
+    elif loop.kind in ("half-speed trainer", "epoch gap at full speed"):
+        target = f"{loop.label}: epoch gap <= {_GAP_BATCHES:g} batch times"
+        gap = loop.spread("gap_batches", OURS) if loop.has(OURS) else None
+        yield targets.bounded(target, gap, 2, "", most=_GAP_BATCHES, beyond="full speed" in loop.kind)
 
 
 def main() -> None:
-    program = Program(__doc__, 3).has_cases()
+    program = Program("loader", __doc__, 3)
     program.parser.add_argument("--objects", type=int, default=4000, help="objects of 110 KiB (default 4000)")
     given = program.start()
     cases = program.selected(CASES, lambda case: case.label)
+    endpoints = {case.endpoint for case in cases}
     loops = []
     with contextlib.ExitStack() as stack:
         # Rivals with few objects still get two batches per worker.
         families = [Family(110 * KIB, max(given.objects, 2 * BATCH * 4))]
         families += [photos(PHOTOS)] if any(case.kind.startswith("jpeg") for case in cases) else []
-        bench = Bench(stack.enter_context(origins(cases, families)), given.objects, given.rounds, given.without)
-        stack.callback(bench.close)
+        locations = stack.enter_context(nginx.named(families, ENDPOINTS, endpoints))
+        if "versitygw" in endpoints:
+            locations["versitygw"] = stack.enter_context(versitygw.running(families[:1]))
+        pool = stack.enter_context(Clients("harness.rivals.feeds", LIMIT_S))
+        bench = Bench(pool, locations, given.objects, given.rounds, given.without)
         for case in cases:
             loops.append(bench.run(case))
-            print(table(loops[-1]), "", sep="\n", flush=True)
-    verdicts = loader_targets.verdicts(loops)
-    program.finish("loader", verdicts, {"cases": [_fields(loop) for loop in loops]}, part=given.objects < 4000)
+            print(loops[-1].shown(), "", sep="\n", flush=True)
+    verdicts = [verdict for judge in (_rates, _tensors, _waits) for loop in loops for verdict in judge(loop)]
+    fields = []
+    for loop in loops:
+        found = loop.fields()
+        fields.append({"label": loop.label, "batch": BATCH, "rounds": found.pop("runs"), **found})
+    program.finish(verdicts, {"cases": fields}, part=given.objects < 4000)
 
 
 if __name__ == "__main__":

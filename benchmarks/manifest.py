@@ -10,7 +10,6 @@ every block of the manifest when all of them measure their proportional set size
 their share. The workers of `one object` are the same without the manifest.
 """
 
-import argparse
 import multiprocessing
 import random
 import resource
@@ -26,14 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch.utils.data
 
 import torchobj
-from benchmarks import report
+from benchmarks.harness.program import Program
 from benchmarks.lab import listed
+from benchmarks.lab.objects import MIB
 from torchobj import S3Options, StoreConfig
 
 WORKERS = 4
 BATCH = 256
 _ACCESSES = 1_000_000
-_MIB = 1 << 20
 
 
 def timed(action: Callable[[], Any]) -> tuple[Any, float]:
@@ -130,7 +129,7 @@ def measure(kind: str, objects: int, folder: Path) -> dict[str, Any]:
 
 def shown(kind: str, found: dict[str, Any], without: dict[str, float]) -> str:
     """The figures as text."""
-    workers, mib = found["workers"], found["bytes_per_key"] * found["objects"] / _MIB
+    workers, mib = found["workers"], found["bytes_per_key"] * found["objects"] / MIB
     return "\n".join(
         (
             f"{kind}: {found['objects']:,} objects, 24 bytes per key",
@@ -150,19 +149,18 @@ def shown(kind: str, found: dict[str, Any], without: dict[str, float]) -> str:
 
 def main() -> None:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--objects", type=int, default=10_000_000)
-    parser.add_argument("--kind", choices=["numbered", "random"], action="append")
-    chosen = parser.parse_args()
-    about = report.machine()
+    program = Program("manifest", __doc__, without=False, only=False)
+    program.parser.add_argument("--objects", type=int, default=10_000_000, help="keys (default ten million)")
+    kind_help = "of the keys; may be repeated"
+    program.parser.add_argument("--kind", choices=["numbered", "random"], action="append", help=kind_help)
+    given = program.start()
     without = measure_workers(torchobj.Manifest.from_urls(["s3://bucket/key"]))
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        for kind in chosen.kind or ["numbered", "random"]:
-            results[kind] = measure(kind, chosen.objects, Path(folder))
+        for kind in given.kind or ["numbered", "random"]:
+            results[kind] = measure(kind, given.objects, Path(folder))
             print(shown(kind, results[kind], without), flush=True)
-    path = report.write("manifest", __doc__.partition("\n")[0], about, {"results": results, "one_object": without})
-    print(f"{about['cpus']} CPUs of {about['cpu']}, commit {about['commit'][:7]}; {path}")
+    program.finish([], {"results": results, "one_object": without})
 
 
 if __name__ == "__main__":

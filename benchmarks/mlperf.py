@@ -15,21 +15,23 @@ loaders. Ours has a budget of memory of 128 MiB, of which it reads twelve batche
 hold eight: what is read during the first step is little of the result.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import report
-from benchmarks.dlio import Accelerators, Found
-from benchmarks.feeds import Plan
-from benchmarks.fork_server import ForkServer
+from benchmarks.harness import targets
+from benchmarks.harness.dlio import Accelerators, Found, measure
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.program import Program
+from benchmarks.harness.report import OURS, Spread, aligned
+from benchmarks.harness.rivals.feeds import Plan
+from benchmarks.harness.targets import Verdict
 from benchmarks.lab import nginx
 from benchmarks.lab.objects import Family
-from benchmarks.report import OURS, Spread, Verdict
 
 OBJECT_BYTES = 322_957
 BATCH = 24
@@ -45,25 +47,20 @@ _LIMIT_S = 400.0
 class Search:
     """Finds the number of accelerators that a feed keeps busy."""
 
-    def __init__(self, run: Accelerators) -> None:
-        self._run = run
-        self._fork_servers = {feed: ForkServer("benchmarks.dlio", feed) for feed in (OURS, RIVAL)}
-        self.found: dict[str, list[list[Found]]] = {feed: [] for feed in self._fork_servers}
-
-    def close(self) -> None:
-        for fork_server in self._fork_servers.values():
-            fork_server.close()
+    def __init__(self, run: Accelerators, pool: Clients) -> None:
+        self._run, self._pool = run, pool
+        self.tried: dict[str, list[list[Found]]] = {OURS: [], RIVAL: []}
 
     def _enough(self, feed: str, accelerators: int) -> bool:
-        job = dataclasses.asdict(dataclasses.replace(self._run, accelerators=accelerators))
-        found = Found(**self._fork_servers[feed].run(job, _LIMIT_S))
-        self.found[feed][-1].append(found)
+        job = dataclasses.replace(self._run, accelerators=accelerators)
+        found: Found = self._pool.run(feed, partial(measure, job))
+        self.tried[feed][-1].append(found)
         print(f"  {feed:10} {accelerators:3}  AU {found.au:.3f}  {found.samples_per_s:,.0f} samples/s", flush=True)
         return found.au >= MIN_AU
 
     def most(self, feed: str) -> int:
         """Returns the largest number whose AU reaches the bar, 0 if one is too many: doubles, then bisects."""
-        self.found[feed].append([])
+        self.tried[feed].append([])
         fed, too_many = 0, 1
         while too_many <= _MOST and self._enough(feed, too_many):
             fed, too_many = too_many, 2 * too_many
@@ -75,22 +72,27 @@ class Search:
                 too_many = middle
         return fed
 
+    def rates(self, feed: str) -> list[float]:
+        """The samples/s of the largest number in each round."""
+        fed = ([found.samples_per_s for found in each if found.au >= MIN_AU] for each in self.tried[feed])
+        return [max(rates, default=0.0) for rates in fed]
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of the search (default 3)")
-    parser.add_argument("--steps", type=int, default=200, help="steps of an accelerator that count (default 200)")
-    parser.add_argument("--workers", type=int, default=4, help="of each accelerator (default 4)")
-    parser.add_argument(
-        "--batch-ms", type=float, default=THEIR_BATCH_MS, help=f"compute time of a batch (default {THEIR_BATCH_MS})"
-    )
-    return parser.parse_args()
+
+def judged(fed: dict[str, list[int]]) -> Verdict:
+    """Returns the verdict. A rival that feeds no accelerator counts as one: a ratio needs a denominator."""
+    ratio = Spread.of([ours / max(1, theirs) for ours, theirs in zip(fed[OURS], fed[RIVAL], strict=True)])
+    none = " (it feeds none; counted as one)" if 0 in fed[RIVAL] else ""
+    target = f"accelerators >= {MIN_RATIO:g}x {RIVAL}"
+    return targets.bounded(target, ratio, 2, f"x{none}", least=MIN_RATIO)
 
 
 def main() -> None:
-    given = arguments()
-    about = report.machine()
-    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
+    program = Program("mlperf", __doc__, 3, without=False, only=False)
+    program.parser.add_argument("--steps", type=int, default=200, help="counted steps of an accelerator (default 200)")
+    program.parser.add_argument("--workers", type=int, default=4, help="of each accelerator (default 4)")
+    batch_help = f"compute time of a batch (default {THEIR_BATCH_MS})"
+    program.parser.add_argument("--batch-ms", type=float, default=THEIR_BATCH_MS, help=batch_help)
+    given = program.start()
     demand = BATCH / given.batch_ms * 1000
     what = "theirs" if given.batch_ms == THEIR_BATCH_MS else f"not their {THEIR_BATCH_MS} ms"
     print(f"{given.batch_ms:g} ms a batch ({what}): an accelerator takes {demand:.0f} samples/s", flush=True)
@@ -99,45 +101,21 @@ def main() -> None:
     fed: dict[str, list[int]] = {OURS: [], RIVAL: []}
     with contextlib.ExitStack() as stack:
         locations = stack.enter_context(nginx.running([family], [nginx.TAIL]))
+        pool = stack.enter_context(Clients("harness.rivals.feeds", _LIMIT_S))
         plan = Plan(locations[nginx.TAIL], family, BATCH, given.workers, budget_bytes=_BUDGET_BYTES)
-        search = Search(Accelerators(plan, 1, given.batch_ms / 1000, given.steps))
-        stack.callback(search.close)
+        search = Search(Accelerators(plan, 1, given.batch_ms / 1000, given.steps), pool)
         for number in range(given.rounds):
             print(f"round {number + 1}", flush=True)
             for feed, counts in fed.items():
                 counts.append(search.most(feed))
     rows = [["", "accelerators at AU >= 0.85", "samples/s there"]]
-    for feed, counts in fed.items():
-        rates = [
-            max((found.samples_per_s for found in tried if found.au >= MIN_AU), default=0.0)
-            for tried in search.found[feed]
-        ]
-        rows.append([feed, Spread.of(counts).text(0), Spread.of(rates).text(0)])
+    rows += [[feed, Spread.of(fed[feed]).text(0), Spread.of(search.rates(feed)).text(0)] for feed in fed]
     title = f"{given.workers} workers each, median (min-max) of {given.rounds} rounds, {given.steps} steps"
-    print("", report.aligned(title, rows), "", sep="\n")
-    verdict = judged(fed)
-    print("against the target", f"  {verdict.text()}", "", sep="\n")
-    tried = {
-        feed: [[dataclasses.asdict(found) for found in each] for each in rounds]
-        for feed, rounds in search.found.items()
-    }
-    settings = {
-        "batch_ms": given.batch_ms,
-        "workers": given.workers,
-        "steps": given.steps,
-        "object_bytes": OBJECT_BYTES,
-    }
-    content = {**settings, "batch": BATCH, "accelerators": fed, "tried": tried, "targets": [verdict.fields()]}
-    whole = given.rounds >= 3 and given.steps >= 200
-    print(report.write("mlperf" if whole else "mlperf-part", (__doc__ or "").splitlines()[0], about, content))
-
-
-def judged(fed: dict[str, list[int]]) -> Verdict:
-    """Returns the verdict. A rival that feeds no accelerator counts as one: a ratio needs a denominator."""
-    ratio = Spread.of([ours / max(1, theirs) for ours, theirs in zip(fed[OURS], fed[RIVAL], strict=True)])
-    none = " (it feeds none; counted as one)" if 0 in fed[RIVAL] else ""
-    target = f"accelerators >= {MIN_RATIO:g}x {RIVAL}"
-    return Verdict(target, f"{ratio.text(2)}x{none}", ratio.median >= MIN_RATIO)
+    print("", aligned(title, rows), "", sep="\n")
+    tried = {feed: [[*map(dataclasses.asdict, each)] for each in rounds] for feed, rounds in search.tried.items()}
+    settings = {"batch_ms": given.batch_ms, "workers": given.workers, "steps": given.steps}
+    content = {**settings, "object_bytes": OBJECT_BYTES, "batch": BATCH, "accelerators": fed, "tried": tried}
+    program.finish([judged(fed)], content, part=given.steps < 200)
 
 
 if __name__ == "__main__":

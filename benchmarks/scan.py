@@ -13,67 +13,71 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import scan_rivals, timed
-from benchmarks.keys import flat
+from benchmarks.harness import targets
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.measure import timed
+from benchmarks.harness.program import Program
+from benchmarks.harness.report import OURS, Rounds
+from benchmarks.harness.rivals.listing import SCANNERS, Boto3Threads
+from benchmarks.harness.targets import Verdict
 from benchmarks.lab import origin
-from benchmarks.program import Program
-from benchmarks.ratio_target import Target, at_most
-from benchmarks.report import OURS, Verdict
-from benchmarks.timed import Timed, TimedRounds
+from benchmarks.lab.keys import flat
+from benchmarks.lab.objects import MIB
 
 _PROCESSES, _NAIVE = "boto3 processes", "boto3"
 _MOST_MIB = 64
 
 
-def verdicts(case: TimedRounds, ours: str) -> Iterator[Verdict]:
+def verdicts(case: Rounds, ours: str) -> Iterator[Verdict]:
     """The targets of a case."""
     if "no latency" in case.label:
-        yield at_most(f"{case.label}: growth of RSS", case.grown_mib(ours) if case.runs else None, _MOST_MIB, "MiB")
+        yield targets.grows_at_most(case, _MOST_MIB, ours)
         return
-    yield Target("objects/s", _PROCESSES, 15, least=True, ours=ours).verdict(case, Timed.rate)
-    yield Target("objects/s", _NAIVE, 100, least=True, ours=ours).verdict(case, Timed.rate)
-    yield Target("CPU", _PROCESSES, 1 / 10, ours=ours).verdict(case, Timed.cpu_seconds)
+    yield targets.ratio(case, "objects/s", "rate", _PROCESSES, least=15, ours=ours)
+    yield targets.ratio(case, "objects/s", "rate", _NAIVE, least=100, ours=ours)
+    yield targets.ratio(case, "CPU", "cpu_s", _PROCESSES, most=1 / 10, ours=ours)
 
 
 def main() -> None:
     import torchobj
 
-    program = Program(__doc__, 5, ("2000 objects and two rounds, without the million", 2))
+    program = Program("scan", __doc__, 5, ("2000 objects and two rounds, without the million", 2), only=False)
     given = program.start()
     count = 2000 if given.quick else 20_000
     has_scan = hasattr(torchobj.Store, "scan")
     ours = OURS if has_scan else "torchobj head"
-    clients = [name for name in scan_rivals.CLIENTS if name not in given.without and (has_scan or name != OURS)]
-    figures = [("objects/s", Timed.rate, 0), ("CPU s", Timed.cpu_seconds, 2), ("s", Timed.seconds, 2)]
+    clients = [name for name in SCANNERS if name not in given.without and (has_scan or name != OURS)]
     done = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchobj-keys-")))
-        pool = timed.Clients("scan_rivals")
-        stack.callback(pool.close)
-        keys = flat(count, "objects")
-        far = stack.enter_context(origin.running(1, [keys.write(folder)])).listed(keys.name)
-        labels = scan_rivals.Boto3Threads(far, count, None)
-        far.enter()
-        labels.run()
-        job = {"count": count, "labels": labels._found[1]}
-        case = TimedRounds(f"{count} objects, 1 ms")
-        timed.in_turn(clients, given.rounds, lambda name: pool.run(name, far, job), case.runs, case.failed, (_NAIVE,))
-        done.append(case)
-        print(timed.table(case, figures, ours), "", sep="\n", flush=True)
-        if not given.quick and has_scan:
-            million = flat(1_000_000, "million")
-            near = stack.enter_context(origin.running(0, [million.write(folder)])).listed(million.name)
-            case = TimedRounds("1000000 objects, no latency")
-            job = {"count": 1_000_000, "labels": None}
-            timed.in_turn([ours], 2, lambda name: pool.run(name, near, job), case.runs, case.failed)
+        pool = stack.enter_context(Clients("harness.rivals.listing"))
+
+        def measure(label: str, name: str, number: int, delay_ms: int, names: list[str], rounds: int) -> None:
+            """Lists `number` objects of the bucket `name`, and asks for each."""
+            keys = flat(number, name)
+            location = stack.enter_context(origin.running(delay_ms, [keys.write(folder)])).listed(name)
+            expected = None
+            if delay_ms:
+                reference = Boto3Threads(location, number, None)
+                location.enter()
+                reference.run()
+                expected = reference.found[1]
+            job = partial(timed, location, {"count": number, "labels": expected}, 64 * MIB)
+            case = Rounds(label)
+            case.take(names, rounds, lambda client: pool.run(f"scan {client}", job), {_NAIVE: 2})
             done.append(case)
-            print(timed.table(case, figures, ours), "", sep="\n", flush=True)
+            print(case.timed_table({"objects/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}, ours))
+
+        measure(f"{count} objects, 1 ms", "objects", count, 1, clients, given.rounds)
+        if not given.quick and has_scan:
+            measure("1000000 objects, no latency", "million", 1_000_000, 0, [ours], 2)
     found = [verdict for case in done for verdict in verdicts(case, ours)]
-    program.finish("scan", found, {"cases": [timed.fields(case) for case in done]})
+    program.finish(found, {"cases": [case.fields() for case in done]})
 
 
 if __name__ == "__main__":

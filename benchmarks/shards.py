@@ -14,20 +14,22 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import shards_rivals, timed
+from benchmarks.harness import targets
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.measure import timed
+from benchmarks.harness.program import Program
+from benchmarks.harness.report import OURS, Rounds
+from benchmarks.harness.rivals.shards import write_shards
+from benchmarks.harness.targets import Verdict
 from benchmarks.lab import nginx
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import KIB, Family, pieces, size_text
-from benchmarks.lab.settings import store_config
-from benchmarks.program import Program
-from benchmarks.ratio_target import Target
-from benchmarks.report import OURS, Verdict
-from benchmarks.timed import Timed, TimedRounds
+from benchmarks.lab.objects import KIB, MIB, Family, size_text
 
 _SHARDS = 4
 _ENDPOINTS = {"no latency": nginx.PLAIN, "20 ms": nginx.LATENCY}
@@ -55,18 +57,18 @@ class Case:
             "shuffled, 20 ms": [_SHUFFLED, _OBJECTS],
         }.get(self.place, [OURS, _FILES, _CONNECTOR])
 
-    def verdicts(self, rounds: TimedRounds) -> Iterator[Verdict]:
+    def verdicts(self, rounds: Rounds) -> Iterator[Verdict]:
         """The targets."""
+        least = partial(targets.ratio, rounds, "samples/s", "rate")
         if self.place == "memory":
-            least = 12 if self.size == 110 * KIB else 7
             for ours in (_PARSE, _MEMORY):
-                yield Target("samples/s", _IN_MEMORY, least, least=True, ours=ours).verdict(rounds, Timed.rate)
+                yield least(_IN_MEMORY, least=12 if self.size == 110 * KIB else 7, ours=ours)
         elif self.place == "no latency":
-            yield Target("samples/s", _FILES, 3, least=True).verdict(rounds, Timed.rate)
+            yield least(_FILES, least=3)
         elif self.place == "20 ms":
-            yield Target("samples/s", _CONNECTOR, 5, least=True).verdict(rounds, Timed.rate)
+            yield least(_CONNECTOR, least=5)
         else:
-            yield Target("samples/s", _OBJECTS, 0.9, least=True, ours=_SHUFFLED).verdict(rounds, Timed.rate)
+            yield least(_OBJECTS, least=0.9, ours=_SHUFFLED)
 
 
 CASES = [
@@ -80,12 +82,12 @@ def prepared(family: Family, location: Location) -> dict[str, Any]:
 
     root = nginx.objects_folder([family]) / nginx.BUCKET
     name = f"shards-{family.name.rstrip('/')}-{family.count}"
-    bodies = [b"".join(pieces(index, family.size)) for index in range(family.count)]
-    files = shards_rivals.write_shards(root / name, bodies, _SHARDS)
+    bodies = [b"".join(family.pieces(index)) for index in range(family.count)]
+    files = write_shards(root / name, bodies, _SHARDS)
     names = [f"{name}/{file.name}" for file in files]
     index = root / name / "index.parquet"
     location.enter()
-    TarIndex.build([location.url(each) for each in names], config=store_config(location)).save(index)
+    TarIndex.build([location.url(each) for each in names], config=location.config()).save(index)
     return {
         "files": [str(file) for file in files],
         "names": names,
@@ -95,38 +97,27 @@ def prepared(family: Family, location: Location) -> dict[str, Any]:
     }
 
 
-def cpu_s_per_1000(run: Timed) -> float:
-    """CPU seconds per 1000 samples."""
-    return run.cpu_s / run.items * 1000
-
-
 def main() -> None:
-    program = Program(__doc__, 5, ("a quarter of the samples and two rounds", 2)).has_cases()
+    program = Program("shards", __doc__, 5, ("a quarter of the samples and two rounds", 2))
     given = program.start()
     counts = {110 * KIB: 4096, 4 * KIB: 32_768}
     families = {size: Family(size, count // (4 if given.quick else 1)) for size, count in counts.items()}
-    figures = [("samples/s", Timed.rate, 0), ("CPU-s per 1000", cpu_s_per_1000, 4)]
-    done: list[TimedRounds] = []
+    done: list[Rounds] = []
     found: list[Verdict] = []
     with contextlib.ExitStack() as stack:
         locations = stack.enter_context(nginx.running(list(families.values()), list(_ENDPOINTS.values())))
-        pool = timed.Clients("shards_rivals")
-        stack.callback(pool.close)
-        near = locations[nginx.PLAIN]
-        jobs = {size: prepared(family, near) for size, family in families.items()}
+        pool = stack.enter_context(Clients("harness.rivals.shards"))
+        jobs = {size: prepared(family, locations[nginx.PLAIN]) for size, family in families.items()}
         for case in program.selected(CASES, lambda case: case.label):
-            endpoint = nginx.LATENCY if "20 ms" in case.place else nginx.PLAIN
-            rounds = TimedRounds(case.label)
+            location = locations[nginx.LATENCY if "20 ms" in case.place else nginx.PLAIN]
+            work = partial(timed, location, jobs[case.size], 64 * MIB)
+            done.append(Rounds(case.label))
             clients = [name for name in case.clients if name not in given.without]
-
-            def run(name: str, case: Case = case, at: Location = locations[endpoint]) -> Timed:
-                return pool.run(name, at, jobs[case.size])
-
-            timed.in_turn(clients, given.rounds, run, rounds.runs, rounds.failed)
-            print(timed.table(rounds, figures, clients[0]), "", sep="\n", flush=True)
-            done.append(rounds)
-            found += case.verdicts(rounds)
-    program.finish("shards", found, {"cases": [timed.fields(each) for each in done]})
+            done[-1].take(clients, given.rounds, partial(pool.run, job=work))
+            figures = {"samples/s": ("rate", 0), "CPU-s per 1000": ("cpu_s_per_1000", 4)}
+            print(done[-1].timed_table(figures, clients[0]), flush=True)
+            found += case.verdicts(done[-1])
+    program.finish(found, {"cases": [case.fields() for case in done]})
 
 
 if __name__ == "__main__":

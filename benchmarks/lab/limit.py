@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.harness.reads import Read
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family
-from benchmarks.measure import Measured
 from tests.servers.install import cache_directory
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -32,14 +32,14 @@ def build() -> Path:
     return target / "release" / "examples" / "limit"
 
 
-def run(program: Path, location: Location, family: Family, min_s: float) -> Measured:
+def run(program: Path, location: Location, family: Family, min_s: float) -> Read:
     """Reads objects of `family` for about `min_s`; CPU is that of the whole process, including its start of 2 ms."""
     # A first run determines the number of objects.
     trial = _run(program, location, family, 4 * _CONNECTIONS)
     return _run(program, location, family, max(4 * _CONNECTIONS, int(trial.objects_per_s * min_s)))
 
 
-def _run(program: Path, location: Location, family: Family, requests: int) -> Measured:
+def _run(program: Path, location: Location, family: Family, requests: int) -> Read:
     assert location.endpoint_url, "the limit is measured in the lab only"
     path = f"/{location.bucket}/{location.key(family.name)}"
     threads = min(os.cpu_count() or 1, _MOST_THREADS)
@@ -55,4 +55,4 @@ def _run(program: Path, location: Location, family: Family, requests: int) -> Me
         raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
     found = json.loads(output)
     cpu_s = used.ru_utime + used.ru_stime
-    return Measured(found["objects"], found["bytes"], found["wall_s"], cpu_s, [found["wall_s"]], [cpu_s])
+    return Read(found["wall_s"], cpu_s, None, found["objects"], found["bytes"], [found["wall_s"]], [cpu_s], many=True)

@@ -1,7 +1,8 @@
-"""Where a bucket is, and the environment that clients need to reach it. Starts nothing."""
+"""Where a bucket is, and how each client reaches it: environment, configuration, clients. Starts nothing."""
 
 import os
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 # Buckets outside this machine's environment need no proxy, no profile and no private certificates.
@@ -45,11 +46,6 @@ class Location:
         """Whether the server is on this machine, where latency is zero and few concurrent requests are fastest."""
         return (urlsplit(self.endpoint_url or "").hostname or "") in ("127.0.0.1", "localhost")
 
-    @property
-    def tls(self) -> bool:
-        """Whether it is reached over TLS."""
-        return self.endpoint_url is None or self.endpoint_url.startswith("https://")
-
     def key(self, name: str) -> str:
         """Returns the full key of an object of the benchmark."""
         return self.prefix + name
@@ -72,3 +68,65 @@ class Location:
         if self.ca_file is not None:
             # OpenSSL and rustls-native-certs read the system certificates from here.
             os.environ["SSL_CERT_FILE"] = self.ca_file
+
+    # A rival's process imports only what it measures.
+
+    def config(self, **settings: Any) -> Any:
+        """Returns torchobj's configuration, with other `settings` of it."""
+        import torchobj
+
+        if self.scheme == "gs":
+            # Without credentials, as no client of the lab has any for Google.
+            gcs = torchobj.GCSOptions(endpoint_url=self.endpoint_url, anonymous=self.endpoint_url is not None)
+            return torchobj.StoreConfig(gcs=gcs, ca_bundle=self.ca_file, **settings)
+        s3 = torchobj.S3Options(endpoint_url=self.endpoint_url, region=self.region)
+        return torchobj.StoreConfig(s3=s3, ca_bundle=self.ca_file, **settings)
+
+    def store(self) -> Any:
+        """Returns torchobj's store of the bucket."""
+        import torchobj
+
+        return torchobj.Store(f"{self.scheme}://{self.bucket}", config=self.config())
+
+    def obstore(self) -> Any:
+        """Returns obstore's store of the bucket. For Google it reads and writes by the XML API."""
+        from obstore.store import GCSStore, S3Store
+
+        options = {"allow_http": True}
+        if self.scheme == "gs":
+            if self.endpoint_url is None:
+                return GCSStore(self.bucket, client_options=options)
+            # `skip_signature` applies to its reads only; for its writes it gets a token, which it keeps.
+            anonymous = {"skip_signature": True, "credential_provider": _token}
+            return GCSStore(self.bucket, client_options=options, base_url=self.endpoint_url, **anonymous)
+        if self.endpoint_url is None:
+            return S3Store(self.bucket, region=self.region, client_options=options)
+        path_style = {"endpoint": self.endpoint_url, "virtual_hosted_style_request": False}
+        return S3Store(self.bucket, region=self.region, client_options=options, **path_style)
+
+    def boto3(self, **settings: Any) -> Any:
+        """Returns boto3's client; `settings` are botocore's. Missing credentials come from the environment."""
+        import boto3
+        from botocore.config import Config
+
+        style = {"addressing_style": "auto" if self.endpoint_url is None else "path"}
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            region_name=self.region,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            verify=self.ca_file,
+            config=Config(s3=style, **settings),
+        )
+
+    def s3torchconnector(self) -> dict[str, Any]:
+        """Returns the arguments of s3torchconnector's classes."""
+        from s3torchconnector import S3ClientConfig
+
+        config = S3ClientConfig(force_path_style=self.endpoint_url is not None)
+        return {"region": self.region or "us-east-1", "endpoint": self.endpoint_url, "s3client_config": config}
+
+
+def _token() -> dict[str, Any]:
+    return {"token": "bench", "expires_at": None}

@@ -2,12 +2,14 @@
 their content.
 
 One process serves all endpoints of the lab, each on its own port: plain, TLS, with a latency, with a tail, with a rate
-limit per connection, and the API of Google Cloud Storage (`nginx_gcs`). A latency is `ngx.sleep` of the lua module,
-which costs almost no CPU and blocks no worker.
+limit per connection, and the API of Google Cloud Storage, whose metadata are files and whose checksums are headers. A
+latency is `ngx.sleep` of the lua module, which costs almost no CPU and blocks no worker.
 """
 
+import base64
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -15,13 +17,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from benchmarks.lab import nginx_gcs
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import Family
+from benchmarks.lab.objects import Family, pieces
 from tests.servers.certificates import make_certificates
 from tests.servers.install import cache_directory
 
@@ -36,6 +38,10 @@ _PORT_ATTEMPTS = 5
 _TAIL_SIGMA = 0.3
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
+_METADATA, _CHECKSUMS = "metadata", "checksums.map"
+_TIME = "2026-01-01T00:00:00.000Z"
+
+_Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,84 @@ def _sleep_lua(endpoint: Endpoint) -> str:
         }}"""
 
 
+def _crc32c(index: int, size: int) -> str:
+    """Returns the checksum of an object as the API has it."""
+    # Part of google-cloud-storage, which the other benchmarks do not need.
+    import google_crc32c
+
+    checksum = google_crc32c.Checksum()
+    for piece in pieces(index, size):
+        checksum.update(bytes(piece))
+    return base64.b64encode(checksum.digest()).decode()
+
+
+def _prepare_gcs(directory: Path, families: Sequence[Family]) -> None:
+    """Writes the metadata of the objects of `families`."""
+    checksums = []
+    for family in families:
+        (directory / _METADATA / BUCKET / family.name).mkdir(parents=True, exist_ok=True)
+        for index, name in enumerate(family.names()):
+            crc32c = _crc32c(index, family.size)
+            checksums.append(f"/{BUCKET}/{name} crc32c={crc32c};\n")
+            resource = {
+                "kind": "storage#object",
+                "bucket": BUCKET,
+                "name": name,
+                "generation": "1",
+                "metageneration": "1",
+                "storageClass": "STANDARD",
+                "contentType": "application/octet-stream",
+                "size": str(family.size),
+                "crc32c": crc32c,
+                "etag": "CAE=",
+                "timeCreated": _TIME,
+                "updated": _TIME,
+            }
+            (directory / _METADATA / BUCKET / name).write_text(json.dumps(resource))
+    (directory / _CHECKSUMS).write_text("".join(checksums))
+
+
+def _gcs_maps(directory: Path) -> str:
+    """Returns the directives that look up an object's checksum."""
+    return f"""
+    map_hash_max_size 65536;
+    map_hash_bucket_size 128;
+    map $uri $crc32c {{ include {directory}/{_CHECKSUMS}; }}"""
+
+
+def _gcs_locations(directory: Path, sleep: str) -> str:
+    """Returns the locations of a server; `sleep` delays a response."""
+    identity = json.dumps(
+        {"kind": "storage#bucket", "name": BUCKET, "locationType": "region", "storageClass": "STANDARD"}
+    )
+    # Listings are empty: gcsfs asks for one beside an object's metadata.
+    empty = json.dumps({"kind": "storage#objects"})
+    # An empty value adds no header.
+    headers = """
+            add_header x-goog-generation 1;
+            add_header x-goog-metageneration 1;
+            add_header x-goog-storage-class STANDARD;
+            add_header x-goog-stored-content-encoding identity;
+            add_header x-goog-stored-content-length $sent_http_content_length;
+            add_header x-goog-hash $crc32c;"""
+    return f"""
+        location /storage/v1/b/ {{
+            if ($arg_alt != media) {{ rewrite ^/storage/v1/b/([^/]+)/o/(.+)$ /-/metadata/$1/$2 last; }}
+            rewrite ^/storage/v1/b/([^/]+)/o/(.+)$ /$1/$2 break; {headers} {sleep}
+        }}
+        location /download/storage/v1/b/ {{
+            rewrite ^/download/storage/v1/b/([^/]+)/o/(.+)$ /$1/$2 break; {headers} {sleep}
+        }}
+        location /-/metadata/ {{
+            internal;
+            alias {directory}/{_METADATA}/;
+            default_type application/json; {sleep}
+        }}
+        location = /storage/v1/b/{BUCKET} {{ default_type application/json; return 200 '{identity}'; }}
+        location = /storage/v1/b/{BUCKET}/o {{ default_type application/json; return 200 '{empty}'; }}
+        location / {{ {headers} {sleep} }}"""
+
+
 def _server(endpoint: Endpoint, port: int, directory: Path) -> str:
     tls = ""
     if endpoint.tls:
@@ -145,7 +229,7 @@ def _server(endpoint: Endpoint, port: int, directory: Path) -> str:
         limit_rate {endpoint.rate};
         sendfile_max_chunk 256k;"""
     sleep = _sleep_lua(endpoint)
-    locations = nginx_gcs.locations(directory, BUCKET, sleep) if endpoint.gcs else f"location / {{ {sleep} }}"
+    locations = _gcs_locations(directory, sleep) if endpoint.gcs else f"location / {{ {sleep} }}"
     return f"""
     server {{
         listen 127.0.0.1:{port}{" ssl" if endpoint.tls else ""} reuseport backlog=4096;{tls}{rate}
@@ -156,7 +240,7 @@ def _server(endpoint: Endpoint, port: int, directory: Path) -> str:
 def _config(installed: _Installed, folder: Path, endpoints: dict[Endpoint, int], directory: Path) -> str:
     load = "\n".join(f"load_module {module};" for module in installed.modules)
     servers = "".join(_server(endpoint, port, directory) for endpoint, port in endpoints.items())
-    maps = nginx_gcs.maps(directory) if any(endpoint.gcs for endpoint in endpoints) else ""
+    maps = _gcs_maps(directory) if any(endpoint.gcs for endpoint in endpoints) else ""
     temporary = "\n".join(
         f"    {name}_temp_path {directory}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -216,7 +300,7 @@ def running(families: Sequence[Family], endpoints: Sequence[Endpoint]) -> Iterat
         directory = Path(name)
         certificates = make_certificates(directory, "bench.localhost")
         if any(endpoint.gcs for endpoint in endpoints):
-            nginx_gcs.prepare(directory, BUCKET, families)
+            _prepare_gcs(directory, families)
         for _ in range(_PORT_ATTEMPTS):
             ports = {endpoint: _free_port() for endpoint in endpoints}
             (directory / "nginx.conf").write_text(_config(installed, folder, ports, directory))
@@ -235,6 +319,19 @@ def running(families: Sequence[Family], endpoints: Sequence[Endpoint]) -> Iterat
                 process.terminate()
                 process.wait()
         raise SystemExit(f"nginx did not start:\n{(directory / 'error.log').read_text()[-4000:]}")
+
+
+@contextlib.contextmanager
+def named(
+    families: Sequence[Family], endpoints: Mapping[_Name, Endpoint], chosen: Container[_Name]
+) -> Iterator[dict[_Name, Location]]:
+    """Runs nginx with the `chosen` ones of `endpoints`, if there are any; yields their locations by name."""
+    wanted = {name: endpoint for name, endpoint in endpoints.items() if name in chosen}
+    if not wanted:
+        yield {}
+        return
+    with running(families, list(wanted.values())) as found:
+        yield {name: found[endpoint] for name, endpoint in wanted.items()}
 
 
 def _location(endpoint: Endpoint, port: int, ca_file: str) -> Location:

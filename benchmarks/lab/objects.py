@@ -1,7 +1,10 @@
-"""Names and content of the benchmarks' objects, so that every client's bytes can be verified. Stores nothing."""
+"""Names and content of the benchmarks' objects, so that every client's bytes can be verified, and their upload."""
 
+import io
+import mmap
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -9,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.lab.location import Location
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # Three bytes less than a MiB: a part received at the position of another differs from the content expected there.
 _PERIOD_BYTES = MIB - 3
+_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -76,3 +82,33 @@ def check(name: str, size: int, content: Any) -> None:
         if not np.array_equal(found[at : at + len(piece)], np.frombuffer(piece, np.uint8)):
             raise AssertionError(f"{name}: wrong bytes between {at} and {at + len(piece)}")
         at += len(piece)
+
+
+def check_file(name: str, path: str | Path) -> None:
+    """Raises AssertionError unless a file is the object `name`."""
+    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        check(name, len(content), content)
+
+
+def upload(location: Location, families: Sequence[Family]) -> int:
+    """Writes missing objects to a bucket by boto3 and returns their number."""
+    client = location.boto3(max_pool_connections=_THREADS)
+    found = {
+        entry["Key"]: entry["Size"]
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=location.bucket, Prefix=location.prefix)
+        for entry in page.get("Contents", ())
+    }
+    missing = [
+        (location.key(name), family, index)
+        for family in families
+        for index, name in enumerate(family.names())
+        if found.get(location.key(name)) != family.size
+    ]
+
+    def write(item: tuple[str, Family, int]) -> None:
+        key, family, index = item
+        client.upload_fileobj(io.BytesIO(b"".join(family.pieces(index))), location.bucket, key)
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        list(threads.map(write, missing))
+    return len(missing)

@@ -5,11 +5,9 @@ starts it.
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from benchmarks.lab.boto import boto_client
 from benchmarks.lab.location import Location
 from benchmarks.lab.nginx import BUCKET
-from benchmarks.lab.objects import Family
-from benchmarks.lab.prepare import upload
+from benchmarks.lab.objects import Family, upload
 from tests.servers.launch import start
 
 
@@ -24,6 +22,6 @@ def running(families: Sequence[Family]) -> Iterator[Location]:
             access_key=server.access_key,
             secret_key=server.secret_key,
         )
-        boto_client(location).create_bucket(Bucket=BUCKET)
+        location.boto3().create_bucket(Bucket=BUCKET)
         upload(location, families)
         yield location

@@ -12,7 +12,6 @@ import pytest
 from botocore.exceptions import ClientError
 
 from benchmarks.lab import origin
-from benchmarks.lab.boto import boto_client
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -27,7 +26,7 @@ def running():
 
 def test_the_origin_keeps_objects_in_memory(running):
     location, content = running.memory, os.urandom(20_000_000)
-    s3 = boto_client(location)
+    s3 = location.boto3()
     s3.upload_fileobj(io.BytesIO(content), location.bucket, "a folder/in parts")
     s3.put_object(Bucket=location.bucket, Key="a folder/whole", Body=content[:1000])
     whole = io.BytesIO()
@@ -55,7 +54,7 @@ def test_the_origin_keeps_objects_in_memory(running):
 
 def test_the_origins_other_bucket_keeps_only_sizes(running):
     location, before = running.discard, running.counters()
-    s3 = boto_client(location)
+    s3 = location.boto3()
     s3.upload_fileobj(io.BytesIO(bytes(20_000_000)), location.bucket, "parts")
     s3.put_object(Bucket=location.bucket, Key="whole", Body=bytes(1000))
     assert s3.head_object(Bucket=location.bucket, Key="parts")["ContentLength"] == 20_000_000
@@ -69,7 +68,7 @@ def test_the_origins_other_bucket_keeps_only_sizes(running):
 
 def test_an_aborted_upload_leaves_no_object(running):
     location = running.memory
-    s3 = boto_client(location)
+    s3 = location.boto3()
     begun = s3.create_multipart_upload(Bucket=location.bucket, Key="begun")
     upload = {"Bucket": location.bucket, "Key": "begun", "UploadId": begun["UploadId"]}
     s3.upload_part(**upload, PartNumber=1, Body=b"abc")

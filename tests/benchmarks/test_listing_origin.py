@@ -3,10 +3,8 @@
 import pytest
 
 import torchobj
-from benchmarks.keys import flat, nested
 from benchmarks.lab import origin
-from benchmarks.lab.boto import boto_client
-from benchmarks.lab.settings import store_config
+from benchmarks.lab.keys import flat, nested
 
 NESTED, FLAT = nested(6000), flat(2500)
 
@@ -24,7 +22,7 @@ def store(running, monkeypatch):
         location = running.listed(bucket)
         for name, value in (("AWS_ACCESS_KEY_ID", "bench"), ("AWS_SECRET_ACCESS_KEY", "bench")):
             monkeypatch.setenv(name, value)
-        return torchobj.Store(f"s3://{bucket}", config=store_config(location))
+        return location.store()
 
     return opened
 
@@ -51,7 +49,7 @@ def test_a_delimiter_groups_keys_over_pages(store):
 
 
 def test_boto3_lists_the_same_and_heads_have_the_size_of_the_listing(running, store):
-    client = boto_client(running.listed("nested"))
+    client = running.listed("nested").boto3()
     pages = client.get_paginator("list_objects_v2").paginate(Bucket="nested", PaginationConfig={"PageSize": 700})
     items = [item for page in pages for item in page["Contents"]]
     assert [item["Key"] for item in items] == list(NESTED.keys)

@@ -1,6 +1,8 @@
-"""Clients that list a bucket, each in the forms in which its users list: `list.py` measures them with `timed`."""
+"""Clients that list a bucket, each in the forms in which its users list, and clients that read the metadata of every
+object by HEAD: `list.py` and `scan.py` measure them with `timed`.
+"""
 
-import hashlib
+import multiprocessing
 import re
 import socket
 from collections.abc import Iterable, Iterator
@@ -8,14 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from benchmarks.lab.boto import boto_client
+from benchmarks.lab.keys import digest
 from benchmarks.lab.location import Location
-from benchmarks.lab.settings import obstore_store, store_config
+
+#: Threads of boto3 that read metadata. 16 to 64 do not differ by more than the noise: the GIL limits them.
+_THREADS = 32
+#: Processes of boto3, more than there are cores, because they wait. 4 to 16 were tried on 2 cores.
+_PROCESSES = 8
 
 
-def digest(keys: Iterable[str]) -> str:
-    """A digest of the set of keys, and of their number."""
-    return hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()
+def _boto3_keys(client: Any, bucket: str) -> Iterator[str]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    return (item["Key"] for page in pages for item in page.get("Contents", []))
 
 
 class Lister:
@@ -64,9 +70,7 @@ class Torchobj(Lister):
     modules = ("torchobj",)
 
     def open(self, location: Location) -> None:
-        import torchobj
-
-        self._store = torchobj.Store(f"s3://{location.bucket}", config=store_config(location))
+        self._store = location.store()
 
     def keys(self) -> Iterator[str]:
         return (info.key for info in self._store.list())
@@ -104,19 +108,16 @@ class TorchobjDataset(Lister):
     modules = ("torch", "torchobj", "torchobj.datasets.map")
 
     def open(self, location: Location) -> None:
-        self._config = store_config(location)
-
-    def _dataset(self) -> Any:
-        import torchobj
-
-        return torchobj.ObjectMapDataset(f"s3://{self._location.bucket}/", config=self._config)
+        self._config = location.config()
 
     def count(self) -> int:
-        self._kept = self._dataset()
+        import torchobj
+
+        self._kept = torchobj.ObjectMapDataset(f"s3://{self._location.bucket}/", config=self._config)
         return len(self._kept)
 
     def keys(self) -> Iterator[str]:
-        return (info.key for info in Torchobj(self._location, 0, "", False)._store.list())
+        return Torchobj(self._location, 0, "", False).keys()
 
 
 class Boto3(Lister):
@@ -125,11 +126,10 @@ class Boto3(Lister):
     modules = ("boto3", "botocore.config")
 
     def open(self, location: Location) -> None:
-        self._client = boto_client(location)
+        self._client = location.boto3()
 
     def keys(self) -> Iterator[str]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._location.bucket)
-        return (item["Key"] for page in pages for item in page.get("Contents", []))
+        return _boto3_keys(self._client, self._location.bucket)
 
 
 class S3fs(Lister):
@@ -153,17 +153,15 @@ class Obstore(Lister):
     modules = ("obstore", "obstore.store")
 
     def open(self, location: Location) -> None:
-        self._store = obstore_store(location)
+        import obstore
+
+        self._list, self._store = obstore.list, location.obstore()
 
     def keys(self) -> Iterator[str]:
-        import obstore
-
-        return (item["path"] for chunk in obstore.list(self._store, chunk_size=1000) for item in chunk)
+        return (item["path"] for chunk in self._list(self._store, chunk_size=1000) for item in chunk)
 
     def count(self) -> int:
-        import obstore
-
-        return sum(len(chunk) for chunk in obstore.list(self._store, chunk_size=1000))
+        return sum(len(chunk) for chunk in self._list(self._store, chunk_size=1000))
 
 
 class ObstoreArrow(Obstore):
@@ -172,9 +170,7 @@ class ObstoreArrow(Obstore):
     modules = ("obstore", "obstore.store", "arro3.core")
 
     def count(self) -> int:
-        import obstore
-
-        return sum(batch.num_rows for batch in obstore.list(self._store, chunk_size=10_000, return_arrow=True))
+        return sum(batch.num_rows for batch in self._list(self._store, chunk_size=10_000, return_arrow=True))
 
 
 class BareLimit(Lister):
@@ -212,7 +208,122 @@ class BareLimit(Lister):
         return Torchobj(self._location, 0, "", False).keys()
 
 
-CLIENTS: dict[str, Any] = {
+class Scanner:
+    """Reads the metadata `label` of each object, and adds up the numbers in it."""
+
+    modules: tuple[str, ...] = ()
+
+    def __init__(self, location: Location, count: int, labels: int | None) -> None:
+        self._location, self._count, self._labels = location, count, labels
+        self.found = (0, 0)
+        self.open(location)
+
+    def open(self, location: Location) -> None:
+        """Makes the client."""
+        raise NotImplementedError
+
+    def labels(self) -> Iterator[str]:
+        """The metadata `label` of every object."""
+        raise NotImplementedError
+
+    def warm(self) -> None:
+        """A scan opens its connections in the time that it takes."""
+
+    def run(self) -> int:
+        number = total = 0
+        for label in self.labels():
+            number, total = number + 1, total + int(label)
+        self.found = (number, total)
+        return number
+
+    def check(self) -> None:
+        if self.found[0] != self._count or self._labels not in (None, self.found[1]):
+            raise AssertionError(f"{self.found} instead of {self._count} objects, {self._labels}")
+
+
+class TorchobjScan(Scanner):
+    """`for info in store.scan()`."""
+
+    modules = ("torchobj",)
+
+    def open(self, location: Location) -> None:
+        self._store = location.store()
+
+    def labels(self) -> Iterator[str]:
+        return (info.metadata["label"] for info in self._store.scan())
+
+
+class TorchobjHead(TorchobjScan):
+    """`Store.list`, and `Store.head` in 64 threads."""
+
+    def labels(self) -> Iterator[str]:
+        with ThreadPoolExecutor(64) as pool:
+            keys = [info.key for info in self._store.list()]
+            yield from (info.metadata["label"] for info in pool.map(self._store.head, keys))
+
+
+class Boto3Head(Scanner):
+    """A loop over the paginator, with `head_object` for each key: what users write first."""
+
+    modules = ("boto3", "botocore.config")
+
+    def open(self, location: Location) -> None:
+        self._client = location.boto3(max_pool_connections=_THREADS)
+
+    def _keys(self) -> Iterator[str]:
+        return _boto3_keys(self._client, self._location.bucket)
+
+    def _label(self, key: str) -> str:
+        return _label_of(self._client, self._location.bucket, key)
+
+    def labels(self) -> Iterator[str]:
+        return map(self._label, self._keys())
+
+
+class Boto3Threads(Boto3Head):
+    """The same with a pool of threads."""
+
+    def labels(self) -> Iterator[str]:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            yield from pool.map(self._label, self._keys())
+
+
+class Boto3Processes(Boto3Head):
+    """The same with a pool of processes, each of which has its client, and chunks of 100 keys."""
+
+    def open(self, location: Location) -> None:
+        # Processes are forked before the first client of this one.
+        self._pool = multiprocessing.get_context("fork").Pool(_PROCESSES, _enter, (location,))
+        super().open(location)
+
+    def warm(self) -> None:
+        self._pool.map(str, range(_PROCESSES))
+
+    def labels(self) -> Iterator[str]:
+        yield from self._pool.imap_unordered(_process_label, self._keys(), chunksize=100)
+        # The CPU time of processes counts when they have ended.
+        self._pool.close()
+        self._pool.join()
+
+
+_process: tuple[Any, str]
+"""The client of a process of the pool, and the bucket."""
+
+
+def _enter(location: Location) -> None:
+    global _process  # noqa: PLW0603  state of a process of the pool
+    _process = location.boto3(), location.bucket
+
+
+def _label_of(client: Any, bucket: str, key: str) -> str:
+    return str(client.head_object(Bucket=bucket, Key=key)["Metadata"]["label"])
+
+
+def _process_label(key: str) -> str:
+    return _label_of(*_process, key)
+
+
+LISTERS: dict[str, Any] = {
     "torchobj": Torchobj,
     "torchobj unordered": TorchobjUnordered,
     "torchobj pages": TorchobjPages,
@@ -224,3 +335,12 @@ CLIENTS: dict[str, Any] = {
     "obstore": Obstore,
     "obstore arrow": ObstoreArrow,
 }
+SCANNERS: dict[str, Any] = {
+    "torchobj": TorchobjScan,
+    "torchobj head": TorchobjHead,
+    "boto3": Boto3Head,
+    "boto3 threads": Boto3Threads,
+    "boto3 processes": Boto3Processes,
+}
+CLIENTS = {f"list {name}": client for name, client in LISTERS.items()}
+CLIENTS |= {f"scan {name}": client for name, client in SCANNERS.items()}

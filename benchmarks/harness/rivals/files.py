@@ -4,9 +4,7 @@ Each action is the call that the users of a client make. Downloaded files are de
 memory of as many files as there are threads.
 """
 
-import importlib.util
 import io
-import mmap
 import os
 import socket
 import threading
@@ -16,11 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.lab.boto import boto_client
+from benchmarks.harness.report import LIMIT
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import MIB, Family, check
-from benchmarks.lab.settings import store_config
-from benchmarks.report import LIMIT
+from benchmarks.lab.objects import MIB, Family, check, check_file
 
 ACTIONS = ("put", "get", "upload_file", "download_file")
 
@@ -32,10 +28,8 @@ class Mover:
 
     modules: tuple[str, ...] = ()
 
-    def __init__(
-        self, location: Location, action: str, family: list[int], threads: int, calls: int, folder: str
-    ) -> None:
-        self._action, self._family, self._threads, self._calls = action, Family(*family), threads, calls
+    def __init__(self, location: Location, action: str, family: Family, threads: int, calls: int, folder: str) -> None:
+        self._action, self._family, self._threads, self._calls = action, family, threads, calls
         self._folder, self._last = folder, b""
         self._names = self._family.names()
         self.bucket = location.bucket
@@ -116,8 +110,7 @@ class Mover:
         if self._action == "download_file":
             last = Path(self._folder, f"last-{os.getpid()}")
             try:
-                with last.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    check(self._names[number], self._family.size, content)
+                check_file(self._names[number], last)
             finally:
                 last.unlink()
 
@@ -125,13 +118,12 @@ class Mover:
 class Torchobj(Mover):
     """`Store.put`, `Store.get`, `torchobj.files.upload_file`, `torchobj.files.download_file`."""
 
-    modules = ("torchobj",)
+    modules = ("torchobj", "torchobj.files")
 
     def open(self, location: Location) -> None:
-        import torchobj
+        from torchobj import files
 
-        self._config = store_config(location)
-        self._store = torchobj.Store(f"s3://{location.bucket}", config=self._config)
+        self._files, self._store, self._config = files, location.store(), location.config()
 
     def put(self, key: str, content: bytes) -> None:
         self._store.put(key, content)
@@ -140,14 +132,10 @@ class Torchobj(Mover):
         return self._store.get(key)
 
     def upload_file(self, path: str, key: str) -> None:
-        from torchobj import files
-
-        files.upload_file(path, f"s3://{self.bucket}/{key}", config=self._config)
+        self._files.upload_file(path, f"s3://{self.bucket}/{key}", config=self._config)
 
     def download_file(self, key: str, path: str) -> None:
-        from torchobj import files
-
-        files.download_file(f"s3://{self.bucket}/{key}", path, config=self._config)
+        self._files.download_file(f"s3://{self.bucket}/{key}", path, config=self._config)
 
 
 class TorchobjFsspec(Mover):
@@ -158,7 +146,7 @@ class TorchobjFsspec(Mover):
     def open(self, location: Location) -> None:
         from torchobj.fsspec import ObjectFileSystem
 
-        self._files: Any = ObjectFileSystem(store_config(location))
+        self._files: Any = ObjectFileSystem(location.config())
 
     def put(self, key: str, content: bytes) -> None:
         self._files.pipe_file(f"{self.bucket}/{key}", content)
@@ -252,7 +240,7 @@ class Boto3Get(Mover):
     modules = ("boto3", "botocore.config", "s3transfer")
 
     def open(self, location: Location) -> None:
-        self._client = boto_client(location, max_pool_connections=64)
+        self._client = location.boto3(max_pool_connections=64)
 
     def get(self, key: str) -> Any:
         return self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
@@ -279,13 +267,3 @@ CLIENTS: dict[str, Any] = {
     "boto3 get_object": Boto3Get,
     "boto3 download_fileobj": Boto3Fileobj,
 }
-
-
-def has_files() -> bool:
-    """Whether torchobj transfers files."""
-    return importlib.util.find_spec("torchobj.files") is not None
-
-
-def touched_bytes(family: Family, threads: int) -> int:
-    """The memory to touch before a measurement: what the client with the largest need uses."""
-    return min(threads * family.size * 2, 1024 * MIB)

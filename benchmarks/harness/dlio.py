@@ -1,22 +1,19 @@
 """Takes one measurement of accelerators as MLPerf Storage emulates them: DLIO's loop, one process per accelerator.
-`mlperf` chooses their number. `python -m benchmarks.dlio FEED` is a feed's fork server.
+`mlperf.py` chooses their number, `rivals.feeds` has the loaders.
 """
 
 import dataclasses
-import functools
 import multiprocessing
 import statistics
-import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.feeds import Feed, Plan, load
-from benchmarks.fork_server import serve
-from benchmarks.lab.location import Location
-from benchmarks.lab.objects import Family, check
+from benchmarks.harness.rivals.feeds import Feed, Plan
+from benchmarks.lab.objects import check
 
 # A step that a rank does not reach is a failure after this time.
 _BARRIER_S = 60.0
@@ -78,8 +75,9 @@ def _rank(feed: Feed, run: Accelerators, rank: int, barrier: Any, sender: Any) -
         sender.send({"error": traceback.format_exc()})
 
 
-def measure(feed: Feed, run: Accelerators) -> Found:
+def measure(run: Accelerators, make: Callable[[], Feed]) -> Found:
     """Runs the accelerators, each a forked process with its own dataset, loader and workers."""
+    feed = make()
     context = multiprocessing.get_context("fork")
     ranks = run.accelerators
     barrier = context.Barrier(ranks)
@@ -105,13 +103,3 @@ def measure(feed: Feed, run: Accelerators) -> Found:
 
 def _answer(receiver: Any, limit_s: float) -> Any:
     return receiver.recv() if receiver.poll(limit_s) else {"error": f"did not end within {limit_s:.0f} s"}
-
-
-def _work(feed: Feed, fields: dict[str, Any]) -> dict[str, Any]:
-    plan = fields.pop("plan")
-    location, family = Location(**plan.pop("location")), Family(**plan.pop("family"))
-    return dataclasses.asdict(measure(feed, Accelerators(Plan(location, family, **plan), **fields)))
-
-
-if __name__ == "__main__":
-    serve(functools.partial(_work, load(sys.argv[1])))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab.location import Location
-from benchmarks.lab.settings import store_config
 
 #: Passes are repeated for at least this time.
 _LEAST_S = 1.0
@@ -133,7 +132,7 @@ class Torchobj(Samples):
     def samples(self) -> Iterable[dict[str, Any]]:
         import torchobj
 
-        config = store_config(self._location)
+        config = self._location.config()
         return torchobj.TarIterableDataset(self._urls, shuffle_shards=False, config=config)
 
 
@@ -171,13 +170,9 @@ class WebdatasetConnector(Webdataset):
     modules = ("webdataset", "s3torchconnector")
 
     def streams(self) -> Iterator[dict[str, Any]]:
-        from s3torchconnector import S3Checkpoint, S3ClientConfig
+        from s3torchconnector import S3Checkpoint
 
-        checkpoint = S3Checkpoint(
-            region=self._location.region or "us-east-1",
-            endpoint=self._location.endpoint_url,
-            s3client_config=S3ClientConfig(force_path_style=True),
-        )
+        checkpoint = S3Checkpoint(**self._location.s3torchconnector())
         for url in self._urls:
             with checkpoint.reader(url) as stream:
                 yield {"url": url, "stream": stream}
@@ -217,7 +212,7 @@ class ShuffledShards(_Shuffled):
     def dataset(self) -> Any:
         import torchobj
 
-        return torchobj.TarMapDataset(self._urls, self._index, config=store_config(self._location))
+        return torchobj.TarMapDataset(self._urls, self._index, config=self._location.config())
 
 
 class ShuffledObjects(_Shuffled):
@@ -226,7 +221,7 @@ class ShuffledObjects(_Shuffled):
     def dataset(self) -> Any:
         import torchobj
 
-        return torchobj.ObjectMapDataset.from_objects(self._objects, config=store_config(self._location))
+        return torchobj.ObjectMapDataset.from_objects(self._objects, config=self._location.config())
 
 
 CLIENTS: dict[str, type[Samples]] = {

@@ -1,29 +1,31 @@
-"""How much slower is a training loop while a checkpoint uploads in the same process and to the same server?
-`checkpoint_report` formats the tables. `python -m benchmarks.beside NAME` is the fork server.
+"""How much slower is a training loop while a checkpoint uploads in the same process and to the same server? Run by
+`checkpoint.py --only loop`.
 """
 
-import dataclasses
 import functools
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.feeds import epochs
-from benchmarks.fork_server import ForkServer, serve
+from benchmarks.harness import targets
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.report import Rounds, Spread
+from benchmarks.harness.rivals.feeds import epochs
+from benchmarks.harness.states import States
+from benchmarks.harness.targets import Verdict
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import KIB, Family
-from benchmarks.lab.prepare import upload
-from benchmarks.report import Rounds
-from benchmarks.states import States
+from benchmarks.lab.objects import KIB, Family, upload
 
 ALONE, BESIDE = "loop alone", "beside an upload"
 CAP_MBIT_S = 400.0
 LATENCY_MS = 20
 _BATCH, _WORKERS = 64, 2
+_HALF_SPEED = "half-speed trainer"
 _LIMIT_S = 300.0
+_LOST = 0.1
 
 
 @dataclass(frozen=True)
@@ -59,26 +61,35 @@ class Phase:
     uploaded_bytes: int = 0
     upload_s: float = 0.0
 
+    @property
     def rate(self) -> float:
         """Samples per second."""
         return self.samples / self.wall_s
 
-    def upload_mbit_s(self) -> float:
+    @property
+    def upload_mbit_s(self) -> float | None:
         """Throughput of the uploads while they ran, which may be longer than the loop."""
-        return self.uploaded_bytes * 8 / 1e6 / self.upload_s if self.upload_s else 0.0
+        return self.uploaded_bytes * 8 / 1e6 / self.upload_s if self.upload_s else None
 
 
-@dataclass
 class Phases(Rounds):
     """The loop alone and during an upload, alternating in one process."""
 
-    label: str
-    runs: dict[str, list[Phase]] = field(default_factory=dict)
+    def shown(self) -> str:
+        """Samples per second."""
+        columns = {
+            "rounds": self.count,
+            "samples/s": self.spreads("rate", 0),
+            "upload Mbit/s": self.spreads("upload_mbit_s", 0),
+        }
+        return self.table(f"uploads capped at {CAP_MBIT_S:g} Mbit/s: median (min-max)", columns)
 
-    def lost(self) -> list[float]:
+    def verdict(self) -> Verdict:
         """The share of samples per second lost to an upload, per round."""
         pairs = zip(self.runs[ALONE], self.runs[BESIDE], strict=True)
-        return [1 - beside.rate() / alone.rate() for alone, beside in pairs]
+        lost = Spread.of([100 * (1 - beside.rate / alone.rate) for alone, beside in pairs])
+        target = f"{self.label}: loses <= {_LOST:.0%} of samples/s beside an upload"
+        return targets.bounded(target, lost, 1, " %", most=100 * _LOST)
 
 
 class _Uploads:
@@ -122,38 +133,31 @@ def _loop(loader: Any, min_s: float, step_s: float) -> tuple[int, float]:
     return samples, time.perf_counter() - started_s
 
 
-def _measure(location: Location, scale: Scale, rounds: int, half_speed: bool) -> dict[str, Any]:
+def _measure(location: Location, scale: Scale, rounds: int, kind: str) -> Phases:
     """Runs loops alone and during an upload, alternating."""
     import torchobj
 
     location.enter()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    s3 = torchobj.S3Options(endpoint_url=location.endpoint_url, region=location.region)
-    config = torchobj.StoreConfig(s3=s3, upload_mbit_s=CAP_MBIT_S)
-    dataset = torchobj.S3MapDataset(f"s3://{location.bucket}/{scale.family.name}", config=config)
+    config = location.config(upload_mbit_s=CAP_MBIT_S)
+    dataset = torchobj.S3MapDataset(location.url(scale.family.name), config=config)
     sampler = torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0)
-    more = {"num_workers": _WORKERS, "persistent_workers": True}
-    loader = torchobj.DataLoader(dataset, batch_size=_BATCH, sampler=sampler, **more)
-    state = scale.states.build()
-    save = functools.partial(torchobj.save, state, f"s3://{location.bucket}/beside.pt", config=config)
+    workers = {"num_workers": _WORKERS, "persistent_workers": True}
+    loader = torchobj.DataLoader(dataset, batch_size=_BATCH, sampler=sampler, **workers)
+    save = functools.partial(torchobj.save, scale.states.build(), location.url("beside.pt"), config=config)
     # Warm-up: workers start, connections are opened, the concurrency limit grows.
     _loop(loader, scale.min_s, 0.0)
     samples, wall_s = _loop(loader, scale.min_s, 0.0)
-    step_s = 2 * _BATCH * wall_s / samples if half_speed else 0.0
-    phases: dict[str, list[dict[str, Any]]] = {ALONE: [], BESIDE: []}
+    step_s = 2 * _BATCH * wall_s / samples if kind == _HALF_SPEED else 0.0
+    phases = Phases(f"loop, {LATENCY_MS} ms, {kind}", {ALONE: [], BESIDE: []})
     for number in range(rounds):
         # The order alternates because the second loop finds a warmer process.
         for name in (ALONE, BESIDE) if number % 2 else (BESIDE, ALONE):
             uploads = _Uploads(save) if name == BESIDE else None
             looped = _loop(loader, scale.min_s, step_s)
             saves, upload_s = uploads.close() if uploads is not None else (0, 0.0)
-            phase = Phase(*looped, saves * scale.states.payload_bytes, upload_s)
-            phases[name].append(dataclasses.asdict(phase))
+            phases.runs[name].append(Phase(*looped, saves * scale.states.payload_bytes, upload_s))
     return phases
-
-
-def _work(fields: dict[str, Any]) -> dict[str, Any]:
-    return _measure(Location(**fields.pop("location")), Scale(**fields.pop("scale")), **fields)
 
 
 def run(location: Location, scale: Scale, rounds: int) -> list[Phases]:
@@ -163,23 +167,6 @@ def run(location: Location, scale: Scale, rounds: int) -> list[Phases]:
         RuntimeError: Something failed.
     """
     upload(location, [scale.family])
-    fork_server = ForkServer("benchmarks.beside", "beside")
-    job = {"location": dataclasses.asdict(location), "scale": dataclasses.asdict(scale), "rounds": rounds}
-    try:
-        found = {
-            kind: fork_server.run(job | {"half_speed": kind == "half-speed trainer"}, _LIMIT_S)
-            for kind in ("trainer that does nothing", "half-speed trainer")
-        }
-    finally:
-        fork_server.close()
-    return [
-        Phases(
-            f"loop, {LATENCY_MS} ms, {kind}",
-            {name: [Phase(**phase) for phase in runs] for name, runs in by_name.items()},
-        )
-        for kind, by_name in found.items()
-    ]
-
-
-if __name__ == "__main__":
-    serve(_work)
+    with Clients("loop_during_upload", _LIMIT_S) as process:
+        kinds = ("trainer that does nothing", _HALF_SPEED)
+        return [process.run("", functools.partial(_measure, location, scale, rounds, kind)) for kind in kinds]

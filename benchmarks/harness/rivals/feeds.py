@@ -2,24 +2,24 @@
 `loop` measures them.
 
 A trainer receives every byte as uint8. Each rival collates to one flat tensor with lengths, allocated in shared memory
-if a worker does it: with the fewest copies possible.
+if a worker does it: with the fewest copies possible. The samples of "tensors" and "photos" are tensors, which the
+default collation stacks.
 """
 
 import abc
 import asyncio
-import importlib
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch.utils.data
 
-from benchmarks.lab.boto import boto_client
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family
-from benchmarks.lab.settings import obstore_store, store_config
+from benchmarks.lab.photos import DECODERS
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Torchobj:
         if plan.budget_bytes is not None:
             torchobj.set_memory_budget(plan.budget_bytes)
         urls = [plan.location.url(name) for name in plan.names()]
-        config = store_config(plan.location)
+        config = plan.location.config()
         dataset = torchobj.ObjectMapDataset.from_objects(urls, config=config, transform=self.transform)
         order: dict[str, Any]
         if plan.elastic:
@@ -152,20 +152,31 @@ class TorchobjFlat(Torchobj):
         return len(batch.data)
 
 
-class _GetItems(torch.utils.data.Dataset[Any]):
-    """The dozen lines that a user would write: one event loop per worker gathers a batch."""
+class _Named(torch.utils.data.Dataset[Any]):
+    """A dataset of pairs of names and contents."""
 
-    def __init__(self, location: Location, names: list[str]) -> None:
-        self._location, self._names = location, names
-        self._runner: asyncio.Runner | None = None
-        self._store: Any = None
+    def __init__(self, names: list[str], contents: Any) -> None:
+        self._names, self._contents = names, contents
 
     def __len__(self) -> int:
         return len(self._names)
 
+    def __getitem__(self, index: int) -> tuple[str, Any]:
+        return self._names[index], self._contents[index]
+
+
+class _GetItems(_Named):
+    """The dozen lines that a user would write: one event loop per worker gathers a batch."""
+
+    def __init__(self, location: Location, names: list[str]) -> None:
+        super().__init__(names, None)
+        self._location = location
+        self._runner: asyncio.Runner | None = None
+        self._store: Any = None
+
     def __getitems__(self, indices: list[int]) -> list[tuple[str, Any]]:
         if self._runner is None:
-            self._store = obstore_store(self._location)
+            self._store = self._location.obstore()
             self._runner = asyncio.Runner()
         return self._runner.run(self._gather([self._names[index] for index in indices]))
 
@@ -198,29 +209,21 @@ class S3TorchConnector(_Rival):
     modules = ("s3torchconnector",)
 
     def dataset(self, plan: Plan) -> Any:
-        from s3torchconnector import S3ClientConfig, S3MapDataset
+        from s3torchconnector import S3MapDataset
 
-        location = plan.location
-        return S3MapDataset.from_objects(
-            [f"s3://{location.bucket}/{location.key(name)}" for name in plan.names()],
-            region=location.region or "us-east-1",
-            endpoint=location.endpoint_url,
-            transform=_read_whole,
-            s3client_config=S3ClientConfig(force_path_style=location.endpoint_url is not None),
-        )
+        urls = [plan.location.url(name) for name in plan.names()]
+        return S3MapDataset.from_objects(urls, transform=_read_whole, **plan.location.s3torchconnector())
 
 
-class _Boto3Items(torch.utils.data.Dataset[Any]):
+class _Boto3Items(_Named):
     def __init__(self, location: Location, names: list[str]) -> None:
-        self._location, self._names = location, names
+        super().__init__(names, None)
+        self._location = location
         self._client: Any = None
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def __getitem__(self, index: int) -> tuple[str, bytes]:
         if self._client is None:
-            self._client = boto_client(self._location)
+            self._client = self._location.boto3()
         name = self._names[index]
         answer = self._client.get_object(Bucket=self._location.bucket, Key=self._location.key(name))
         return name, answer["Body"].read()
@@ -235,17 +238,11 @@ class Boto3(_Rival):
         return _Boto3Items(plan.location, plan.names())
 
 
-class _Named(torch.utils.data.Dataset[Any]):
+class _NamedBatches(_Named):
     """Adds names to what a dataset reads by `__getitems__`."""
 
-    def __init__(self, inner: Any, names: list[str]) -> None:
-        self._inner, self._names = inner, names
-
-    def __len__(self) -> int:
-        return len(self._names)
-
     def __getitems__(self, indices: list[int]) -> list[tuple[str, Any]]:
-        contents = self._inner.__getitems__(indices)
+        contents = self._contents.__getitems__(indices)
         return [(self._names[index], content) for index, content in zip(indices, contents, strict=True)]
 
 
@@ -273,47 +270,112 @@ class LitData(_Rival):
 
         options = {"endpoint_url": location.endpoint_url, "region_name": location.region}
         inner = StreamingRawDataset(folder, indexer=Known(), storage_options=options)
-        return _Named(inner, plan.names())
-
-
-class _Memory(torch.utils.data.Dataset[Any]):
-    def __init__(self, family: Family, names: list[str]) -> None:
-        self._names, self._content = names, bytes(family.size)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, index: int) -> tuple[str, bytes]:
-        return self._names[index], self._content
+        return _NamedBatches(plan.names(), inner)
 
 
 class Memory(_Rival):
     """The same loop on data in memory, where all objects are the same zeros: the baseline for memory growth."""
 
     def dataset(self, plan: Plan) -> Any:
-        return _Memory(plan.family, plan.names())
+        return _Named(plan.names(), [bytes(plan.family.size)] * plan.family.count)
 
 
-FEEDS: dict[str, Any] = {
+class _Stacked:
+    """Batches are pairs of names and one tensor: uint8 (samples, bytes) or float (samples, 3, 224, 224)."""
+
+    def names(self, batch: Any) -> list[str]:
+        return ["/".join(name.rsplit("/", 2)[-2:]) for name in batch[0]]
+
+    def bytes(self, batch: Any) -> int:
+        return int(batch[1].nbytes)
+
+    def content(self, batch: Any, position: int) -> torch.Tensor:
+        row: torch.Tensor = batch[1][position]
+        return row
+
+
+def _named_tensor(reader: Any) -> tuple[str, torch.Tensor]:
+    return reader.key, torch.frombuffer(reader, dtype=torch.uint8)
+
+
+def _named_sample(decode: Callable[[Any], torch.Tensor], reader: Any) -> tuple[str, torch.Tensor]:
+    return reader.key, decode(reader.getbuffer())
+
+
+class TorchobjTensors(_Stacked, Torchobj):
+    """`torchobj.DataLoader` with a transform that returns a tensor, or decodes a photo, and the default collation."""
+
+    def loader(self, plan: Plan) -> Any:
+        decode = DECODERS.get(plan.decoder or "")
+        self.transform = _named_tensor if decode is None else functools.partial(_named_sample, decode)
+        return super().loader(plan)
+
+
+class RamTensors(_Stacked):
+    """torch's DataLoader over tensors that are in memory before it starts."""
+
+    modules = ()
+
+    def loader(self, plan: Plan) -> Any:
+        contents = (bytearray().join(plan.family.pieces(index)) for index in range(plan.family.count))
+        tensors = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
+        return torch_loader(_Named(plan.names(), tensors), plan)
+
+
+class _Decoding(torch.utils.data.Dataset[Any]):
+    """Decodes the photos of a dataset of names and bytes."""
+
+    def __init__(self, inner: Any, decode: Callable[[Any], torch.Tensor]) -> None:
+        self._inner, self._decode = inner, decode
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[str, torch.Tensor]]:
+        if hasattr(self._inner, "__getitems__"):
+            samples = self._inner.__getitems__(indices)
+        else:
+            samples = [self._inner[index] for index in indices]
+        return [(name, self._decode(content)) for name, content in samples]
+
+
+class RamPhotos(_Stacked):
+    """torch's DataLoader, whose workers decode photos that are in memory before it starts."""
+
+    modules = ()
+
+    def dataset(self, plan: Plan) -> Any:
+        """Returns a dataset whose samples are pairs of name and bytes."""
+        return _Named(plan.names(), [b"".join(plan.family.pieces(index)) for index in range(plan.family.count)])
+
+    def loader(self, plan: Plan) -> Any:
+        return torch_loader(_Decoding(self.dataset(plan), DECODERS[plan.decoder or ""]), plan)
+
+
+class GetItemsPhotos(RamPhotos):
+    modules = GetItems.modules
+    dataset = GetItems.dataset
+
+
+class S3TorchConnectorPhotos(RamPhotos):
+    modules = S3TorchConnector.modules
+    dataset = S3TorchConnector.dataset
+
+
+CLIENTS: dict[str, Any] = {
     "torchobj": Torchobj,
     "torchobj, one tensor": TorchobjFlat,
     "getitems": GetItems,
     "s3torchconnector": S3TorchConnector,
     "boto3": Boto3,
     "litData": LitData,
+    "torchobj, tensors": TorchobjTensors,
+    "torch, RAM": RamTensors,
+    "torchobj, photos": TorchobjTensors,
+    "torch, RAM, photos": RamPhotos,
+    "getitems, photos": GetItemsPhotos,
+    "s3torchconnector, photos": S3TorchConnectorPhotos,
 }
-
-
-def load(name: str) -> Feed:
-    """Returns a feed, with every import done that its first use would do."""
-    from benchmarks.photo_feeds import PHOTO_FEEDS
-    from benchmarks.tensor_feeds import RamTensors, TorchobjTensors
-
-    feed = (FEEDS | PHOTO_FEEDS | {"torchobj, tensors": TorchobjTensors, "torch, RAM": RamTensors})[name]()
-    for module in feed.modules:
-        importlib.import_module(module)
-    made: Feed = feed
-    return made
 
 
 def epochs(loader: Any) -> Iterator[int]:

@@ -12,7 +12,7 @@ import torch
 from benchmarks.lab.objects import KIB, MIB, check, pieces
 
 _LAYER_BYTES = 32 * MIB
-_STEP = 1234
+_OTHER_VALUES = {"step": 1234, "settings": {"rate": 0.25, "betas": (0.9, 0.95)}}
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class States:
     def build(self) -> dict[str, Any]:
         """Builds a new state dict."""
         model = {name: _tensor(number, size) for number, (name, size) in enumerate(self._sizes().items())}
-        return {"model": model, "step": _STEP, "settings": {"rate": 0.25, "betas": (0.9, 0.95)}}
+        return {"model": model, **_OTHER_VALUES}
 
     def check(self, found: Any) -> None:
         """Raises AssertionError unless `found` equals a new state dict, byte for byte."""
         expected = self._sizes()
         rest = {name: value for name, value in found.items() if name != "model"}
-        if rest != {"step": _STEP, "settings": {"rate": 0.25, "betas": (0.9, 0.95)}}:
+        if rest != _OTHER_VALUES:
             raise AssertionError(f"other values: {rest}")
         if list(found["model"]) != list(expected):
             raise AssertionError("other names, or in another order")

@@ -1,22 +1,17 @@
-"""Clients that save a state dict to S3 and load it, with one interface. `checkpoint_measure` measures them.
+"""Clients that save a state dict to S3 and load it, with one interface. `transfers` measures them.
 
 Each is used with its defaults, as its own documentation shows for checkpoints; all write what `torch.save` writes, and
 load to the CPU with `weights_only=True`.
 """
 
-import importlib
 import io
 import json
 import os
-from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import torch
 
-from benchmarks.lab import packages
-from benchmarks.lab.boto import boto_client
 from benchmarks.lab.location import Location
-from benchmarks.lab.settings import store_config
 
 
 class Client(Protocol):
@@ -37,7 +32,7 @@ class Torchobj:
     def __init__(self, location: Location) -> None:
         import torchobj
 
-        self._module, self._location, self._config = torchobj, location, store_config(location)
+        self._module, self._location, self._config = torchobj, location, location.config()
 
     def save(self, state: Any, key: str) -> None:
         self._module.save(state, self._location.url(key), config=self._config)
@@ -52,19 +47,16 @@ class S3TorchConnector:
     modules = ("s3torchconnector",)
 
     def __init__(self, location: Location) -> None:
-        from s3torchconnector import S3Checkpoint, S3ClientConfig
+        from s3torchconnector import S3Checkpoint
 
-        config = S3ClientConfig(force_path_style=location.endpoint_url is not None)
-        region = location.region or "us-east-1"
-        self._checkpoint = S3Checkpoint(region, endpoint=location.endpoint_url, s3client_config=config)
-        self._bucket = location.bucket
+        self._checkpoint, self._location = S3Checkpoint(**location.s3torchconnector()), location
 
     def save(self, state: Any, key: str) -> None:
-        with self._checkpoint.writer(f"s3://{self._bucket}/{key}") as writer:
+        with self._checkpoint.writer(self._location.url(key)) as writer:
             torch.save(state, writer)
 
     def load(self, key: str) -> Any:
-        with self._checkpoint.reader(f"s3://{self._bucket}/{key}") as reader:
+        with self._checkpoint.reader(self._location.url(key)) as reader:
             return torch.load(reader, map_location="cpu", weights_only=True)
 
 
@@ -77,8 +69,7 @@ class S3Fs:
     def __init__(self, location: Location) -> None:
         import s3fs
 
-        self._files = s3fs.S3FileSystem(endpoint_url=location.endpoint_url)
-        self._bucket = location.bucket
+        self._files, self._bucket = s3fs.S3FileSystem(endpoint_url=location.endpoint_url), location.bucket
 
     def save(self, state: Any, key: str) -> None:
         with self._files.open(f"{self._bucket}/{key}", "wb") as file:
@@ -131,8 +122,7 @@ class Boto3:
     modules = ("boto3", "s3transfer", "botocore.config")
 
     def __init__(self, location: Location) -> None:
-        self._client = boto_client(location)
-        self._bucket = location.bucket
+        self._client, self._bucket = location.boto3(), location.bucket
 
     def save(self, state: Any, key: str) -> None:
         file = io.BytesIO()
@@ -160,14 +150,3 @@ CLIENTS: dict[str, Any] = {
 def needs_packages(name: str) -> bool:
     """Returns whether `packages` installs this client."""
     return hasattr(CLIENTS[name], "packages")
-
-
-def load(name: str) -> Callable[[Location], Client]:
-    """Returns a client's class, with every import done that its first use would do."""
-    client = CLIENTS[name]
-    if needs_packages(name):
-        packages.enter()
-    for module in client.modules:
-        importlib.import_module(module)
-    made: Callable[[Location], Client] = client
-    return made

@@ -1,4 +1,4 @@
-"""The kinds of faults of `faults`, as actions of the strict server. Runs nothing."""
+"""The kinds of faults of `faults.py`, as actions of the strict server. Runs nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

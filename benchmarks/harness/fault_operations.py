@@ -1,4 +1,4 @@
-"""The operations of `faults`, and checks of their bytes. `fault_cells` enforces deadlines.
+"""The operations of `faults.py`, and checks of their bytes. `fault_cells` enforces deadlines.
 
 An operation prepares once per server; `run` is timed, in its own process, under faults. Afterwards, without faults,
 what was written is read back by plain HTTP.

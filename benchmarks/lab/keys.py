@@ -1,10 +1,14 @@
 """Sets of keys of the benchmarks that list, and their files for the origin. Contacts no server."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.list_rivals import digest
+
+def digest(keys: Iterable[str]) -> str:
+    """A digest of the set of keys, and of their number."""
+    return hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class KeySet:
         return path
 
     def job(self, *, verify: bool = False) -> dict[str, object]:
-        """The fields of a job of `list_rivals`."""
+        """The fields of a job of `rivals.listing`."""
         return {"count": len(self.keys), "expected": digest(self.keys), "verify": verify}
 
 

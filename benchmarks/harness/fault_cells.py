@@ -1,4 +1,4 @@
-"""Runs cells of the table of `faults` concurrently, each in its own process with a deadline and on its own server.
+"""Runs cells of the table of `faults.py` concurrently, each in its own process with a deadline and on its own server.
 `fault_operations` has the work of a cell.
 """
 

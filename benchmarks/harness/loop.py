@@ -1,29 +1,27 @@
-"""Takes one measurement of a training loop: waits, CPU time and memory of the trainer and its workers. `feeds` has the
-loaders; the benchmarks evaluate the result. `python -m benchmarks.loop FEED` is a feed's fork server.
+"""Takes one measurement of a training loop: waits, CPU time and memory of the trainer and its workers. `rivals.feeds`
+has the loaders.
 """
 
-import dataclasses
-import functools
 import gc
 import statistics
-import sys
 import threading
 import time
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchmarks.feeds import Feed, Memory, Plan, epochs, load
-from benchmarks.fork_server import ForkServer, serve
-from benchmarks.lab.location import Location
-from benchmarks.lab.objects import Family, check
-from benchmarks.lab.photos import Photos, sample
+from benchmarks.harness.report import Cell, Rounds
+from benchmarks.harness.rivals.feeds import Feed, Memory, Plan, epochs
+from benchmarks.lab.objects import check
+from benchmarks.lab.photos import sample
 
-_LIMIT_S = 120.0
+LIMIT_S = 120.0
+"""Maximum duration of a measurement."""
 _LOOK_S = 0.05
 # linux/posix-timers.h: the clock of all threads of another process, in ns of scheduler time.
 _CPUCLOCK_SCHED = 2
@@ -69,32 +67,89 @@ class Run:
     first_epoch_rate: float = 0.0
     """Objects per second of the first epoch, after its first batch; 0 if that epoch is the only one."""
 
+    @property
     def rate(self) -> float:
         """Objects per second."""
         return self.objects / self.wall_s
 
+    @property
     def cpu_s_per_1000(self) -> float:
         return self.cpu_s / self.objects * 1000
 
-    def first_epoch(self) -> float:
+    @property
+    def first_epoch(self) -> float | None:
         """Rate of the first epoch, as a share of that of the later ones."""
-        return self.first_epoch_rate / self.rate()
+        return self.first_epoch_rate / self.rate if self.first_epoch_rate else None
 
+    @property
     def faults(self) -> float:
         """Page faults of the workers per object."""
         return self.worker_faults / self.objects
 
+    @property
     def waiting(self) -> float:
         """Share of the time."""
         return sum(self.wait_s) / self.wall_s
 
-    def gap_batches(self) -> float:
+    @property
+    def gap_batches(self) -> float | None:
         """Median gap between epochs, as a multiple of the time between batches."""
-        return statistics.median(self.gap_s) / (self.wall_s / self.objects * self.batch)
+        return statistics.median(self.gap_s) / (self.batch / self.rate) if self.gap_s else None
 
-    def wait_ms(self, share: float) -> float:
+    @property
+    def waiting_percent(self) -> float:
+        return 100 * self.waiting
+
+    @property
+    def wait_p50_ms(self) -> float:
+        return self._wait_ms(0.5)
+
+    @property
+    def wait_p99_ms(self) -> float:
+        return self._wait_ms(0.99)
+
+    def _wait_ms(self, share: float) -> float:
         """Returns a percentile of the waits."""
         return sorted(self.wait_s)[min(len(self.wait_s) - 1, int(len(self.wait_s) * share))] * 1000
+
+
+@dataclass
+class Loop(Rounds):
+    """All rounds of one case."""
+
+    kind: str = "rate"
+    step_s: dict[str, float] = field(default_factory=dict)
+    """The trainer's sleep per batch, by client."""
+    grown_mib: dict[str, float] = field(default_factory=dict)
+
+    def _gap_ms(self, name: str) -> str:
+        gaps = [gap_s for run in self.runs[name] for gap_s in run.gap_s]
+        return f"{statistics.median(gaps) * 1000:.1f}" if gaps else ""
+
+    def shown(self) -> str:
+        """Returns the lines of the case."""
+        columns: dict[str, Cell] = {
+            "n": lambda name: str(self.runs[name][0].objects),
+            "rounds": self.count,
+            "samples/s": self.spreads("rate", 0),
+            "CPU-s per 1000": self.spreads("cpu_s_per_1000", 3),
+            "wait p50 ms": self.medians("wait_p50_ms", 1),
+            "p99 ms": self.medians("wait_p99_ms", 1),
+            "first batch s": self.medians("first_batch_s", 2),
+            "epoch gap ms": self._gap_ms,
+            "in batch times": self.spreads("gap_batches", 1),
+            "1st epoch": self.spreads("first_epoch", 2, "x"),
+        }
+        if self.kind == "tensor":
+            columns["worker faults"] = self.spreads("faults", 1)
+        if self.kind == "half-speed trainer":
+            columns["trainer ms a batch"] = lambda name: f"{self.step_s[name] * 1000:.1f}"
+            columns["waiting"] = self.spreads("waiting_percent", 1, " %")
+        else:
+            columns |= {"our CPU is": self.times("cpu_s_per_1000"), "our rate is": self.times("rate")}
+        if self.grown_mib:
+            columns["PSS +MiB"] = lambda name: f"{self.grown_mib[name]:+.0f}"
+        return self.table("median (min-max)", columns)
 
 
 def _tree() -> list[int]:
@@ -175,12 +230,12 @@ class _BatchChecker:
                 raise AssertionError(f"{len(set(found))} different samples of {expected}")
 
 
-def measure(feed: Feed, job: Job) -> Run:
+def measure(job: Job, make: Callable[[], Feed]) -> Run:
     """Runs `job` in this process."""
     job.plan.location.enter()
     # More workers than cores are intended.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    feed = Memory() if job.in_memory else feed
+    feed = Memory() if job.in_memory else make()
     checked = _BatchChecker(feed, job)
     looker = _MemorySampler() if job.memory else None
     first_batch_at_s = first_epoch_rate = 0.0
@@ -217,39 +272,6 @@ def measure(feed: Feed, job: Job) -> Run:
     peak_bytes = None if looker is None else looker.peak_bytes
     first_batch_s, batch = first_batch_at_s - began_s, job.plan.batch
     wall_s = asked_s - started_s
-    return Run(objects, wall_s, cpu_s, first_batch_s, wait_s, gap_s, batch, peak_bytes, faults, first_epoch_rate)
-
-
-def _work(feed: Feed, fields: dict[str, Any]) -> dict[str, Any]:
-    plan = fields.pop("plan")
-    kind = Photos if plan["decoder"] is not None else Family
-    location, family = Location(**plan.pop("location")), kind(**plan.pop("family"))
-    found = dataclasses.asdict(measure(feed, Job(Plan(location, family, **plan), **fields)))
     # The process ends without finalizers; run those of the workers' queues now.
     gc.collect()
-    return found
-
-
-class Loops:
-    """Runs jobs on a fork server per feed."""
-
-    def __init__(self) -> None:
-        self._fork_servers: dict[str, ForkServer] = {}
-
-    def run(self, feed: str, job: Job) -> Run:
-        """Runs a job in its own process.
-
-        Raises:
-            RuntimeError: The feed failed, or did not end.
-        """
-        if feed not in self._fork_servers:
-            self._fork_servers[feed] = ForkServer("benchmarks.loop", feed)
-        return Run(**self._fork_servers[feed].run(dataclasses.asdict(job), _LIMIT_S))
-
-    def close(self) -> None:
-        for fork_server in self._fork_servers.values():
-            fork_server.close()
-
-
-if __name__ == "__main__":
-    serve(functools.partial(_work, load(sys.argv[1])))
+    return Run(objects, wall_s, cpu_s, first_batch_s, wait_s, gap_s, batch, peak_bytes, faults, first_epoch_rate)

@@ -1,0 +1,148 @@
+"""Measures time, CPU time and memory in this process, which is a child of a fork server. `timed` measures a client that
+does one thing; other modules have special measurements.
+"""
+
+import contextlib
+import gc
+import mmap
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from benchmarks.lab.location import Location
+from benchmarks.lab.objects import MIB
+
+
+def memory_bytes(field: str) -> int | None:
+    """Returns a field of Linux's `/proc/self/status`; None elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
+
+
+def touch(size: int) -> None:
+    """Writes to `size` bytes of memory and frees them.
+
+    The host of a virtual machine allocates memory that was never used, or was returned to it, at the first use, up to
+    forty times slower than a page fault (128 MiB: 295 ms instead of 7 ms). Without this the first client pays, and
+    a GET of 1 GiB takes 0.4 or 3 s at random.
+    """
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        # Huge pages of 2 MiB, as the host has: those that a client uses next, whole or split.
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, size, mmap.PAGESIZE):
+            memory[at] = 1
+
+
+def cpu_s() -> float:
+    """CPU time of this process and of the processes that it has started and that have ended, user and system mode."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+class Stopwatch:
+    """Measures a `with` block.
+
+    Args:
+        before_bytes: The resident memory that growth is compared with; that at the start of the block if None.
+    """
+
+    wall_s = 0.0
+    cpu_s = 0.0
+    """That of `cpu_s()`."""
+    grown_bytes: int | None = None
+    """Peak resident memory minus that before."""
+
+    def __init__(self, before_bytes: int | None = None) -> None:
+        self._before_bytes = before_bytes
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        if self._before_bytes is None:
+            self._before_bytes = memory_bytes("VmRSS")
+        # Resets the peak of resident memory to the current value (proc(5), clear_refs).
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        self._started_s, self._started_cpu_s = time.perf_counter(), cpu_s()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall_s, self.cpu_s = time.perf_counter() - self._started_s, cpu_s() - self._started_cpu_s
+        self.grown_bytes = self.grown()
+
+    def grown(self) -> int | None:
+        """Peak resident memory since the start minus that before; None where the system does not tell."""
+        peak_bytes = memory_bytes("VmHWM")
+        return None if peak_bytes is None or self._before_bytes is None else peak_bytes - self._before_bytes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement."""
+
+    wall_s: float
+    cpu_s: float
+    """That of the client's process, and of the processes that it has started and that have ended."""
+    grown_bytes: int | None
+    """Peak resident memory of the client's process minus that before."""
+
+    @property
+    def grown_mib(self) -> float | None:
+        return None if self.grown_bytes is None else self.grown_bytes / MIB
+
+
+@dataclass(frozen=True)
+class Timed(Measured):
+    """One measurement of a `Worker`."""
+
+    items: int
+    """Keys, or bytes."""
+
+    @property
+    def rate(self) -> float:
+        """Items per second."""
+        return self.items / self.wall_s
+
+    @property
+    def mb_per_s(self) -> float:
+        """For items that are bytes."""
+        return self.rate / 1e6
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        """For items that are bytes."""
+        return self.cpu_s / self.items * 1e9
+
+    @property
+    def cpu_s_per_1000(self) -> float:
+        return self.cpu_s / self.items * 1000
+
+
+class Worker(Protocol):
+    """What a client does. It is made from a location and the fields of a job."""
+
+    def warm(self) -> None:
+        """Opens connections; not measured."""
+
+    def run(self) -> int:
+        """Does the work; returns the number of keys, or of bytes."""
+
+    def check(self) -> None:
+        """Raises AssertionError if the result is wrong; not measured."""
+
+
+def timed(location: Location, job: dict[str, Any], touch_bytes: int, make: type[Any]) -> Timed:
+    """Runs a worker in this process."""
+    location.enter()
+    worker: Worker = make(location, **job)
+    worker.warm()
+    touch(touch_bytes)
+    with Stopwatch() as watch:
+        items = worker.run()
+    worker.check()
+    return Timed(watch.wall_s, watch.cpu_s, watch.grown_bytes, items)
