@@ -17,12 +17,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from benchmarks.harness import targets
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.measure import Measured, Stopwatch
-from benchmarks.harness.report import OURS, Rounds
+from benchmarks.harness import OURS, Clients, Measured, Rounds, Stopwatch, Verdict, targets
 from benchmarks.harness.states import States
-from benchmarks.harness.targets import Verdict
 
 MEMCPY, CLONE = "memcpy", "clone"
 SHARDED = f"{OURS}, sharded"

@@ -28,13 +28,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import blocking, dcp, loop_during_upload
-from benchmarks.harness import targets, transfers
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.program import Program
-from benchmarks.harness.report import OURS
+from benchmarks.harness import OURS, Clients, Program, Verdict, targets, transfers
 from benchmarks.harness.rivals.checkpoint import CLIENTS, needs_packages
 from benchmarks.harness.states import States
-from benchmarks.harness.targets import Verdict
 from benchmarks.harness.transfers import Save, Saves, Transfer, run_save
 from benchmarks.lab import origin, packages, versitygw
 from benchmarks.lab.location import Location
@@ -195,8 +191,6 @@ def main() -> None:
     if any(map(needs_packages, clients)):
         program.about["packages"] |= packages.versions()
 
-    found: list[Verdict] = []
-    cases: list[Saves] = []
     calls, share, phases, stops = [], None, [], []
     with contextlib.ExitStack() as stack:
         cheap, real = stack.enter_context(origin.running()), stack.enter_context(versitygw.running([]))
@@ -209,31 +203,29 @@ def main() -> None:
             clients[:] = [client for client in clients if _checked(bench, client)]
             print(f"saved to versitygw, loaded and compared: {', '.join(clients)}\n", flush=True)
         for plan in plans:
-            cases.append(bench.run(plan, given.rounds))
-            print(cases[-1].shown(), "", sep="\n", flush=True)
-            found += verdicts(cases[-1]) if "small" not in plan.label() else ()
+            case = bench.run(plan, given.rounds)
+            program.show(case, case.shown(), verdicts(case) if "small" not in plan.label() else ())
         if program.selected(["dcp"]):
             tensors = SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS
             calls, share = dcp.run(cheap.memory, tensors, given.rounds)
-            found += [*(verdict for each in calls for verdict in each.verdicts()), share.verdict()]
+            program.judge([*(verdict for each in calls for verdict in each.verdicts()), share.verdict()])
     if program.selected(["loop"]):
         scale = loop_during_upload.QUICK if given.quick else loop_during_upload.FULL
         with origin.running(loop_during_upload.LATENCY_MS) as far:
             phases = loop_during_upload.run(far.memory, scale, given.rounds)
         print(*(each.shown() for each in phases), "", sep="\n", flush=True)
-        found += [each.verdict() for each in phases]
+        program.judge(each.verdict() for each in phases)
     if program.selected(["blocking"]):
         stops = [blocking.run(next(iter(states.values())), given.rounds)]
         print(*(each.shown() for each in stops), "", sep="\n", flush=True)
-        found += stops[0].verdicts()
+        program.judge(stops[0].verdicts())
     content = {
-        "cases": [case.fields() for case in cases],
         "dcp": [each.fields() for each in calls],
         "share": dataclasses.asdict(share) if share is not None else None,
         "loops": [each.fields() for each in phases],
         "blocking": [each.fields() for each in stops],
     }
-    program.finish(found, content)
+    program.finish(content)
 
 
 if __name__ == "__main__":

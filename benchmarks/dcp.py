@@ -20,12 +20,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
-from benchmarks.harness import targets
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.measure import Measured, Stopwatch
-from benchmarks.harness.report import OURS, Rounds
+from benchmarks.harness import OURS, Clients, Measured, Rounds, Stopwatch, Verdict, targets
 from benchmarks.harness.states import States
-from benchmarks.harness.targets import Verdict
 from benchmarks.lab import origin
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB
@@ -40,13 +36,11 @@ _TENSOR_US = 30
 _SHARE = 0.015
 
 
-class _NoWriter(StorageWriter):
-    """Writes nothing and keeps the metadata for the reader.
+class _NoStorage:
+    """What a writer and a reader have in common that transfer nothing.
 
-    With `asks` it asks the planner for each tensor, as every writer must: the planner's own cost.
+    With `asks` they ask the planner for each tensor, as every writer and reader must: the planner's own cost.
     """
-
-    metadata: Metadata | None = None
 
     def __init__(self, asks: bool) -> None:
         self.asks = asks
@@ -54,14 +48,25 @@ class _NoWriter(StorageWriter):
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+    def prepare_local_plan(self, plan: Any) -> Any:
         return plan
 
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+    def prepare_global_plan(self, plans: Any) -> Any:
         return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        del checkpoint_id
+        return True
+
+
+class _NoWriter(_NoStorage, StorageWriter):
+    """Writes nothing and keeps the metadata for the reader."""
+
+    metadata: Metadata | None = None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
         for item in plan.items if self.asks else ():
@@ -72,20 +77,13 @@ class _NoWriter(StorageWriter):
         del results
         self.metadata = metadata
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        del checkpoint_id
-        return True
 
-
-class _NoReader(StorageReader):
-    """Reads nothing: the state stays unchanged. With `asks` it asks the planner for the destination of each tensor."""
+class _NoReader(_NoStorage, StorageReader):
+    """Reads nothing: the state stays unchanged."""
 
     def __init__(self, metadata: Metadata, asks: bool) -> None:
-        self._metadata, self._asks = metadata, asks
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
+        super().__init__(asks)
+        self._metadata = metadata
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         del args, kwargs
@@ -94,21 +92,10 @@ class _NoReader(StorageReader):
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        for item in plan.items if self._asks else ():
+        for item in plan.items if self.asks else ():
             planner.commit_tensor(item, planner.resolve_tensor(item))
         return _done(None)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        del checkpoint_id
-        return True
 
 
 def _done(value: Any) -> Future[Any]:

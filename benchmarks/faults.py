@@ -28,11 +28,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import fault_cells
+from benchmarks.harness import Program, fault_cells
 from benchmarks.harness.fault_cells import Cell, Outcome
 from benchmarks.harness.fault_kinds import Kind, kinds, rules
 from benchmarks.harness.fault_operations import OPERATIONS, Location, attempt, prepare
-from benchmarks.harness.program import Program
 from benchmarks.harness.report import aligned
 from benchmarks.lab.objects import MIB
 from tests.servers import launch
@@ -104,9 +103,8 @@ class Table:
         self.outcomes: dict[tuple[str, str], Outcome] = {}
 
     def title(self) -> str:
-        settings = ", ".join(
-            f"{name}={value:g}" for name, value in self._settings.items() if not name.endswith("bytes")
-        )
+        limits = {**self._settings, "connect_timeout_s": self._settings["advanced"].connect_timeout_s}
+        settings = ", ".join(f"{name}={limits[name]:g}" for name in limits if name.endswith(("_s", "attempts")))
         which = "every request" if self._share == 1.0 else f"{self._share:.0%} of all requests"
         return f"{which} (seed {self._seed}; {settings}): how it ended, after how many seconds"
 
@@ -251,7 +249,7 @@ def main() -> int:
         failures += [f"mixed {run.row()}\n    {run.outcome.text}" for run in runs if not run.kept]
         content["mixed"] = [dataclasses.asdict(run) for run in runs]
     print(*failures, f"{len(failures)} failures in {time.monotonic() - began_s:.0f} s", sep="\n")
-    program.finish([], content)
+    program.finish(content)
     return 1 if failures else 0
 
 

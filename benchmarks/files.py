@@ -27,13 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
-from benchmarks.harness import targets
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.measure import timed
-from benchmarks.harness.program import Program
-from benchmarks.harness.report import LIMIT, OURS, Rounds
+from benchmarks.harness import LIMIT, OURS, Clients, Program, Rounds, Verdict, targets, timed
 from benchmarks.harness.rivals.files import ACTIONS
-from benchmarks.harness.targets import Verdict
 from benchmarks.lab import nginx, origin, versitygw
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import GIB, KIB, MIB, Family, pieces, size_text, upload
@@ -149,14 +144,13 @@ def main() -> None:
     program = Program("files", __doc__, 5, ("fewer calls, without 4 GiB", 2))
     given = program.start()
     chosen = list(_possible(program.selected(list(cases(quick=given.quick)), lambda case: case.label)))
-    done, found = [], []
     with contextlib.ExitStack() as stack:
         bench = Bench(stack, chosen, given.rounds)
         for case in chosen:
-            done.append(bench.run(case, [name for name in case.clients if name not in given.without]))
-            found += verdicts(case, done[-1])
-            print(done[-1].timed_table({"MB/s": ("mb_per_s", 0), "CPU-s per GB": ("cpu_s_per_gb", 3)}))
-    program.finish(found, {"cases": [case.fields() for case in done]})
+            done = bench.run(case, [name for name in case.clients if name not in given.without])
+            figures = {"MB/s": ("mb_per_s", 0), "CPU-s per GB": ("cpu_s_per_gb", 3)}
+            program.show(done, done.timed_table(figures), verdicts(case, done))
+    program.finish()
 
 
 if __name__ == "__main__":

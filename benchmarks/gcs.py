@@ -28,15 +28,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import loop, reads, targets, transfers
-from benchmarks.harness.fork_server import Clients
+from benchmarks.harness import OURS, Clients, Program, Rounds, Verdict, loop, reads, targets, transfers
 from benchmarks.harness.loop import Loop
-from benchmarks.harness.program import Program
 from benchmarks.harness.reads import Reads
-from benchmarks.harness.report import OURS, Rounds
 from benchmarks.harness.rivals.feeds import Plan
 from benchmarks.harness.states import States
-from benchmarks.harness.targets import Verdict
 from benchmarks.harness.transfers import Move, Save, Saves, run_save
 from benchmarks.lab import nginx, origin
 from benchmarks.lab.location import Location
@@ -44,6 +40,7 @@ from benchmarks.lab.objects import GIB, KIB, MIB, Family, check, pieces, size_te
 from tests.servers.install import cache_directory
 
 BATCH = 256
+_LOADER_BATCH = 64
 STATES = States.of_mib(512)
 _STATE_KEY = "load.pt"
 _CHECKED = (20 * MIB + 7, 70 * MIB + 1, 1000)
@@ -225,7 +222,7 @@ class Bench(contextlib.ExitStack):
         return self._objects.run(entry.client, partial(reads.read, job))
 
     def _loop(self, case: Case, entry: Entry) -> Any:
-        plan = Plan(self._read[case.endpoint, entry.scheme], case.family, 64, 4)
+        plan = Plan(self._read[case.endpoint, entry.scheme], case.family, _LOADER_BATCH, 4)
         return self._feeds.run(entry.client, partial(loop.measure, loop.Job(plan, min_s=self._min_s)))
 
     def _prepare(self, states: States, key: str) -> None:
@@ -320,15 +317,13 @@ def main() -> None:
     program = Program("gcs", __doc__, 5, ("short rounds, without 4 GiB", 2))
     given = program.start()
     chosen = program.selected(list(cases(quick=given.quick)), lambda case: case.label)
-    done = []
     with contextlib.ExitStack() as stack:
         read, written = stack.enter_context(locations(chosen)), stack.enter_context(origin.running())
         bench = stack.enter_context(Bench(read, written, given.rounds, 0.4 if given.quick else 1.0))
         for case in chosen:
-            done.append(bench.run(case, given.without))
-            print(done[-1].shown(), "", sep="\n", flush=True)
-    found = [verdict for case in done for verdict in verdicts(case)]
-    program.finish(found, {"cases": [case.fields() for case in done]})
+            done = bench.run(case, given.without)
+            program.show(done, done.shown(), verdicts(done))
+    program.finish()
 
 
 if __name__ == "__main__":

@@ -19,13 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import targets
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.program import Program
+from benchmarks.harness import LIMIT, OURS, Clients, Program, Verdict, targets
 from benchmarks.harness.reads import Job, Read, Reads, read
-from benchmarks.harness.report import LIMIT, OURS
 from benchmarks.harness.rivals.objects import S3_CLIENTS
-from benchmarks.harness.targets import Verdict
 from benchmarks.lab import limit, nginx, versitygw
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family, size_text, upload
@@ -140,7 +136,6 @@ def main() -> None:
     given = program.start()
     every = list(bucket_cases() if given.url else lab_cases())
     cases = program.selected(every, lambda case: case.label, QUICK if given.quick and not given.url else ())
-    done = []
     with contextlib.ExitStack() as stack:
         bench = Bench(stack.enter_context(Clients("harness.rivals.objects")), given.rounds, 0.4 if given.quick else 1.0)
         if given.url:
@@ -154,10 +149,9 @@ def main() -> None:
             if "versitygw" in chosen:
                 locations["versitygw"] = stack.enter_context(versitygw.running(SMALL))
         for case in cases:
-            done.append(bench.run(case, locations[case.origin], given.without))
-            print(done[-1].shown(), "", sep="\n", flush=True)
-    found = [] if given.url else [verdict for case in done for verdict in verdicts(case)]
-    program.finish(found, {"cases": [case.fields() for case in done]})
+            done = bench.run(case, locations[case.origin], given.without)
+            program.show(done, done.shown(), () if given.url else verdicts(done))
+    program.finish()
 
 
 if __name__ == "__main__":

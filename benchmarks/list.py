@@ -23,13 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import targets
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.measure import timed
-from benchmarks.harness.program import Program
-from benchmarks.harness.report import LIMIT, OURS, Rounds
+from benchmarks.harness import LIMIT, OURS, Clients, Program, Rounds, Verdict, targets, timed
 from benchmarks.harness.rivals.listing import LISTERS
-from benchmarks.harness.targets import Verdict
 from benchmarks.lab import origin
 from benchmarks.lab.keys import KeySet, flat, nested
 from benchmarks.lab.objects import MIB
@@ -76,16 +71,8 @@ def verdicts(case: Rounds) -> Iterator[Verdict]:
 
 
 def _clients(without: Sequence[str]) -> list[str]:
-    import torchobj
-
-    names = [name for name in LISTERS if name not in without]
-    listing = torchobj.Store("memory://forms").list()
-    missing = [] if hasattr(listing, "to_arrow") else [_ARROW]
-    if importlib.util.find_spec("arro3") is None:
-        missing.append("obstore arrow")
-    if "ordered" not in (torchobj.Store.list.__kwdefaults__ or {}):
-        missing.append("torchobj unordered")
-    return [name for name in names if name not in missing]
+    has_arro3 = importlib.util.find_spec("arro3") is not None
+    return [name for name in LISTERS if name not in without and (has_arro3 or name != "obstore arrow")]
 
 
 def run(case: Case, clients: Sequence[str], rounds: int, found: origin.Origin, pool: Clients) -> Rounds:
@@ -106,7 +93,6 @@ def main() -> None:
     given = program.start()
     chosen = program.selected(list(cases(quick=given.quick)), lambda case: case.label)
     clients = _clients(given.without)
-    done = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchobj-keys-")))
         pool = stack.enter_context(Clients("harness.rivals.listing"))
@@ -116,11 +102,10 @@ def main() -> None:
             for delay_ms in {case.delay_ms for case in chosen}
         }
         for case in chosen:
-            done.append(run(case, clients, given.rounds, origins[case.delay_ms], pool))
-            print(done[-1].timed_table({"keys/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}))
-    program.finish(
-        [verdict for case in done for verdict in verdicts(case)], {"cases": [case.fields() for case in done]}
-    )
+            done = run(case, clients, given.rounds, origins[case.delay_ms], pool)
+            figures = {"keys/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}
+            program.show(done, done.timed_table(figures), verdicts(done))
+    program.finish()
 
 
 if __name__ == "__main__":

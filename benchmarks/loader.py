@@ -24,13 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import targets
-from benchmarks.harness.fork_server import Clients
+from benchmarks.harness import OURS, Clients, Program, Spread, Verdict, targets
 from benchmarks.harness.loop import LIMIT_S, Job, Loop, Run, measure
-from benchmarks.harness.program import Program
-from benchmarks.harness.report import OURS, Spread
 from benchmarks.harness.rivals.feeds import Plan
-from benchmarks.harness.targets import Verdict
 from benchmarks.lab import nginx, versitygw
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family
@@ -263,7 +259,6 @@ def main() -> None:
     given = program.start()
     cases = program.selected(CASES, lambda case: case.label)
     endpoints = {case.endpoint for case in cases}
-    loops = []
     with contextlib.ExitStack() as stack:
         # Rivals with few objects still get two batches per worker.
         families = [Family(110 * KIB, max(given.objects, 2 * BATCH * 4))]
@@ -274,14 +269,9 @@ def main() -> None:
         pool = stack.enter_context(Clients("harness.rivals.feeds", LIMIT_S))
         bench = Bench(pool, locations, given.objects, given.rounds, given.without)
         for case in cases:
-            loops.append(bench.run(case))
-            print(loops[-1].shown(), "", sep="\n", flush=True)
-    verdicts = [verdict for judge in (_rates, _tensors, _waits) for loop in loops for verdict in judge(loop)]
-    fields = []
-    for loop in loops:
-        found = loop.fields()
-        fields.append({"label": loop.label, "batch": BATCH, "rounds": found.pop("runs"), **found})
-    program.finish(verdicts, {"cases": fields}, part=given.objects < 4000)
+            loop = bench.run(case)
+            program.show(loop, loop.shown(), [*_rates(loop), *_tensors(loop), *_waits(loop)])
+    program.finish(part=given.objects < 4000)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness import targets
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.report import Rounds, Spread
+from benchmarks.harness import Clients, Rounds, Spread, Verdict, targets
 from benchmarks.harness.rivals.feeds import epochs
 from benchmarks.harness.states import States
-from benchmarks.harness.targets import Verdict
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, Family, upload
 
@@ -92,32 +90,13 @@ class Phases(Rounds):
         return targets.bounded(target, lost, 1, " %", most=100 * _LOST)
 
 
-class _Uploads:
-    """Saves a state repeatedly in a thread."""
-
-    def __init__(self, save: Callable[[], Any]) -> None:
-        self._save, self._end, self._saved = save, threading.Event(), 0
-        self._started_s, self._ended_s = time.perf_counter(), 0.0
-        self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._work)
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            while not self._end.is_set():
-                self._save()
-                self._saved += 1
-        except BaseException as error:
-            self._failed = error
-        self._ended_s = time.perf_counter()
-
-    def close(self) -> tuple[int, float]:
-        """Waits for the last save; returns the number of saves and their duration."""
-        self._end.set()
-        self._thread.join()
-        if self._failed is not None:
-            raise self._failed
-        return self._saved, self._ended_s - self._started_s
+def _upload(save: Callable[[], Any], end: threading.Event) -> tuple[int, float]:
+    """Saves a state repeatedly, and the last one whole; returns the number of saves and their duration."""
+    saves, started_s = 0, time.perf_counter()
+    while not end.is_set():
+        save()
+        saves += 1
+    return saves, time.perf_counter() - started_s
 
 
 def _loop(loader: Any, min_s: float, step_s: float) -> tuple[int, float]:
@@ -150,12 +129,15 @@ def _measure(location: Location, scale: Scale, rounds: int, kind: str) -> Phases
     samples, wall_s = _loop(loader, scale.min_s, 0.0)
     step_s = 2 * _BATCH * wall_s / samples if kind == _HALF_SPEED else 0.0
     phases = Phases(f"loop, {LATENCY_MS} ms, {kind}", {ALONE: [], BESIDE: []})
+    threads = ThreadPoolExecutor(1)
     for number in range(rounds):
         # The order alternates because the second loop finds a warmer process.
         for name in (ALONE, BESIDE) if number % 2 else (BESIDE, ALONE):
-            uploads = _Uploads(save) if name == BESIDE else None
+            end = threading.Event()
+            uploads = threads.submit(_upload, save, end) if name == BESIDE else None
             looped = _loop(loader, scale.min_s, step_s)
-            saves, upload_s = uploads.close() if uploads is not None else (0, 0.0)
+            end.set()
+            saves, upload_s = uploads.result() if uploads is not None else (0, 0.0)
             phases.runs[name].append(Phase(*looped, saves * scale.states.payload_bytes, upload_s))
     return phases
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch.utils.data
 
 import torchobj
-from benchmarks.harness.program import Program
+from benchmarks.harness import Program
 from benchmarks.lab import listed
 from benchmarks.lab.objects import MIB
 from torchobj import S3Options, StoreConfig
@@ -160,7 +160,7 @@ def main() -> None:
         for kind in given.kind or ["numbered", "random"]:
             results[kind] = measure(kind, given.objects, Path(folder))
             print(shown(kind, results[kind], without), flush=True)
-    program.finish([], {"results": results, "one_object": without})
+    program.finish({"results": results, "one_object": without})
 
 
 if __name__ == "__main__":

@@ -23,13 +23,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import targets
+from benchmarks.harness import OURS, Clients, Program, Spread, Verdict, targets
 from benchmarks.harness.dlio import Accelerators, Found, measure
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.program import Program
-from benchmarks.harness.report import OURS, Spread, aligned
+from benchmarks.harness.report import aligned
 from benchmarks.harness.rivals.feeds import Plan
-from benchmarks.harness.targets import Verdict
 from benchmarks.lab import nginx
 from benchmarks.lab.objects import Family
 
@@ -115,7 +112,8 @@ def main() -> None:
     tried = {feed: [[*map(dataclasses.asdict, each)] for each in rounds] for feed, rounds in search.tried.items()}
     settings = {"batch_ms": given.batch_ms, "workers": given.workers, "steps": given.steps}
     content = {**settings, "object_bytes": OBJECT_BYTES, "batch": BATCH, "accelerators": fed, "tried": tried}
-    program.finish([judged(fed)], content, part=given.steps < 200)
+    program.judge([judged(fed)])
+    program.finish(content, part=given.steps < 200)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import targets
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.measure import timed
-from benchmarks.harness.program import Program
-from benchmarks.harness.report import OURS, Rounds
+from benchmarks.harness import OURS, Clients, Program, Rounds, Verdict, targets, timed
 from benchmarks.harness.rivals.listing import SCANNERS, Boto3Threads
-from benchmarks.harness.targets import Verdict
 from benchmarks.lab import origin
 from benchmarks.lab.keys import flat
 from benchmarks.lab.objects import MIB
@@ -33,26 +28,21 @@ _PROCESSES, _NAIVE = "boto3 processes", "boto3"
 _MOST_MIB = 64
 
 
-def verdicts(case: Rounds, ours: str) -> Iterator[Verdict]:
+def verdicts(case: Rounds) -> Iterator[Verdict]:
     """The targets of a case."""
     if "no latency" in case.label:
-        yield targets.grows_at_most(case, _MOST_MIB, ours)
+        yield targets.grows_at_most(case, _MOST_MIB)
         return
-    yield targets.ratio(case, "objects/s", "rate", _PROCESSES, least=15, ours=ours)
-    yield targets.ratio(case, "objects/s", "rate", _NAIVE, least=100, ours=ours)
-    yield targets.ratio(case, "CPU", "cpu_s", _PROCESSES, most=1 / 10, ours=ours)
+    yield targets.ratio(case, "objects/s", "rate", _PROCESSES, least=15)
+    yield targets.ratio(case, "objects/s", "rate", _NAIVE, least=100)
+    yield targets.ratio(case, "CPU", "cpu_s", _PROCESSES, most=1 / 10)
 
 
 def main() -> None:
-    import torchobj
-
     program = Program("scan", __doc__, 5, ("2000 objects and two rounds, without the million", 2), only=False)
     given = program.start()
     count = 2000 if given.quick else 20_000
-    has_scan = hasattr(torchobj.Store, "scan")
-    ours = OURS if has_scan else "torchobj head"
-    clients = [name for name in SCANNERS if name not in given.without and (has_scan or name != OURS)]
-    done = []
+    clients = [name for name in SCANNERS if name not in given.without]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchobj-keys-")))
         pool = stack.enter_context(Clients("harness.rivals.listing"))
@@ -70,14 +60,13 @@ def main() -> None:
             job = partial(timed, location, {"count": number, "labels": expected}, 64 * MIB)
             case = Rounds(label)
             case.take(names, rounds, lambda client: pool.run(f"scan {client}", job), {_NAIVE: 2})
-            done.append(case)
-            print(case.timed_table({"objects/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}, ours))
+            figures = {"objects/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}
+            program.show(case, case.timed_table(figures), verdicts(case))
 
         measure(f"{count} objects, 1 ms", "objects", count, 1, clients, given.rounds)
-        if not given.quick and has_scan:
-            measure("1000000 objects, no latency", "million", 1_000_000, 0, [ours], 2)
-    found = [verdict for case in done for verdict in verdicts(case, ours)]
-    program.finish(found, {"cases": [case.fields() for case in done]})
+        if not given.quick:
+            measure("1000000 objects, no latency", "million", 1_000_000, 0, [OURS], 2)
+    program.finish()
 
 
 if __name__ == "__main__":

@@ -20,13 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import targets
-from benchmarks.harness.fork_server import Clients
-from benchmarks.harness.measure import timed
-from benchmarks.harness.program import Program
-from benchmarks.harness.report import OURS, Rounds
+from benchmarks.harness import OURS, Clients, Program, Rounds, Verdict, targets, timed
 from benchmarks.harness.rivals.shards import write_shards
-from benchmarks.harness.targets import Verdict
 from benchmarks.lab import nginx
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family, size_text
@@ -102,8 +97,6 @@ def main() -> None:
     given = program.start()
     counts = {110 * KIB: 4096, 4 * KIB: 32_768}
     families = {size: Family(size, count // (4 if given.quick else 1)) for size, count in counts.items()}
-    done: list[Rounds] = []
-    found: list[Verdict] = []
     with contextlib.ExitStack() as stack:
         locations = stack.enter_context(nginx.running(list(families.values()), list(_ENDPOINTS.values())))
         pool = stack.enter_context(Clients("harness.rivals.shards"))
@@ -111,13 +104,12 @@ def main() -> None:
         for case in program.selected(CASES, lambda case: case.label):
             location = locations[nginx.LATENCY if "20 ms" in case.place else nginx.PLAIN]
             work = partial(timed, location, jobs[case.size], 64 * MIB)
-            done.append(Rounds(case.label))
+            done = Rounds(case.label)
             clients = [name for name in case.clients if name not in given.without]
-            done[-1].take(clients, given.rounds, partial(pool.run, job=work))
+            done.take(clients, given.rounds, partial(pool.run, job=work))
             figures = {"samples/s": ("rate", 0), "CPU-s per 1000": ("cpu_s_per_1000", 4)}
-            print(done[-1].timed_table(figures, clients[0]), flush=True)
-            found += case.verdicts(done[-1])
-    program.finish(found, {"cases": [case.fields() for case in done]})
+            program.show(done, done.timed_table(figures, clients[0]), case.verdicts(done))
+    program.finish()
 
 
 if __name__ == "__main__":

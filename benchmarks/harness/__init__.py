@@ -2,3 +2,15 @@
 `reads`, `transfers`, `loop` and `dlio` take a measurement; `report` compares rounds, `targets` judges them; `program`
 is the command line. `fault_*` are the cells of `faults.py`.
 """
+
+from benchmarks.harness import targets as targets
+from benchmarks.harness.fork_server import Clients as Clients
+from benchmarks.harness.measure import Measured as Measured
+from benchmarks.harness.measure import Stopwatch as Stopwatch
+from benchmarks.harness.measure import timed as timed
+from benchmarks.harness.program import Program as Program
+from benchmarks.harness.report import LIMIT as LIMIT
+from benchmarks.harness.report import OURS as OURS
+from benchmarks.harness.report import Rounds as Rounds
+from benchmarks.harness.report import Spread as Spread
+from benchmarks.harness.targets import Verdict as Verdict

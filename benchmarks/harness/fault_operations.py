@@ -268,18 +268,8 @@ class Distributed(Operation):
 
 
 OPERATIONS: dict[str, Operation] = {
-    operation.name: operation
-    for operation in (
-        Get(),
-        GetMany(),
-        LoaderMap(),
-        LoaderIterable(),
-        List(),
-        Save(),
-        Load(),
-        Manager(),
-        Distributed(),
-    )
+    operation.name: operation()
+    for operation in (Get, GetMany, LoaderMap, LoaderIterable, List, Save, Load, Manager, Distributed)
 }
 
 

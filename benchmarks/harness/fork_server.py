@@ -2,7 +2,6 @@
 
 A fork server is a process that has imported what one client needs and created no client. It forks a child for each job,
 since torch alone takes three seconds to import. Jobs and results are pickled, on its stdin and stdout.
-`python -m benchmarks.harness.fork_server MODULE CLIENT` imports MODULE and what `MODULE.CLIENTS[CLIENT]` needs.
 """
 
 import contextlib
@@ -39,8 +38,11 @@ def _imported(module: str, client: str) -> list[Any]:
     return [made]
 
 
-def _serve(arguments: list[Any]) -> None:
-    """Forks a child for each job on stdin, and writes the child's result to stdout."""
+def serve(module: str, client: str) -> None:
+    """Imports `module` and what `module.CLIENTS[client]` needs. Forks a child for each job on stdin, and writes the
+    child's result to stdout.
+    """
+    arguments = _imported(module, client)
     gc.collect()
     # Garbage collections in the children do not traverse the imports.
     gc.freeze()
@@ -80,7 +82,7 @@ class _ForkServer:
     """The process of one client."""
 
     def __init__(self, module: str, client: str) -> None:
-        self._command = [sys.executable, "-m", "benchmarks.harness.fork_server", module, client]
+        self._command = [sys.executable, "-m", "benchmarks.harness", module, client]
         self._start()
 
     def _start(self) -> None:
@@ -154,7 +156,3 @@ class Clients(contextlib.AbstractContextManager["Clients"]):
     def __exit__(self, *_: object) -> None:
         for server in self._servers.values():
             server.close()
-
-
-if __name__ == "__main__":
-    _serve(_imported(*sys.argv[1:]))

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,12 @@ class Loop(Rounds):
     """The trainer's sleep per batch, by client."""
     grown_mib: dict[str, float] = field(default_factory=dict)
 
+    def fields(self) -> dict[str, Any]:
+        fields = super().fields()
+        batch = next((run.batch for runs in self.runs.values() for run in runs), None)
+        # The rounds have this name in the file of `loader.py`, and the other one in that of `gcs.py`.
+        return fields | {"batch": batch, "rounds": fields["runs"]}
+
     def _gap_ms(self, name: str) -> str:
         gaps = [gap_s for run in self.runs[name] for gap_s in run.gap_s]
         return f"{statistics.median(gaps) * 1000:.1f}" if gaps else ""
@@ -176,22 +183,12 @@ def _tree_pss_bytes() -> int:
     return total
 
 
-class _MemorySampler:
-    """Samples the memory of the process tree repeatedly."""
-
-    def __init__(self) -> None:
-        self.peak_bytes = 0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-
-    def _sample(self) -> None:
-        while not self._end.wait(_LOOK_S):
-            self.peak_bytes = max(self.peak_bytes, _tree_pss_bytes())
-
-    def close(self) -> None:
-        self._end.set()
-        self._thread.join()
+def _peak_pss_bytes(end: threading.Event) -> int:
+    """Samples the memory of the process tree repeatedly, which costs time; returns the maximum."""
+    peak_bytes = 0
+    while not end.wait(_LOOK_S):
+        peak_bytes = max(peak_bytes, _tree_pss_bytes())
+    return peak_bytes
 
 
 class _BatchChecker:
@@ -237,7 +234,8 @@ def measure(job: Job, make: Callable[[], Feed]) -> Run:
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     feed = Memory() if job.in_memory else make()
     checked = _BatchChecker(feed, job)
-    looker = _MemorySampler() if job.memory else None
+    end = threading.Event()
+    peak = ThreadPoolExecutor(1).submit(_peak_pss_bytes, end) if job.memory else None
     first_batch_at_s = first_epoch_rate = 0.0
     wait_s: list[float] = []
     gap_s: list[float] = []
@@ -266,10 +264,9 @@ def measure(job: Job, make: Callable[[], Feed]) -> Run:
         if not job.min_s or (epoch and asked_s - started_s >= job.min_s):
             break
     cpu_s, faults = tree_cpu_s() - started_cpu_s, _worker_faults() - started_faults
-    if looker is not None:
-        looker.close()
+    end.set()
     checked.end(epoch + 1, len(job.plan.names()))
-    peak_bytes = None if looker is None else looker.peak_bytes
+    peak_bytes = None if peak is None else peak.result()
     first_batch_s, batch = first_batch_at_s - began_s, job.plan.batch
     wall_s = asked_s - started_s
     # The process ends without finalizers; run those of the workers' queues now.

@@ -9,7 +9,7 @@ import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB
@@ -123,14 +123,18 @@ class Timed(Measured):
         return self.cpu_s / self.items * 1000
 
 
-class Worker(Protocol):
+class Worker:
     """What a client does. It is made from a location and the fields of a job."""
 
+    modules: tuple[str, ...] = ()
+    """What its first use imports."""
+
     def warm(self) -> None:
-        """Opens connections; not measured."""
+        """Opens connections, which is not measured; by default the work opens them in the time that it takes."""
 
     def run(self) -> int:
         """Does the work; returns the number of keys, or of bytes."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raises AssertionError if the result is wrong; not measured."""

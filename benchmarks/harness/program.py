@@ -9,10 +9,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.harness.report import Rounds
 from benchmarks.harness.targets import Verdict
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -89,6 +90,8 @@ class Program:
         only: bool = True,
     ) -> None:
         self.name, self._question = name, (doc or "").splitlines()[0]
+        self._cases: list[dict[str, Any]] = []
+        self._verdicts: list[Verdict] = []
         self._rounds, self._quick_rounds = rounds, rounds if quick is None else quick[1]
         self.parser = argparse.ArgumentParser(description=self._question)
         self.parser.set_defaults(quick=False, only=[], without=[], rounds=None)
@@ -120,22 +123,32 @@ class Program:
         words = self._given.only or words
         return [case for case in cases if not words or any(word in label(case) for word in words)]
 
-    def finish(self, verdicts: Sequence[Verdict], content: dict[str, Any], *, part: bool = False) -> None:
+    def show(self, case: Rounds, text: str, verdicts: Iterable[Verdict] = ()) -> None:
+        """Prints a case, and keeps its rounds and the verdicts on its targets for `finish`."""
+        print(text, "", sep="\n", flush=True)
+        self._cases.append(case.fields())
+        self.judge(verdicts)
+
+    def judge(self, verdicts: Iterable[Verdict]) -> None:
+        """Keeps verdicts for `finish`."""
+        self._verdicts += verdicts
+
+    def finish(self, content: dict[str, Any] | None = None, *, part: bool = False) -> None:
         """Prints the verdicts and writes `benchmarks/results/NAME.json`.
 
         Args:
-            verdicts: The targets.
-            content: The other results.
+            content: The results; by default those that were shown.
             part: Whether less was measured than the benchmark has, for other reasons than these options.
         """
-        if verdicts:
-            print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")
+        if self._verdicts:
+            print("against the targets", *(f"  {verdict.text()}" for verdict in self._verdicts), "", sep="\n")
         given = self._given
         part = part or bool(given.without or given.only) or (given.rounds or 3) < min(self._rounds or 3, 3)
         path = _REPOSITORY / "benchmarks" / "results"
         path.mkdir(exist_ok=True)
         path /= f"{self.name}{'-quick' if given.quick else '-part' if part else ''}.json"
         head = {"benchmark": path.stem, "question": self._question, **self.about}
-        targets = {"targets": [verdict.fields() for verdict in verdicts]}
-        path.write_text(json.dumps({**head, **content, **targets}, indent=1) + "\n")
+        content = {"cases": self._cases} | (content or {})
+        content["targets"] = [verdict.fields() for verdict in self._verdicts]
+        path.write_text(json.dumps({**head, **content}, indent=1) + "\n")
         print(path)

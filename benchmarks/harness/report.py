@@ -136,13 +136,13 @@ class Rounds:
     def table(self, what: str, columns: Mapping[str, Cell]) -> str:
         """Returns the lines of the case: a row of each client, and why others were left out."""
         rounds = max(map(len, self.runs.values()), default=0)
-        title = f"{self.label}: {what.format(rounds=rounds)}"
+        title = f"{self.label}: {what.format(rounds=rounds) if rounds else 'not measured'}"
         rows = [["", *columns], *([client, *(cell(client) for cell in columns.values())] for client in self.runs)]
         left_out = [f"  {client} is left out: {_last_error(text)}" for client, text in self.failed.items()]
         return "\n".join([aligned(title, rows), *left_out])
 
     def timed_table(self, figures: Mapping[str, tuple[str, int]], ours: str = OURS) -> str:
-        """Returns the lines of a case of `measure.Timed`, and an empty one.
+        """Returns the lines of a case of `measure.Timed`.
 
         Args:
             figures: The attribute and number of digits of each figure; ratios of all of them are shown.
@@ -151,7 +151,7 @@ class Rounds:
         columns = {name: self.spreads(figure, digits) for name, (figure, digits) in figures.items()}
         columns["RSS +MiB"] = self.mosts("grown_mib", 0)
         columns |= {f"our {name}": self.times(figure, 3, ours) for name, (figure, _) in figures.items()}
-        return self.table("median (min-max) of {rounds} rounds, memory the most of them", columns) + "\n"
+        return self.table("median (min-max) of {rounds} rounds, memory the most of them", columns)
 
     def fields(self) -> dict[str, Any]:
         """Returns the case as it is written to the file."""

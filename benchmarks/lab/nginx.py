@@ -68,22 +68,17 @@ GCS = Endpoint(gcs=True)
 GCS_LATENCY = Endpoint(latency_ms=20, gcs=True)
 
 
-@dataclass(frozen=True)
-class _Installed:
-    binary: str
-    modules: Sequence[str]
-
-
-def _find() -> _Installed | None:
+def _find() -> tuple[str, list[Path]] | None:
+    """Returns the program and its lua modules."""
     binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     for folder in map(Path, _MODULE_FOLDERS):
         modules = [folder / name for name in _MODULES]
         if binary is not None and all(module.exists() for module in modules):
-            return _Installed(binary, [str(module) for module in modules])
+            return binary, modules
     return None
 
 
-def _install() -> _Installed:
+def _install() -> tuple[str, list[Path]]:
     """Returns nginx with lua; installs Debian's packages if it is missing and permissions allow."""
     found = _find()
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
@@ -237,8 +232,8 @@ def _server(endpoint: Endpoint, port: int, directory: Path) -> str:
     }}"""
 
 
-def _config(installed: _Installed, folder: Path, endpoints: dict[Endpoint, int], directory: Path) -> str:
-    load = "\n".join(f"load_module {module};" for module in installed.modules)
+def _config(modules: Sequence[Path], folder: Path, endpoints: dict[Endpoint, int], directory: Path) -> str:
+    load = "\n".join(f"load_module {module};" for module in modules)
     servers = "".join(_server(endpoint, port, directory) for endpoint, port in endpoints.items())
     maps = _gcs_maps(directory) if any(endpoint.gcs for endpoint in endpoints) else ""
     temporary = "\n".join(
@@ -294,7 +289,7 @@ def _started(process: subprocess.Popen[bytes], ports: Sequence[int]) -> bool:
 @contextlib.contextmanager
 def running(families: Sequence[Family], endpoints: Sequence[Endpoint]) -> Iterator[dict[Endpoint, Location]]:
     """Runs nginx with the objects of `families`; yields the location of each endpoint."""
-    installed = _install()
+    binary, modules = _install()
     folder = objects_folder(families)
     with tempfile.TemporaryDirectory(prefix="torchobj-nginx-") as name:
         directory = Path(name)
@@ -303,8 +298,8 @@ def running(families: Sequence[Family], endpoints: Sequence[Endpoint]) -> Iterat
             _prepare_gcs(directory, families)
         for _ in range(_PORT_ATTEMPTS):
             ports = {endpoint: _free_port() for endpoint in endpoints}
-            (directory / "nginx.conf").write_text(_config(installed, folder, ports, directory))
-            command = [installed.binary, "-p", name, "-c", "nginx.conf", "-e", f"{name}/error.log"]
+            (directory / "nginx.conf").write_text(_config(modules, folder, ports, directory))
+            command = [binary, "-p", name, "-c", "nginx.conf", "-e", f"{name}/error.log"]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

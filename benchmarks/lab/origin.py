@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,12 +37,7 @@ class Counters:
     cpu_s: float
 
     def __sub__(self, before: "Counters") -> "Counters":
-        return Counters(
-            self.requests - before.requests,
-            self.received_bytes - before.received_bytes,
-            self.sent_bytes - before.sent_bytes,
-            self.cpu_s - before.cpu_s,
-        )
+        return Counters(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 class Origin:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.harness.measure import Worker
 from benchmarks.harness.report import LIMIT
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB, Family, check, check_file
@@ -21,12 +22,10 @@ from benchmarks.lab.objects import MIB, Family, check, check_file
 ACTIONS = ("put", "get", "upload_file", "download_file")
 
 
-class Mover:
+class Mover(Worker):
     """Does `action` `calls` times with objects or files of `family`, in `threads` threads. Uploads are of the file `0`
     in `folder`; downloads go there.
     """
-
-    modules: tuple[str, ...] = ()
 
     def __init__(self, location: Location, action: str, family: Family, threads: int, calls: int, folder: str) -> None:
         self._action, self._family, self._threads, self._calls = action, family, threads, calls

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from benchmarks.harness.measure import Worker
 from benchmarks.lab.keys import digest
 from benchmarks.lab.location import Location
 
@@ -24,10 +25,8 @@ def _boto3_keys(client: Any, bucket: str) -> Iterator[str]:
     return (item["Key"] for page in pages for item in page.get("Contents", []))
 
 
-class Lister:
+class Lister(Worker):
     """Counts the keys of a bucket. With `verify` it compares them, and is not to be measured."""
-
-    modules: tuple[str, ...] = ()
 
     def __init__(self, location: Location, count: int, expected: str, verify: bool) -> None:
         self._location, self._count, self._expected, self._verify = location, count, expected, verify
@@ -45,9 +44,6 @@ class Lister:
     def count(self) -> int:
         """Lists all keys, and only counts them."""
         return sum(1 for _ in self.keys())
-
-    def warm(self) -> None:
-        """Lists nothing: a listing opens its connections in the time that it takes."""
 
     def run(self) -> int:
         if self._verify:
@@ -208,10 +204,8 @@ class BareLimit(Lister):
         return Torchobj(self._location, 0, "", False).keys()
 
 
-class Scanner:
+class Scanner(Worker):
     """Reads the metadata `label` of each object, and adds up the numbers in it."""
-
-    modules: tuple[str, ...] = ()
 
     def __init__(self, location: Location, count: int, labels: int | None) -> None:
         self._location, self._count, self._labels = location, count, labels
@@ -225,9 +219,6 @@ class Scanner:
     def labels(self) -> Iterator[str]:
         """The metadata `label` of every object."""
         raise NotImplementedError
-
-    def warm(self) -> None:
-        """A scan opens its connections in the time that it takes."""
 
     def run(self) -> int:
         number = total = 0

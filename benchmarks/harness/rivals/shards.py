@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.measure import Worker
 from benchmarks.lab.location import Location
 
 #: Passes are repeated for at least this time.
@@ -23,7 +24,7 @@ def read_tar(path: str) -> Iterator[tuple[str, bytes]]:
                 yield member.name, file.read()
 
 
-class Samples:
+class Samples(Worker):
     """Iterates over all samples once; each has a body and a label.
 
     Args:
@@ -34,8 +35,6 @@ class Samples:
         index: Local path of their index.
         objects: Names of the bodies as objects.
     """
-
-    modules: tuple[str, ...] = ()
 
     def __init__(
         self, location: Location, files: list[str], names: list[str], samples: int, index: str, objects: list[str]
@@ -51,9 +50,6 @@ class Samples:
     def samples(self) -> Iterable[dict[str, Any]]:
         """The samples."""
         raise NotImplementedError
-
-    def warm(self) -> None:
-        """A pass opens its connections in the time that it takes."""
 
     def run(self) -> int:
         started_s, found = time.perf_counter(), 0
