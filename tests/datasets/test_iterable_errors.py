@@ -1,5 +1,6 @@
 """Iterable datasets: failing samples and invalid settings."""
 
+import copy
 import itertools
 
 import pytest
@@ -111,3 +112,28 @@ def test_what_is_not_a_state_is_refused(folder, change, message):
     samples.load_state_dict(before | {"done": 1, "shape": {}})
     with pytest.raises(exceptions.ConfigError, match="cannot be resumed"):
         iter(samples)
+
+
+def stopping(reader):
+    if reader.key.endswith("3"):
+        raise StopIteration
+    return reader.key
+
+
+@pytest.mark.parametrize("on_error", ["raise", lambda *_: next(iter(()))], ids=["raise", "handler"])
+def test_a_stop_iteration_of_a_transform_or_handler_does_not_end_the_pass(on_error):
+    store = torchobj.Store("memory://stopping")
+    for number in range(6):
+        store.put(f"k{number}", b"x")
+    iterator = iter(torchobj.ObjectIterableDataset("memory://stopping/", transform=stopping, on_error=on_error))
+    assert [next(iterator) for _ in range(3)] == ["k0", "k1", "k2"]
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        next(iterator)
+    assert list(iterator) == ["k4", "k5"]
+
+
+def test_a_copy_of_a_dataset_has_its_own_handling_of_errors():
+    data = torchobj.ObjectIterableDataset("memory://stopping/")
+    other = copy.copy(data)
+    other.on_error = "skip"
+    assert (data.on_error, other.on_error) == ("raise", "skip")

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset
 
 import torchobj
 from torchobj import _torchobj
+from torchobj.datasets.sharding import in_order
 
 COUNT = 64
 LIMIT_S = 30.0
@@ -96,6 +97,42 @@ def test_a_child_continues_an_iterable_that_its_parent_began(folder):
     pid = forked(go_on)
     assert seen + list(iterator) == whole
     assert exited_without_error(pid)
+
+
+@pytest.mark.parametrize("kind", ["listed", "named"])
+def test_a_child_continues_an_iterable_whose_memory_its_parent_has_reused(tmp_path, kind):
+    urls = [f"file://{tmp_path}/k{number:03}" for number in range(400)]
+    for number in range(400):
+        (tmp_path / f"k{number:03}").write_bytes(body(number))
+    data = torchobj.ObjectIterableDataset.from_objects(urls, transform=bytes)
+
+    class Named(torchobj.ObjectDataset):
+        def __len__(self):
+            return len(urls)
+
+        def objects_at(self, index):
+            return [torchobj.ObjectRef(urls[index])]
+
+        def build(self, index, readers):
+            return bytes(readers[0])
+
+    def start():
+        return iter(data) if kind == "listed" else Named()._torchobj_in_order(in_order(len(urls)))
+
+    whole = list(start())
+    iterator = start()
+    seen, expected = [next(iterator)], whole[1:]
+    wait, go = os.pipe()
+
+    def go_on():
+        assert os.read(wait, 1) == b"x"
+        assert list(iterator) == expected
+
+    pid = forked(go_on)
+    assert seen + list(iterator) == whole
+    os.write(go, b"x")
+    assert exited_without_error(pid)
+    os.close(wait), os.close(go)
 
 
 def of_named_object(folder):

@@ -1,5 +1,6 @@
 """What happens to samples that cannot be read or built."""
 
+import copy
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -31,12 +32,23 @@ class Failure(NamedTuple):
     url: str
     error: Exception
 
+    def exception(self) -> Exception:
+        """The exception to raise: a `StopIteration` of a transform would end the pass, as if there were no more."""
+        return stopped(self.error) if isinstance(self.error, StopIteration) else self.error
+
+
+def stopped(error: StopIteration) -> RuntimeError:
+    """The exception for a `StopIteration` of the user, as Python raises it from generators."""
+    raised = RuntimeError("a transform or handler of samples raised StopIteration")
+    raised.__cause__ = error
+    return raised
+
 
 class FailurePolicy:
     """Returns samples in place of those that failed, and counts these, in this process and its DataLoader workers.
 
     Args:
-        on_error: The argument of a dataset. It can be assigned.
+        on_error: The argument of a dataset.
         counts_raised: Whether failures that are raised are counted too, because the pass can continue.
     """
 
@@ -76,6 +88,12 @@ class FailurePolicy:
                 "samples than the others; use a callable that returns a replacement"
             )
 
+    def replaced(self, on_error: OnIterableError) -> "FailurePolicy":
+        """The policy with another `on_error`, which counts with this one."""
+        policy = copy.copy(self)
+        policy.on_error = on_error
+        return policy
+
     @property
     def count(self) -> int:
         """Number of samples that failed so far."""
@@ -96,15 +114,18 @@ class FailurePolicy:
             self._failed.add()
         action = "replaced"
         if self.on_error == "raise":
-            raise failure.error
+            raise failure.exception()
         if self.on_error == "skip":
             sample, action = SKIPPED, "skipped"
         elif self.on_error == "replace":
             sample = next((other for other in others if not isinstance(other, Failure)), failure)
             if sample is failure:
-                raise failure.error
+                raise failure.exception()
         else:
-            sample = self.on_error(index, *failure)
+            try:
+                sample = self.on_error(index, *failure)
+            except StopIteration as error:
+                raise stopped(error) from error
         _log(index, failure, action)
         return sample
 

@@ -1,6 +1,7 @@
 """Map-style datasets whose samples consist of several objects that a subclass names."""
 
 import collections
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.datasets import ragged, reductions, worker_process  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.dataset_reader import RefReader
-from torchobj.datasets.failures import Failure, FailurePolicy, OnError, add_sample_note
+from torchobj.datasets.failures import Failure, FailurePolicy, OnError, add_sample_note, stopped
 from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.read_ahead import read_ahead
 from torchobj.datasets.sharding import Order
@@ -216,6 +217,8 @@ class _OrderedSamples(Iterator[Any]):
         self._announced: collections.deque[list[_Named]] = collections.deque()
         self._groups: Iterator[tuple[list[ObjectRef], list[Any]]] | None = None
         self._ready: collections.deque[tuple[_Named, list[Any]]] = collections.deque()
+        # The process that has read these.
+        self._pid = os.getpid()
 
     def _grouped(self, limit: int) -> Iterator[tuple[list[ObjectRef], int]]:
         """The objects of each request, with their size in bytes."""
@@ -243,6 +246,13 @@ class _OrderedSamples(Iterator[Any]):
         self._announced.append(group)
         return [ref for named in group for ref in named.refs]
 
+    def _read_again(self) -> None:
+        """In a forked child: the parent reads other objects into the memory of these once it has used them."""
+        waiting = [named for named, _ in self._ready]
+        readers = iter(self._dataset._torchobj_parts.reader.read([ref for named in waiting for ref in named.refs]))
+        self._ready = collections.deque((named, [next(readers) for _ in named.refs]) for named in waiting)
+        self._pid = os.getpid()
+
     def __next__(self) -> Any:
         if self._groups is None:
             self._groups = read_ahead(self._dataset._torchobj_parts.reader, self._grouped)
@@ -250,7 +260,12 @@ class _OrderedSamples(Iterator[Any]):
             _, found = next(self._groups)
             readers = iter(found)
             self._ready.extend((named, [next(readers) for _ in named.refs]) for named in self._announced.popleft())
+            self._pid = os.getpid()
+        if self._pid != os.getpid():
+            self._read_again()
         named, read = self._ready.popleft()
+        if isinstance(named.error, StopIteration):
+            raise stopped(named.error)
         if named.error is not None:
             raise named.error
         built = self._dataset._torchobj_build(named.position, named.refs, read)

@@ -119,7 +119,8 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
 
     @on_error.setter
     def on_error(self, on_error: OnIterableError) -> None:
-        self._failures.on_error = on_error
+        # A shallow copy of the dataset has the same policy.
+        self._failures = self._failures.replaced(on_error)
 
     def prepare(self) -> None:
         """Does what workers inherit. Called by a loader before it starts workers."""

@@ -6,6 +6,7 @@ process's share of the memory budget, and the prefetcher reads them. Elsewhere a
 
 import collections
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -48,10 +49,15 @@ def read_listed(reader: ManifestReader, order: Order, kind: ReaderConstructor) -
     if not kind.whole:
         yield from ((index, reader.open(index, kind)) for index in map(int, order))
         return
-    for indices, readers in read_ahead(reader, lambda limit: _groups(reader, order, int(limit * _GROUP_SHARE))):
+    for indices, found in read_ahead(reader, lambda limit: _groups(reader, order, int(limit * _GROUP_SHARE))):
         # pop() drops the reference to a reader once it is used.
+        readers = found
         readers.reverse()
-        for index in indices:
+        pid = os.getpid()
+        for position, index in enumerate(indices):
+            if os.getpid() != pid:
+                # In a forked child: the parent reads other objects into this memory once it has used it.
+                pid, readers = os.getpid(), reader.read(indices[position:])[::-1]
             yield index, readers.pop()
 
 
