@@ -33,12 +33,13 @@ pytestmark = [
 
 DAY_S = 86_400
 REFUSED = {"action": {"status": 403, "code": "AccessDenied"}}
-TOKEN = "0000123456789ab"
+TOKEN = "tobj0000123456789ab"
 #: What others keep beside a checkpoint, and in its folder.
 STRANGERS = {
     "run/__0_0.distcp",
     "run/notes.txt",
     "run/__0_0123456789ab_0.distcp",
+    "run/shard_000000000000123_0.distcp",
     f"run/__0_{TOKEN}_0.txt",
     f"run2/__0_{TOKEN}_0.distcp",
     f"__0_{TOKEN}_0.distcp",

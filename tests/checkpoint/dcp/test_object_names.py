@@ -16,7 +16,7 @@ from torchobj.checkpoint.keys import is_canonical
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 #: Of a file in the checkpoint's folder, and of one in a folder of the folder.
-TOKEN, TOKEN_BELOW = "0000123456789ab", "0010123456789ab"
+TOKEN, TOKEN_BELOW = "tobj0000123456789ab", "tobj0010123456789ab"
 #: Outside of the folder `run`, or not of the names that a save gives.
 STRANGERS = {
     f"__0_{TOKEN}_0.distcp",
@@ -28,9 +28,10 @@ STRANGERS = {
     f"run/__0_{TOKEN}_0.distcp.bak",
     # Of a checkpoint in the folder above.
     f"run/__0_{TOKEN_BELOW}_0.distcp",
-    f"run/below/__0_fff{TOKEN[3:]}_0.distcp",
+    f"run/below/__0_tobjfff{TOKEN[7:]}_0.distcp",
     "run/__0_0.distcp",
     "run/__0_0123456789ab_0.distcp",
+    "run/shard_000000000000123_0.distcp",
     f"run/__0_{TOKEN.upper()}_0.distcp",
     f"run/__0_{TOKEN}0.distcp",
     f"run/__0_{TOKEN}_0123456789.distcp",

@@ -289,3 +289,15 @@ def test_a_rank_that_dies_leaves_the_old_checkpoint(bucket):
     assert [rank.exitcode for rank in ranks] == [0, -signal.SIGKILL]
     assert results.get() != "saved"
     assert still_good(bucket, old)
+
+
+def test_a_save_that_replaces_another_programs_checkpoint_keeps_files_that_other_metadata_names(tmp_path):
+    kept, new = {"x": torch.ones(3)}, {"x": torch.zeros(3)}
+    url = f"file://{tmp_path}/step"
+    dcp.save(kept, storage_writer=StorageWriter(url), no_dist=True, use_collectives=False)
+    [file] = (tmp_path / "step").glob("*.distcp")
+    os.utime(file, (1, 1))
+    dcp.save(new, storage_writer=dcp.FileSystemWriter(tmp_path / "step"), no_dist=True)
+    dcp.save(new, storage_writer=StorageWriter(url), no_dist=True)
+    assert file.exists()
+    assert not (tmp_path / "step" / "__0_0.distcp").exists()

@@ -22,7 +22,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError, StoreError
 from torchobj.store import ObjectInfo, UnfinishedUpload
 
-__all__ = ["discard", "sweep", "sweep_expired"]
+__all__ = ["discard", "sweep", "sweep_expired", "unnamed"]
 
 logger = logging.getLogger("torchobj")
 
@@ -136,8 +136,8 @@ def _expired(found: Iterable[_Found], now: datetime.datetime, age: datetime.time
 
 def _delete(checkpoint: CheckpointDir, found: Iterable[_Found], owners: Iterable[FileOwner | None]) -> list[str]:
     """Deletes files and aborts uploads of `owners` that no metadata names. Returns the names of the files."""
-    unnamed = _unnamed(checkpoint, (owner for owner in owners if owner is not None))
-    old = [item for item in found if item.owner in unnamed]
+    free = unnamed(checkpoint, (owner for owner in owners if owner is not None))
+    old = [item for item in found if item.owner in free]
     owned = set(checkpoint.owned(item.name for item in old))
     for item in old:
         if item.upload is not None and item.name in owned:
@@ -147,13 +147,13 @@ def _delete(checkpoint: CheckpointDir, found: Iterable[_Found], owners: Iterable
     return names
 
 
-def _unnamed(checkpoint: CheckpointDir, owners: Iterable[FileOwner]) -> set[FileOwner]:
+def unnamed(checkpoint: CheckpointDir, owners: Iterable[FileOwner]) -> set[FileOwner]:
     """Returns the owners whose token no metadata contains. Reads it now, so later than the files were listed."""
-    unnamed = set(owners)
-    for folder in {owner.folder for owner in unnamed}:
+    found = set(owners)
+    for folder in {owner.folder for owner in found}:
         listed = (info.key.removeprefix(folder) for info in checkpoint.objects(folder, "/"))
         for name in {METADATA, *filter(is_metadata, listed)}:
             # A token is ASCII, which a pickle contains unchanged.
             data = checkpoint.find(folder + name) or b""
-            unnamed = {owner for owner in unnamed if owner.folder != folder or owner.token.encode() not in data}
-    return unnamed
+            found = {owner for owner in found if owner.folder != folder or owner.token.encode() not in data}
+    return found

@@ -3,6 +3,7 @@
 The name of a file of items is `<prefix><token>_<number>.distcp`. Each rank has a new token in each save, so a save
 never overwrites a file of another one, and a listing shows which files were written together. The token begins with the
 number of slashes in the prefix: a name alone tells the checkpoint's folder, and thereby the metadata that may name it.
+Names of other programs have no such token.
 """
 
 import re
@@ -21,8 +22,9 @@ METADATA = ".metadata"
 
 _METADATA = re.compile(rf"(?:__[0-9]+)?{re.escape(METADATA)}")
 
-#: The token is the number of slashes in 3 hexadecimal digits, enough for the longest path, and 12 random ones.
-_FILE = re.compile(rf".*(([0-9a-f]{{3}})[0-9a-f]{{12}})_[0-9]{{1,9}}{re.escape(DEFAULT_SUFFIX)}", re.DOTALL)
+#: The token is a mark, the number of slashes in 3 hexadecimal digits, enough for the longest path, and 12 random ones.
+_MARK = "tobj"
+_FILE = re.compile(rf".*({_MARK}([0-9a-f]{{3}})[0-9a-f]{{12}})_[0-9]{{1,9}}{re.escape(DEFAULT_SUFFIX)}", re.DOTALL)
 
 
 def ranked(name: str, rank: int | None) -> str:
@@ -51,7 +53,7 @@ class FileNames:
     """
 
     def __init__(self, prefix: str) -> None:
-        self.token = f"{prefix.count('/'):03x}{secrets.token_hex(6)}"
+        self.token = f"{_MARK}{prefix.count('/'):03x}{secrets.token_hex(6)}"
         self._beginning = f"{prefix}{self.token}_"
         if FileOwner.of_file(self.file(0)) is None:
             message = "must be components between single slashes, without '.', '..', backslashes and null characters"

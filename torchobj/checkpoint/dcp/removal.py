@@ -8,6 +8,7 @@ import itertools
 import logging
 
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.dcp.leftovers import unnamed
 from torchobj.checkpoint.dcp.metadata import load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, FileOwner, is_item_file, ranked
 from torchobj.checkpoint.leftovers import expired
@@ -55,14 +56,15 @@ def files_of(checkpoint: CheckpointDir, metadata: str) -> set[str] | None:
 
 
 def _older_files(checkpoint: CheckpointDir, metadata: str) -> set[str]:
-    """Returns the files of saves by `StorageWriter` that ended before the metadata was written."""
+    """Returns the files of saves by `StorageWriter` that are older than the metadata, and that no metadata names."""
     times = {info.key: info.last_modified for info in checkpoint.objects("")}
     written = times.get(metadata)
     if written is None:
         return set()
     owners = {name: FileOwner.of_file(name) for name in times}
     old = expired(((owners[name], time) for name, time in times.items()), written, datetime.datetime.resolution)
-    return {name for name, owner in owners.items() if owner is not None and owner in old and not owner.folder}
+    replaced = unnamed(checkpoint, (owner for owner in old if owner is not None and not owner.folder))
+    return {name for name, owner in owners.items() if owner in replaced}
 
 
 def remove(url: Url, config: StoreConfig) -> None:
