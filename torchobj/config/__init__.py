@@ -1,6 +1,6 @@
 """Configuration of stores: frozen dataclasses, checked at construction, and a file with settings by URL prefix.
 
-`StoreConfig` (`store`) holds what all providers share, in `AdvancedOptions` what few need to change; the options of one
+`StoreConfig` (`store`) holds what all providers share; its `AdvancedOptions`, what few change. The options of one
 provider are in `S3Options` and `FileOptions` (`options`), and `GCSOptions` (`gcs_options`). `S3ClientConfig`
 (`s3_client`) is s3torchconnector's class. `load_config` reads a file (`config_file`), and `resolved` merges the
 arguments of a call with it (`resolve`), for which configurations record their `explicit_fields`; every store is created
