@@ -10,6 +10,10 @@
 //! * `memory_pressure`: whether memory is short.
 //! * [`tar`]: tar shards as they arrive, and their headers for an index. [`pickle`]: checks untrusted pickles.
 
+// The name by which files of `tests/` that unit tests include refer to this crate.
+#[cfg(test)]
+extern crate self as torchobj_core;
+
 #[cfg(target_os = "linux")]
 pub mod arena;
 pub mod buffer;
@@ -17,6 +21,9 @@ pub mod client;
 pub mod crc32;
 pub mod engine;
 pub mod error;
+#[cfg(test)]
+#[path = "../tests/support/faulty_store.rs"]
+mod faulty_store;
 pub mod files;
 pub mod fork;
 pub mod list;

@@ -2,6 +2,10 @@
 
 #![expect(clippy::print_stdout, reason = "prints the name of the running check")]
 
+#[expect(dead_code, reason = "unit tests use more of it")]
+#[path = "support/faulty_store.rs"]
+mod faulty_store;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +16,9 @@ use torchobj_core::memory::MemoryStore;
 use torchobj_core::policy::Policy;
 use torchobj_core::store::ObjectStore;
 use torchobj_core::types::{Payload, PutOptions};
-use torchobj_core::wrap::{Fault, FaultyStore, PrefixStore};
+use torchobj_core::wrap::PrefixStore;
+
+use self::faulty_store::{Fault, FaultyStore};
 
 /// Small parts, so that the large objects of the suite have a few hundred kilobytes.
 fn policy() -> Policy {

@@ -8,12 +8,12 @@ use super::temporary::Temporary;
 use super::*;
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::memory::MemoryStore;
 use crate::policy::Policy;
 use crate::read::ReadRequest;
 use crate::test_folder::TestFolder;
 use crate::types::PutOptions;
-use crate::wrap::{Fault, FaultyStore};
 
 const SIZE: usize = 20 << 20;
 

@@ -177,11 +177,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::faulty_store::FaultyStore;
     use crate::list::{Filter, ManifestListing};
     use crate::manifest::Manifest;
     use crate::memory::MemoryStore;
     use crate::policy::Policy;
-    use crate::wrap::FaultyStore;
 
     /// A client whose listing pages are returned by `page`, called with the page number from 0 and the request.
     fn client(ordered: bool, page: impl FnMut(usize, &ListRequest<'_>) -> ListPage + Send + 'static) -> Arc<Client> {

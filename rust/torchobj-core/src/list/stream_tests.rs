@@ -13,11 +13,11 @@ use tokio::time::Instant;
 use super::{ListOptions, ListStream};
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::memory::MemoryStore;
 use crate::policy::Policy;
 use crate::store::ObjectStore;
 use crate::types::{Payload, PutOptions};
-use crate::wrap::{Fault, FaultyStore};
 
 /// Of the store in memory.
 const PAGE: usize = 100;

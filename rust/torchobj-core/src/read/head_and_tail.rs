@@ -62,10 +62,10 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::faulty_store::{Fault, FaultyStore};
     use crate::memory::MemoryStore;
     use crate::policy::Policy;
     use crate::types::PutOptions;
-    use crate::wrap::{Fault, FaultyStore};
 
     async fn client(body: &'static [u8]) -> (Arc<Client>, Arc<FaultyStore>) {
         let faulty = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new(format!("ends-{}", fastrand::u64(..))))));

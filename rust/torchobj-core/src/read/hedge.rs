@@ -104,11 +104,11 @@ mod tests {
 
     use super::*;
     use crate::error::ErrorKind;
+    use crate::faulty_store::{Fault, FaultyStore};
     use crate::memory::MemoryStore;
     use crate::policy::Policy;
     use crate::read::{ClientRead, ReadRequest, ReadResult, try_get_many};
     use crate::types::PutOptions;
-    use crate::wrap::{Fault, FaultyStore};
 
     const BODY: &[u8] = b"twenty bytes of body";
     const MS: Duration = Duration::from_millis(1);

@@ -61,10 +61,10 @@ mod tests {
 
     use super::*;
     use crate::error::{ErrorKind, Operation};
+    use crate::faulty_store::{Fault, FaultyStore};
     use crate::memory::MemoryStore;
     use crate::policy::Policy;
     use crate::types::PutOptions;
-    use crate::wrap::{Fault, FaultyStore};
 
     const SUCCESS: Fault = Fault::Delay(Duration::from_millis(20));
 

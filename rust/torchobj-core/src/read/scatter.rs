@@ -184,10 +184,10 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::faulty_store::{Fault, FaultyStore};
     use crate::memory::MemoryStore;
     use crate::policy::{Policy, within};
     use crate::types::PutOptions;
-    use crate::wrap::{Fault, FaultyStore};
 
     /// An object, and a store that fails by script.
     struct Bench {

@@ -8,11 +8,11 @@ use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::memory::MemoryStore;
 use crate::policy::Policy;
 use crate::read::ReadRequest;
 use crate::types::PutOptions;
-use crate::wrap::{Fault, FaultyStore};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -9,11 +9,11 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Writer;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::memory::MemoryStore;
 use crate::policy::Policy;
 use crate::runtime::runtime;
 use crate::types::{Condition, PutOptions, Version};
-use crate::wrap::{Fault, FaultyStore};
 
 const UNKNOWN: &str = "it is not known whether the object was written";
 

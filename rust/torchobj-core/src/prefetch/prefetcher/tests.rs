@@ -10,11 +10,11 @@ use super::super::sources::UNKNOWN_BYTES;
 use super::*;
 use crate::arena::{Announcement, Reply, Unanswered, Worker};
 use crate::client::Client;
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::manifest::Manifest;
 use crate::memory::MemoryStore;
 use crate::policy::Policy;
 use crate::types::PutOptions;
-use crate::wrap::{Fault, FaultyStore};
 
 mod coalesce;
 mod faults;

@@ -4,10 +4,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use super::*;
+use crate::faulty_store::{Fault, FaultyStore};
 use crate::memory::MemoryStore;
 use crate::policy::Policy;
 use crate::types::PutOptions;
-use crate::wrap::{Fault, FaultyStore};
 
 const BEFORE: &[u8] = b"what precedes an array";
 

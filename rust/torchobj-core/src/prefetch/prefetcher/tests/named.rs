@@ -29,7 +29,7 @@ fn named_objects_are_read_ahead_and_ranges_count_by_their_length() {
     assert_eq!(objects[1], objects[3]);
     prefetcher.announce(iterator, &objects);
     let charges = [UNKNOWN_BYTES, 20, UNKNOWN_BYTES, 20, 110_000].map(Arena::charge);
-    assert_eq!(prefetcher.pending(iterator), charges.iter().sum());
+    assert_eq!(prefetcher.pending(iterator), charges.iter().sum::<u64>());
     all_read(&prefetcher, 4);
     let taken = runtime().block_on(prefetcher.take_by_name(0, source, &refs));
     for (fetched, (byte, len)) in taken.iter().zip([(0, 100_000), (1, 20), (2, 10), (1, 20), (1, 10_000)]) {

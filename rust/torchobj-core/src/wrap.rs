@@ -1,4 +1,4 @@
-//! A store whose keys are relative to a prefix of another store.
+//! Decorators of stores.
 
 use std::sync::Arc;
 

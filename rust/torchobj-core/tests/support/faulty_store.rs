@@ -1,4 +1,4 @@
-//! A store with scripted faults, for tests of the policies without a network.
+//! A store with scripted faults, for tests of the policies without a network. Unit tests and tests of the crate include it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::buffer::{Dest, Memory, PendingBuffer};
-use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::store::{GetResult, ObjectChecksum, ObjectStore};
-use crate::types::{
+use torchobj_core::buffer::{Dest, Memory, PendingBuffer};
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::store::{GetResult, ObjectChecksum, ObjectStore};
+use torchobj_core::types::{
     Attributes, Capabilities, Condition, GetRequest, ListPage, ListRequest, ObjectHead, PartReceipt, Payload,
     PutOptions, Upload, Version,
 };
-use crate::url::ObjectUrl;
+use torchobj_core::url::ObjectUrl;
 
 /// The fault of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// The call fails with this kind, without an effect.
     Fail(ErrorKind),
     /// The call takes effect, but its response is lost.
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Listings {
 
 /// A store with scripted faults, above another store.
 #[derive(Debug)]
-pub struct FaultyStore {
+pub(crate) struct FaultyStore {
     inner: Arc<dyn ObjectStore>,
     script: Script,
     listings: Mutex<Option<Listings>>,
@@ -71,24 +71,28 @@ pub struct FaultyStore {
 
 impl FaultyStore {
     /// `inner` without faults.
-    pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
+    pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Self {
         Self { inner, script: Script::default(), listings: Mutex::default() }
     }
 
     /// Adds faults for the next calls of `operation`, one per call.
-    pub fn script(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
+    pub(crate) fn script(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
         let mut script = self.script.lock().expect("no holder of this lock panics");
         script.push((operation, faults.into_iter().collect()));
     }
 
     /// Replaces listings by pages that `make` returns. `ordered` is the capability of the store.
-    pub fn list_by(&self, ordered: bool, make: impl FnMut(usize, &ListRequest<'_>) -> ListPage + Send + 'static) {
+    pub(crate) fn list_by(
+        &self,
+        ordered: bool,
+        make: impl FnMut(usize, &ListRequest<'_>) -> ListPage + Send + 'static,
+    ) {
         let listings = Listings { ordered, requests: 0, make: Box::new(make) };
         *self.listings.lock().expect("no holder of this lock panics") = Some(listings);
     }
 
     /// Number of faults that are left.
-    pub fn pending(&self) -> usize {
+    pub(crate) fn pending(&self) -> usize {
         self.script.lock().expect("no holder of this lock panics").iter().map(|(_, faults)| faults.len()).sum()
     }
 
