@@ -1,17 +1,17 @@
 //! The error type of this crate and of every store: the kind of failure, the operation and the URL. Decisions match
 //! [`ErrorKind`], never the text.
 
-mod serialize;
-
 use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Result of an operation on a store.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Kinds of failures. A kind determines whether a request is retried and which exception Python raises.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// No such object.
@@ -105,7 +105,7 @@ impl ErrorKind {
 }
 
 /// Operations on a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Operation {
     /// Setting up a store: endpoint, region, credentials.
@@ -159,6 +159,7 @@ impl fmt::Display for Operation {
 /// A failure of one operation on one URL. Its fields are boxed, so that a `Result` is small.
 pub struct Error(Box<Fields>);
 
+#[derive(Serialize, Deserialize)]
 struct Fields {
     kind: ErrorKind,
     operation: Operation,
@@ -171,8 +172,11 @@ struct Fields {
     hint: Option<String>,
     attempts: u32,
     elapsed: Option<Duration>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    #[serde(serialize_with = "serialize_source", deserialize_with = "deserialize_source")]
+    source: Option<Source>,
 }
+
+type Source = Box<dyn StdError + Send + Sync>;
 
 impl Error {
     /// An error with a message. Its text already contains the operation and the URL; the `with_…` methods add details.
@@ -232,7 +236,7 @@ impl Error {
 
     /// Sets the underlying error.
     #[must_use]
-    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+    pub fn with_source(mut self, source: impl Into<Source>) -> Self {
         self.0.source = Some(source.into());
         self
     }
@@ -283,6 +287,29 @@ impl Error {
     pub fn attempts(&self) -> u32 {
         self.0.attempts
     }
+
+    /// Serializes the error for [`from_bytes`](Self::from_bytes) in another process of this machine. Of its source only the
+    /// text is included.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(&self.0).expect("texts and numbers can be serialized")
+    }
+
+    /// Deserializes what [`to_bytes`](Self::to_bytes) wrote.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        serde_json::from_slice(bytes).map(Self).unwrap_or_else(|source| {
+            let message = format!("an error that cannot be deserialized: {}", String::from_utf8_lossy(bytes));
+            Self::new(ErrorKind::Io, Operation::Get, "", message).with_source(source)
+        })
+    }
+}
+
+#[expect(clippy::ref_option, reason = "the signature that serde requires")]
+fn serialize_source<S: Serializer>(source: &Option<Source>, serializer: S) -> Result<S::Ok, S::Error> {
+    source.as_ref().map(ToString::to_string).serialize(serializer)
+}
+
+fn deserialize_source<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Source>, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.map(Source::from))
 }
 
 impl fmt::Display for Error {
@@ -353,5 +380,24 @@ mod tests {
     fn the_text_of_an_error_without_a_response_has_the_attempt() {
         let error = Error::new(ErrorKind::Connect, Operation::List, "s3://b/", "cannot connect to h:1");
         assert_eq!(error.to_string(), "list s3://b/: cannot connect to h:1, after 1 attempt");
+    }
+
+    #[test]
+    fn a_deserialized_error_has_the_same_kind_and_text() {
+        let error = Error::new(ErrorKind::Throttled, Operation::Head, "s3://b/k\u{1f}é", "please wait")
+            .with_status(503, Some("SlowDown".into()))
+            .with_request_id(Some("ABC".into()))
+            .with_attempts(5, Duration::from_millis(12_400))
+            .with_source(std::io::Error::other("underneath"))
+            .with_hint("lower max_in_flight");
+        let arrived = Error::from_bytes(&error.to_bytes());
+        assert_eq!((arrived.kind(), arrived.operation()), (error.kind(), error.operation()));
+        assert_eq!(arrived.to_string(), error.to_string());
+        assert!(StdError::source(&arrived).is_some());
+        let without_source = Error::new(ErrorKind::NotFound, Operation::Get, "s3://b/k", "");
+        let arrived = Error::from_bytes(&without_source.to_bytes());
+        assert_eq!(format!("{arrived:?}"), format!("{without_source:?}"));
+        assert!(StdError::source(&arrived).is_none());
+        assert_eq!(Error::from_bytes(b"what").kind(), ErrorKind::Io);
     }
 }
