@@ -1,7 +1,6 @@
 //! Writing to a region, and reading it once it is written.
 #![expect(unsafe_code, reason = "hands out disjoint slices of a region; each use states its invariant")]
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,6 +22,7 @@ impl Progress {
 }
 
 /// A disjoint part of a region with one writer, filled from its start. Cannot be cloned.
+#[derive(Debug)]
 pub struct Dest {
     memory: Arc<Memory>,
     start: usize,
@@ -152,12 +152,6 @@ impl Dest {
     }
 }
 
-impl fmt::Debug for Dest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Dest({} of {} bytes)", self.filled, self.len())
-    }
-}
-
 /// A region that is being written.
 #[derive(Debug)]
 pub struct PendingBuffer(Arc<Memory>);
@@ -180,10 +174,21 @@ impl PendingBuffer {
         let len = len.min(memory.len());
         Ok(Buffer::over(memory, len))
     }
+
+    /// Ends the write of `dest`. Returns the bytes that were written to it.
+    ///
+    /// # Panics
+    /// `dest` is not the only writer of the region.
+    pub fn close(self, dest: Dest) -> Buffer {
+        let filled = dest.filled();
+        drop(dest);
+        self.finish(filled).expect("its only writer was just dropped")
+    }
 }
 
 /// The bytes of a finished read. Has one owner and no writer; only views of a [`SharedBuffer`](super::SharedBuffer) have
 /// other readers.
+#[derive(Debug)]
 pub struct Buffer {
     memory: Memory,
     len: usize,
@@ -191,7 +196,7 @@ pub struct Buffer {
 
 impl Buffer {
     /// The first `len` bytes of a region without a `Dest`.
-    pub(super) fn over(memory: Memory, len: usize) -> Self {
+    pub(crate) fn over(memory: Memory, len: usize) -> Self {
         debug_assert!(len <= memory.len(), "{len} of {} bytes", memory.len());
         Self { memory, len }
     }
@@ -232,12 +237,6 @@ impl Buffer {
 impl AsRef<[u8]> for Buffer {
     fn as_ref(&self) -> &[u8] {
         self.as_slice()
-    }
-}
-
-impl fmt::Debug for Buffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} bytes)", self.len)
     }
 }
 

@@ -2,7 +2,6 @@
 #![expect(unsafe_code, reason = "owns raw regions; each use states its invariant")]
 
 use std::any::Any;
-use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -11,6 +10,7 @@ use std::sync::Arc;
 use super::pool;
 
 /// A region of initialised bytes with one owner.
+#[derive(Debug)]
 pub struct Memory {
     start: NonNull<u8>,
     len: usize,
@@ -18,6 +18,7 @@ pub struct Memory {
 }
 
 /// Who frees a region.
+#[derive(Debug)]
 enum Owner {
     /// The region is empty: nothing to free.
     Empty,
@@ -132,19 +133,6 @@ impl Drop for Memory {
             }
             Owner::Pooled { capacity } => pool::give(self.start, capacity),
         }
-    }
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let owner = match self.owner {
-            Owner::Empty => "empty",
-            Owner::Heap => "heap",
-            Owner::Pooled { .. } => "pooled",
-            Owner::Borrowed { .. } => "borrowed",
-            Owner::Shared { .. } => "shared",
-        };
-        write!(f, "Memory({} bytes, {owner})", self.len)
     }
 }
 

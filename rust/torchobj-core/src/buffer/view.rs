@@ -2,7 +2,6 @@
 #![expect(unsafe_code, reason = "makes regions within a region; each use states its invariant")]
 
 use std::any::Any;
-use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::sync::Arc;
 use super::{Buffer, Memory};
 
 /// Bytes that several buffers share. The memory is freed with the last of them.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SharedBuffer {
     start: NonNull<u8>,
     len: usize,
@@ -57,12 +56,6 @@ impl SharedBuffer {
         // reference writes to (as in `as_slice`).
         let memory = unsafe { Memory::shared(self.start.add(range.start), len, self.keep.clone()) };
         Buffer::over(memory, len)
-    }
-}
-
-impl fmt::Debug for SharedBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedBuffer({} bytes)", self.len)
     }
 }
 

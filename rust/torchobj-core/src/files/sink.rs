@@ -114,12 +114,10 @@ impl Sink for FileSink {
             let (pending, mut dest) = PendingBuffer::new(memory);
             dest.count_in(&self.progress);
             let received = result.read_into(&mut dest).await;
-            let filled = dest.filled();
-            drop(dest);
-            let buffer = pending.finish(filled).expect("the only writer of the block was dropped just above");
+            let buffer = pending.close(dest);
             self.write(buffer.as_slice()).await?;
             received?;
-            if filled < length || self.remaining() == 0 {
+            if buffer.len() < length || self.remaining() == 0 {
                 break;
             }
         }

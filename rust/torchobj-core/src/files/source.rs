@@ -103,10 +103,8 @@ impl SourceFile {
             }
             dest.advance(count);
         }
-        drop(dest);
-        let buffer = pending.finish(length).expect("the only writer of the part was dropped just above");
         let crc32 = digest.map(|digest| u32::try_from(digest.finalize()).expect("a CRC-32 has 32 bits"));
-        Ok((buffer, crc32))
+        Ok((pending.close(dest), crc32))
     }
 }
 

@@ -348,8 +348,7 @@ impl Prefetcher {
         let segment = self.arena.segment(text.len() as u64).ok()?;
         let (pending, mut dest) = PendingBuffer::new(segment.memory());
         dest.fill(&text);
-        drop(dest);
-        drop(pending);
+        drop(pending.close(dest));
         Arc::into_inner(segment)
     }
 }

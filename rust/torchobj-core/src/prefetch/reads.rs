@@ -296,8 +296,7 @@ impl Prefetcher {
         let segment = self.arena.segment(result.buffer.len() as u64)?;
         let (pending, mut dest) = PendingBuffer::new(segment.memory());
         dest.fill(result.buffer.as_slice());
-        drop(dest);
-        let buffer = pending.finish(result.buffer.len()).map_err(|_| io::Error::other("its one writer was dropped"))?;
+        let buffer = pending.close(dest);
         Ok(FilledSegment { result: ReadResult { buffer, size: result.size, version: result.version.clone() }, segment })
     }
 

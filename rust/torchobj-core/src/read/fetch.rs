@@ -94,9 +94,7 @@ impl Client {
         };
         if want.is_empty() {
             let (pending, dest, _, handle) = self.pending(&key, &want, allocator)?;
-            drop(dest);
-            let buffer = pending.finish(0).map_err(|_| self.bug(&want))?;
-            return Ok((ReadResult { buffer, size: 0, version }, handle));
+            return Ok((ReadResult { buffer: pending.close(dest), size: 0, version }, handle));
         }
         let suffix = matches!(ask, Some(ByteRange::Suffix(_)));
         let bytes = plan::response_bytes(ask.as_ref(), size);

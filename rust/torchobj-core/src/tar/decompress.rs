@@ -73,8 +73,7 @@ impl Decompressor {
             self.block = Some((pending, dest));
             return Ok((read, None));
         }
-        drop(dest);
-        Ok((read, Some(pending.finish(filled).expect("its only writer was dropped above"))))
+        Ok((read, Some(pending.close(dest))))
     }
 
     /// Checks that the stream is complete.

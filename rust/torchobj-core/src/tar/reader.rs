@@ -251,10 +251,7 @@ impl Archive {
         }
         let MemberBody { extension, partial, end, .. } = body;
         let (pending, dest) = partial.expect("a body of at least 1 byte was filled");
-        let length = dest.filled();
-        drop(dest);
-        let buffer = pending.finish(length).expect("its only writer was dropped above");
-        self.group.add(&extension, buffer, end)
+        self.group.add(&extension, pending.close(dest), end)
     }
 
     fn finish(&mut self, samples: &mut Vec<Sample<Buffer>>) -> Result<(), TarError> {

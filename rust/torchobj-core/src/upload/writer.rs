@@ -93,10 +93,7 @@ impl Writer {
     /// Takes the bytes of the current part.
     fn take_part(&mut self) -> Option<Payload> {
         let (pending, dest) = self.part.take()?;
-        let filled = dest.filled();
-        drop(dest);
-        let buffer = pending.finish(filled).expect("the only writer of the part was dropped just above");
-        Some(Bytes::from_owner(buffer).into())
+        Some(Bytes::from_owner(pending.close(dest)).into())
     }
 
     /// Sends the remaining bytes and makes the object, in one request if it is smaller than a part.
