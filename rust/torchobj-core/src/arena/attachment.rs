@@ -29,6 +29,7 @@ pub enum Unanswered<E> {
 }
 
 /// An arena that this process is attached to.
+#[derive(Debug)]
 pub(super) struct Attachment {
     pub(super) map: Arc<Map>,
     pub(super) eventfd: OwnedFd,
@@ -45,14 +46,13 @@ impl Attachment {
     /// # Errors
     /// `map` is not that of an arena, or the owner has exited.
     pub(super) fn new(map: Arc<Map>, eventfd: OwnedFd) -> io::Result<Arc<Self>> {
-        let header = ArenaHeader(&map);
-        if map.len() < layout::DATA || header.magic().load(Acquire) != layout::MAGIC {
+        if map.len() < layout::DATA || map.header::<ArenaHeader>().magic.load(Acquire) != layout::MAGIC {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "the file is not an arena of this version of torchobj",
             ));
         }
-        let owner = i32::try_from(header.owner().load(Relaxed)).ok().and_then(Pid::from_raw);
+        let owner = i32::try_from(map.header::<ArenaHeader>().owner.load(Relaxed)).ok().and_then(Pid::from_raw);
         let owner = owner.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the arena has no owner"))?;
         let pidfd = open_pidfd(owner);
         if has_exited(owner, pidfd.as_ref()) {
@@ -66,16 +66,20 @@ impl Attachment {
         self.process == std::process::id()
     }
 
+    pub(super) fn header(&self) -> &ArenaHeader {
+        self.map.header()
+    }
+
     /// Process id of the owner.
     pub(super) fn owner(&self) -> u32 {
-        ArenaHeader(&self.map).owner().load(Relaxed)
+        self.header().owner.load(Relaxed)
     }
 
     /// Runs the check of a caller that waits, and checks that the owner answers requests.
     pub(super) fn check<E>(&self, check: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
         check().map_err(Unanswered::Interrupted)?;
         // A closed arena gives no answers, though its process may live.
-        if has_exited(self.owner, self.pidfd.as_ref()) || ArenaHeader(&self.map).closed().load(Acquire) != 0 {
+        if has_exited(self.owner, self.pidfd.as_ref()) || self.header().closed.load(Acquire) != 0 {
             return Err(Unanswered::OwnerGone);
         }
         Ok(())

@@ -2,20 +2,19 @@
 //!
 //! A block has a file of its own, because a process that is forked while the trainer holds a batch keeps a view of its
 //! memory: such a block is *discarded* instead of reused, and its pages live until the last of these processes exits.
-#![expect(unsafe_code, reason = "creates memory regions over blocks; the use states its invariant")]
+#![expect(unsafe_code, reason = "declares that the header consists of atomic words")]
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{Mode, OFlags, open};
 
-use super::map::Map;
-use crate::buffer::{Buffer, Memory, PendingBuffer};
+use super::map::{Map, Words};
 use crate::fork;
 
 /// First bytes of the file; the last byte is the version of this layout.
@@ -23,6 +22,18 @@ const MAGIC: u64 = u64::from_be_bytes(*b"tobjblk\x01");
 
 /// Offset of the memory. The page before it is the header.
 pub(super) const START: u64 = 4096;
+
+/// The start of the file.
+#[repr(C)]
+struct BlockHeader {
+    magic: AtomicU64,
+    number: AtomicU32,
+    /// Nonzero once the block was discarded.
+    discarded: AtomicU32,
+}
+
+// SAFETY: all fields are atomic words.
+unsafe impl Words for BlockHeader {}
 
 /// The file of a block, mapped by this process.
 #[derive(Debug)]
@@ -41,8 +52,9 @@ impl Block {
     /// The system refuses the file, a descriptor or the address space.
     pub(super) fn create(number: u32, capacity: u64) -> io::Result<Self> {
         let block = Self { map: Map::create(Map::file_in_memory()?, START + capacity)?, number, capacity };
-        block.word(8).store(number.into(), Relaxed);
-        block.word(0).store(MAGIC, Release);
+        let header: &BlockHeader = block.map.header();
+        header.number.store(number, Relaxed);
+        header.magic.store(MAGIC, Release);
         Ok(block)
     }
 
@@ -55,26 +67,22 @@ impl Block {
         let path = format!("/proc/{owner}/fd/{descriptor}");
         let map = Map::attach(open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)?;
         let block = Self { number, capacity: map.len().saturating_sub(START), map };
-        if block.capacity < len || block.word(0).load(Acquire) != MAGIC || block.word(8).load(Relaxed) != number.into()
-        {
+        let header: &BlockHeader = block.map.header();
+        if block.capacity < len || header.magic.load(Acquire) != MAGIC || header.number.load(Relaxed) != number {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is not the granted block"));
         }
         block.map.populate(START, len);
         Ok(block)
     }
 
-    fn word(&self, offset: u64) -> &AtomicU64 {
-        self.map.long(offset)
-    }
-
     /// Marks the block: the owner does not grant it again, and workers unmap it at their next request for a block.
     pub(super) fn discard(&self) {
-        self.word(16).store(1, Release);
+        self.map.header::<BlockHeader>().discarded.store(1, Release);
     }
 
     /// Returns whether a process has called [`discard`](Self::discard).
     pub(super) fn is_discarded(&self) -> bool {
-        self.word(16).load(Acquire) != 0
+        self.map.header::<BlockHeader>().discarded.load(Acquire) != 0
     }
 
     /// Frees the pages, also where other processes still map them.
@@ -143,37 +151,6 @@ impl Drop for ViewedBlock {
 pub fn in_block(address: usize) -> bool {
     let _inside = fork::enter();
     VIEWED.lock().expect("no holder of this lock panics").iter().any(|range| range.contains(&address))
-}
-
-/// Where an adopted block returns to.
-pub(super) trait BlockOwner: Send + Sync {
-    /// Takes back a block after the last view.
-    fn reuse(&self, viewed: &ViewedBlock);
-}
-
-/// A block while the trainer holds it.
-struct HeldBlock {
-    owner: Arc<dyn BlockOwner>,
-    viewed: ViewedBlock,
-}
-
-impl Drop for HeldBlock {
-    fn drop(&mut self) {
-        self.owner.reuse(&self.viewed);
-    }
-}
-
-/// The first `len` bytes of a block that the trainer adopted. It returns to `owner` after the last view.
-pub(super) fn adopted(owner: Arc<dyn BlockOwner>, block: Arc<Block>, len: u64) -> Buffer {
-    let held = HeldBlock { owner, viewed: ViewedBlock::new(block, len) };
-    let start = held.viewed.at(len);
-    let len = usize::try_from(len).expect("it is mapped");
-    // SAFETY: `held` keeps the mapping, and the owner grants the block again only after `held` is dropped. The worker has
-    // dropped its claim, or has exited (`Grants::adopt`).
-    let memory = unsafe { Memory::borrowed(start, len, Box::new(held)) };
-    let (pending, dest) = PendingBuffer::new(memory);
-    drop(dest);
-    pending.finish(len).expect("its only writer was just dropped")
 }
 
 #[cfg(test)]

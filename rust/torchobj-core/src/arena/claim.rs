@@ -1,20 +1,20 @@
 //! A worker's claim on a segment that the owner granted to it. `worker` requests segments.
 #![expect(unsafe_code, reason = "creates memory regions over segments; each use states its invariant")]
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::attachment::Attachment;
 use super::block::{Block, ViewedBlock};
-use super::layout::{Answer, ArenaHeader};
+use super::layout::Answer;
 use super::owner::notify;
 use super::sync;
-use crate::buffer::{Buffer, Memory, PendingBuffer};
+use crate::buffer::{Buffer, Memory};
 
 /// A segment that was granted to a worker. Dropping the claim transfers an offered segment to the trainer, and returns
 /// any other to the owner.
+#[derive(Debug)]
 pub struct Claim {
     attachment: Arc<Attachment>,
     answer: Answer,
@@ -71,7 +71,7 @@ impl Claim {
     /// segment was offered before, and in a forked child of the worker.
     pub fn offer(&self) -> Option<Offer> {
         let Answer { id, generation, .. } = self.answer;
-        let offered = self.attachment.is_ours() && sync::offer(ArenaHeader(&self.attachment.map).state(id), generation);
+        let offered = self.attachment.is_ours() && sync::offer(self.attachment.header().state(id), generation);
         offered.then_some(Offer { id, generation })
     }
 
@@ -92,10 +92,7 @@ impl Claim {
         // attachment or the block, which the claim keeps; the owner wrote these bytes before it answered, and those of a block
         // are zeroes or an earlier batch. After an offer (`offer`) the owner may read the segment too, and neither process
         // writes to it; only to a block may the worker write, as two processes may that share a tensor.
-        let memory = unsafe { Memory::borrowed(start, len, Box::new(self.clone())) };
-        let (pending, dest) = PendingBuffer::new(memory);
-        drop(dest);
-        pending.finish(len).expect("its only writer was just dropped")
+        Buffer::over(unsafe { Memory::borrowed(start, len, Box::new(self.clone())) }, len)
     }
 }
 
@@ -107,16 +104,10 @@ impl Drop for Claim {
                 block.end();
             }
             let Answer { id, generation, .. } = self.answer;
-            let header = ArenaHeader(&self.attachment.map);
-            if sync::drop_claim(header.state(id), generation, header.memory_needed()) {
+            let header = self.attachment.header();
+            if sync::drop_claim(header.state(id), generation, &header.memory_needed) {
                 notify(&self.attachment.eventfd);
             }
         }
-    }
-}
-
-impl fmt::Debug for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Claim({} bytes)", self.answer.len)
     }
 }

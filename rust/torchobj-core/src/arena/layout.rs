@@ -1,18 +1,20 @@
 //! Layout of the arena's file. Touches no segment; `sync` defines the protocols on its words.
 //!
 //! ```text
-//! header   one page: owner, budget, flags
-//! states   one word per granted segment or block: generation and state
-//! slots    one per worker: its request and the answers
+//! header   owner, budget, flags
+//!          states   one word per granted segment or block: generation and state
+//!          slots    one per worker: its request and the answers
 //! data     segments
 //! ```
+#![expect(unsafe_code, reason = "declares that the header consists of atomic words")]
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use super::map::Map;
+use super::map::Words;
 
 /// First bytes of the file; the last byte is the version of this layout.
-pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"torchob\x02");
+pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"torchob\x03");
 
 /// Maximum number of segments that are granted to workers or on their way to the trainer.
 pub(super) const SEGMENTS: u32 = 1 << 20;
@@ -31,147 +33,103 @@ pub(super) const MAX_NAME_BYTES: usize = 8 * MAX_OBJECTS;
 /// number of the block, in the upper half, and the owner's descriptor of its file.
 pub(super) const BLOCKS: u64 = u64::MAX;
 
-const STATES: u64 = 4096;
-const SLOTS_START: u64 = STATES + 4 * GRANTS as u64;
-const SLOT_BYTES: u64 = 34 * 4096;
-const REQUEST: u64 = 64;
-const ANSWERS: u64 = REQUEST + 8 * MAX_OBJECTS as u64;
 /// Offset of the first segment.
 pub(super) const DATA: u64 = 40 << 20;
 
-const _: () = assert!(ANSWERS + 24 * MAX_OBJECTS as u64 <= SLOT_BYTES);
-const _: () = assert!(SLOTS_START + SLOTS as u64 * SLOT_BYTES <= DATA);
+const _: () = assert!(size_of::<ArenaHeader>() as u64 <= DATA);
 
-/// The header of the file.
-#[derive(Clone, Copy)]
-pub(super) struct ArenaHeader<'a>(pub(super) &'a Map);
-
-impl<'a> ArenaHeader<'a> {
-    pub(super) fn magic(self) -> &'a AtomicU64 {
-        self.0.long(0)
-    }
-    /// Process id of the owner.
-    pub(super) fn owner(self) -> &'a AtomicU32 {
-        self.0.word(8)
-    }
-    /// Index of the last slot that was ever used, plus one.
-    pub(super) fn slots(self) -> &'a AtomicU32 {
-        self.0.word(12)
-    }
-    /// Nonzero while the owner waits for memory: a process that drops a segment notifies the owner.
-    pub(super) fn memory_needed(self) -> &'a AtomicU32 {
-        self.0.word(16)
-    }
-    /// Nonzero once the owner answers no further requests, though its process may live.
-    pub(super) fn closed(self) -> &'a AtomicU32 {
-        self.0.word(20)
-    }
-    /// Nonzero after a worker has found all slots in use: the owner looks for workers that have exited.
-    pub(super) fn slot_needed(self) -> &'a AtomicU32 {
-        self.0.word(32)
-    }
-    /// Counts the slots that were freed. A worker that needs one waits on it as a futex.
-    pub(super) fn vacated(self) -> &'a AtomicU32 {
-        self.0.word(36)
-    }
+/// What precedes the segments in the file.
+#[repr(C)]
+pub(super) struct ArenaHeader {
+    pub(super) magic: AtomicU64,
     /// Limit of the bytes of all segments.
-    pub(super) fn budget(self) -> &'a AtomicU64 {
-        self.0.long(24)
-    }
+    pub(super) budget: AtomicU64,
+    /// Process id of the owner.
+    pub(super) owner: AtomicU32,
+    /// Index of the last slot that was ever used, plus one.
+    pub(super) used_slots: AtomicU32,
+    /// Nonzero while the owner waits for memory: a process that drops a segment notifies the owner.
+    pub(super) memory_needed: AtomicU32,
+    /// Nonzero once the owner answers no further requests, though its process may live.
+    pub(super) closed: AtomicU32,
+    /// Nonzero after a worker has found all slots in use: the owner looks for workers that have exited.
+    pub(super) slot_needed: AtomicU32,
+    /// Counts the slots that were freed. A worker that needs one waits on it as a futex.
+    pub(super) vacated: AtomicU32,
+    /// State words of the granted segments and blocks, by id.
+    states: [AtomicU32; GRANTS as usize],
+    slots: [WorkerSlot; SLOTS as usize],
+}
+
+// SAFETY: all fields are atomic words.
+unsafe impl Words for ArenaHeader {}
+
+impl ArenaHeader {
     /// State word of the granted segment or block `id`.
-    pub(super) fn state(self, id: u32) -> &'a AtomicU32 {
-        assert!(id < GRANTS);
-        self.0.word(STATES + 4 * u64::from(id))
+    pub(super) fn state(&self, id: u32) -> &AtomicU32 {
+        &self.states[id as usize]
     }
-    pub(super) fn slot(self, index: u32) -> WorkerSlot<'a> {
-        assert!(index < SLOTS);
-        WorkerSlot { map: self.0, base: SLOTS_START + u64::from(index) * SLOT_BYTES }
+
+    pub(super) fn slot(&self, index: u32) -> &WorkerSlot {
+        &self.slots[index as usize]
     }
 }
 
 /// The slot of a worker. The sequence numbers `requested` and `answered` publish a request and its answers: the other
 /// words are written before the number is stored with `Release`, and read after it is loaded with `Acquire`.
-#[derive(Clone, Copy)]
-pub(super) struct WorkerSlot<'a> {
-    map: &'a Map,
-    base: u64,
-}
-
-impl<'a> WorkerSlot<'a> {
+#[repr(C, align(4096))]
+pub(super) struct WorkerSlot {
     /// Process id of the worker; 0 while the slot is free.
-    pub(super) fn worker(self) -> &'a AtomicU32 {
-        self.map.word(self.base)
-    }
+    pub(super) worker: AtomicU32,
     /// Number of the last request.
-    pub(super) fn requested(self) -> &'a AtomicU32 {
-        self.map.word(self.base + 4)
-    }
+    pub(super) requested: AtomicU32,
     /// Number of the last answered request. The worker waits on it as a futex.
-    pub(super) fn answered(self) -> &'a AtomicU32 {
-        self.map.word(self.base + 8)
-    }
+    pub(super) answered: AtomicU32,
     /// Number of demanded objects.
-    pub(super) fn count(self) -> &'a AtomicU32 {
-        self.map.word(self.base + 12)
-    }
-    /// Number of the source that the objects belong to.
-    pub(super) fn source(self) -> &'a AtomicU64 {
-        self.map.long(self.base + 16)
-    }
+    pub(super) count: AtomicU32,
     /// Number of announced objects; they follow the demanded ones.
-    pub(super) fn announced(self) -> &'a AtomicU32 {
-        self.map.word(self.base + 24)
-    }
+    pub(super) announced: AtomicU32,
     /// Iterator of the worker that announced them.
-    pub(super) fn iterator(self) -> &'a AtomicU32 {
-        self.map.word(self.base + 28)
-    }
+    pub(super) iterator: AtomicU32,
     /// Iterator of the worker that ended; 0 for none.
-    pub(super) fn ended(self) -> &'a AtomicU32 {
-        self.map.word(self.base + 32)
-    }
-    /// The loader that the worker belongs to.
-    pub(super) fn loader(self) -> &'a AtomicU64 {
-        self.map.long(self.base + 40)
-    }
+    pub(super) ended: AtomicU32,
     /// Length of the names, which replace numbers; 0 for numbers.
-    pub(super) fn name_bytes(self) -> &'a AtomicU32 {
-        self.map.word(self.base + 56)
-    }
-    /// Object `position` of the request.
-    pub(super) fn object(self, position: usize) -> &'a AtomicU64 {
-        assert!(position < MAX_OBJECTS);
-        self.map.long(self.base + REQUEST + 8 * position as u64)
-    }
-    /// Word `part` of answer `position`.
-    pub(super) fn answer(self, position: usize, part: u64) -> &'a AtomicU64 {
-        assert!(position < MAX_OBJECTS && part < 3);
-        self.map.long(self.base + ANSWERS + 24 * position as u64 + 8 * part)
-    }
+    name_bytes: AtomicU32,
+    /// Number of the source that the objects belong to.
+    pub(super) source: AtomicU64,
+    /// The loader that the worker belongs to.
+    pub(super) loader: AtomicU64,
+    pub(super) objects: [AtomicU64; MAX_OBJECTS],
+    answers: [[AtomicU64; 3]; MAX_OBJECTS],
 }
 
 /// Written for each object before the handler runs; remains where the handler gives no answer.
 pub(super) const REFUSED: Answer = Answer { id: GRANTS, generation: 0, offset: 0, len: 0, failed: true };
 
-impl WorkerSlot<'_> {
+impl WorkerSlot {
+    /// Clears what the previous request may have set.
+    pub(super) fn clear(&self) {
+        for word in [&self.name_bytes, &self.announced, &self.iterator] {
+            word.store(0, Relaxed);
+        }
+    }
+
     /// Writes names, of at most `MAX_NAME_BYTES` bytes, instead of numbers.
-    pub(super) fn write_names(self, bytes: &[u8]) {
-        use std::sync::atomic::Ordering::Relaxed;
-        for (position, part) in bytes.chunks(8).enumerate() {
+    pub(super) fn write_names(&self, bytes: &[u8]) {
+        for (object, part) in self.objects.iter().zip(bytes.chunks(8)) {
             let mut word = [0; 8];
             word[..part.len()].copy_from_slice(part);
-            self.object(position).store(u64::from_le_bytes(word), Relaxed);
+            object.store(u64::from_le_bytes(word), Relaxed);
         }
-        self.name_bytes().store(u32::try_from(bytes.len()).expect("at most MAX_NAME_BYTES"), Relaxed);
+        self.name_bytes.store(u32::try_from(bytes.len()).expect("at most MAX_NAME_BYTES"), Relaxed);
     }
 
     /// The bytes of the names. The length is limited to `MAX_NAME_BYTES`, even if the worker wrote a larger one.
-    pub(super) fn read_names(self) -> Vec<u8> {
-        use std::sync::atomic::Ordering::Relaxed;
-        let count = (self.name_bytes().load(Relaxed) as usize).min(MAX_NAME_BYTES);
+    pub(super) fn read_names(&self) -> Vec<u8> {
+        let count = (self.name_bytes.load(Relaxed) as usize).min(MAX_NAME_BYTES);
         let mut bytes = Vec::with_capacity(count.next_multiple_of(8));
-        for position in 0..count.div_ceil(8) {
-            bytes.extend_from_slice(&self.object(position).load(Relaxed).to_le_bytes());
+        for object in &self.objects[..count.div_ceil(8)] {
+            bytes.extend_from_slice(&object.load(Relaxed).to_le_bytes());
         }
         bytes.truncate(count);
         bytes
@@ -193,19 +151,16 @@ pub(super) struct Answer {
 
 const FAILED: u64 = 1 << 63;
 
-impl WorkerSlot<'_> {
-    pub(super) fn write_answer(self, position: usize, answer: Answer) {
-        use std::sync::atomic::Ordering::Relaxed;
+impl WorkerSlot {
+    pub(super) fn write_answer(&self, position: usize, answer: Answer) {
         let Answer { id, generation, offset, len, failed } = answer;
-        self.answer(position, 0).store(u64::from(id) | u64::from(generation) << 32, Relaxed);
-        self.answer(position, 1).store(offset, Relaxed);
-        self.answer(position, 2).store(len | if failed { FAILED } else { 0 }, Relaxed);
+        let parts = [u64::from(id) | u64::from(generation) << 32, offset, len | if failed { FAILED } else { 0 }];
+        self.answers[position].iter().zip(parts).for_each(|(word, part)| word.store(part, Relaxed));
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "two halves of one word")]
-    pub(super) fn read_answer(self, position: usize) -> Answer {
-        use std::sync::atomic::Ordering::Relaxed;
-        let [name, offset, len] = [0, 1, 2].map(|part| self.answer(position, part).load(Relaxed));
+    pub(super) fn read_answer(&self, position: usize) -> Answer {
+        let [name, offset, len] = self.answers[position].each_ref().map(|word| word.load(Relaxed));
         let (id, generation) = (name as u32, (name >> 32) as u32);
         Answer { id, generation, offset, len: len & !FAILED, failed: len & FAILED != 0 }
     }

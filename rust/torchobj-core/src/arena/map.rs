@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::memfd_create;
 use rustix::fs::{
@@ -107,22 +106,23 @@ impl Map {
         unsafe { self.start.add(usize::try_from(offset).expect("it is mapped")) }
     }
 
-    /// The 32-bit word at `offset`, a multiple of 4.
-    pub(super) fn word(&self, offset: u64) -> &AtomicU32 {
-        let word = self.at(offset, 4).cast::<AtomicU32>();
-        assert!(word.is_aligned());
+    /// The words at the start of the file.
+    ///
+    /// # Panics
+    /// The file is shorter.
+    pub(super) fn header<T: Words>(&self) -> &T {
+        let start = self.at(0, size_of::<T>() as u64).cast::<T>();
+        assert!(start.is_aligned());
         // SAFETY: within the mapping, aligned, and mapped as long as `self` lives; all access to it is atomic.
-        unsafe { word.as_ref() }
-    }
-
-    /// The 64-bit word at `offset`, a multiple of 8.
-    pub(super) fn long(&self, offset: u64) -> &AtomicU64 {
-        let word = self.at(offset, 8).cast::<AtomicU64>();
-        assert!(word.is_aligned());
-        // SAFETY: as in `word`.
-        unsafe { word.as_ref() }
+        unsafe { start.as_ref() }
     }
 }
+
+/// Words of shared memory.
+///
+/// # Safety
+/// The type consists of atomic integers only, so that any bytes are valid, also while other processes write them.
+pub(super) unsafe trait Words {}
 
 impl Drop for Map {
     fn drop(&mut self) {

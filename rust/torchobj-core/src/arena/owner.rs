@@ -1,10 +1,12 @@
 //! The owner's side of an arena: allocates and frees segments, grants segments and blocks to workers, adopts and reclaims
 //! them, and reads the requests of workers.
+#![expect(unsafe_code, reason = "creates memory regions over segments and blocks; each use states its invariant")]
 
-use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -12,17 +14,16 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 
-use super::block::{self, Block, BlockOwner, ViewedBlock};
+use super::block::{Block, ViewedBlock};
 use super::block_pool::BlockPool;
 use super::grants::{Adoption, Grantable, Grants};
 use super::layout::{self, Answer, ArenaHeader, DATA, GRANTS, SEGMENTS, SLOTS};
 use super::map::Map;
 use super::request::{RequestedObjects, WorkerRequest, split_names};
-use super::segment::{self, Allocator, Segment};
 use super::size::{self, Limits, Size};
 use super::space::{Extent, Space, capacity_of};
 use super::sync;
-use crate::buffer::{Buffer, Memory};
+use crate::buffer::{Buffer, Memory, PendingBuffer};
 use crate::fork;
 
 /// Time in which a trainer must adopt what an exited worker had offered.
@@ -31,6 +32,7 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(30);
 const ORPHAN_TIMEOUT_IDLE: Duration = Duration::from_secs(1);
 
 /// An arena, in the process that owns it.
+#[derive(Debug)]
 pub struct Arena {
     map: Arc<Map>,
     eventfd: OwnedFd,
@@ -39,6 +41,7 @@ pub struct Arena {
     state: Mutex<ArenaState>,
 }
 
+#[derive(Debug)]
 struct ArenaState {
     space: Space,
     segments: Grants<Extent>,
@@ -97,10 +100,10 @@ impl Arena {
                 requested_budget >> 20
             );
         }
-        let header = ArenaHeader(&map);
-        header.owner().store(std::process::id(), Relaxed);
-        header.budget().store(budget, Relaxed);
-        header.magic().store(layout::MAGIC, Release);
+        let header: &ArenaHeader = map.header();
+        header.owner.store(std::process::id(), Relaxed);
+        header.budget.store(budget, Relaxed);
+        header.magic.store(layout::MAGIC, Release);
         let state = ArenaState {
             space: Space::new(space, budget),
             segments: Grants::of_segments(),
@@ -123,6 +126,10 @@ impl Arena {
     /// The mapping of the file. Forked children share it.
     pub(super) fn map(&self) -> &Arc<Map> {
         &self.map
+    }
+
+    fn header(&self) -> &ArenaHeader {
+        self.map.header()
     }
 
     /// Process id of the owner.
@@ -185,15 +192,13 @@ impl Arena {
             None => self.allocate_merged(&mut state, len)?,
         };
         let exceeds_budget = state.space.used() > state.space.budget();
-        self.release_pages(&mut state);
+        self.release_pages(&mut state, self.budget);
         Ok(Segment::new(self.clone(), extent, len, exceeds_budget))
     }
 
     /// Merges free extents of all size classes and allocates an extent from the result.
     fn allocate_merged(&self, state: &mut ArenaState, len: u64) -> io::Result<Extent> {
-        for extent in state.space.release(0) {
-            let _ = self.map.punch(DATA + extent.offset, extent.capacity);
-        }
+        self.release_pages(state, 0);
         state.space.merge();
         let (size, used) = (state.space.size(), state.space.used());
         state.space.allocate(len).ok_or_else(|| {
@@ -207,9 +212,8 @@ impl Arena {
         })
     }
 
-    /// Releases the pages of free extents beyond the budget.
-    fn release_pages(&self, state: &mut ArenaState) {
-        let limit = state.space.budget();
+    /// Releases pages of free extents until used and resident bytes fit `limit`.
+    fn release_pages(&self, state: &mut ArenaState, limit: u64) {
         for extent in state.space.release(limit) {
             // If the system refuses to punch the hole, the pages stay resident and are reused.
             let _ = self.map.punch(DATA + extent.offset, extent.capacity);
@@ -220,9 +224,7 @@ impl Arena {
     pub fn release_free_pages(&self) {
         let _inside = fork::enter();
         let mut state = self.state();
-        for extent in state.space.release(0) {
-            let _ = self.map.punch(DATA + extent.offset, extent.capacity);
-        }
+        self.release_pages(&mut state, 0);
         state.pool.free_unused();
     }
 
@@ -234,7 +236,7 @@ impl Arena {
     /// Requests a notification of the eventfd when memory is freed. Returns false if this was requested already.
     /// Otherwise frees what workers returned before the call; the caller checks for free memory again.
     pub fn set_memory_needed(&self) -> bool {
-        let newly_set = sync::set_memory_needed(ArenaHeader(&self.map).memory_needed());
+        let newly_set = sync::set_memory_needed(&self.header().memory_needed);
         if newly_set {
             self.reclaim(&[]);
         }
@@ -243,42 +245,42 @@ impl Arena {
 
     /// Cancels [`set_memory_needed`](Self::set_memory_needed).
     pub fn clear_memory_needed(&self) {
-        ArenaHeader(&self.map).memory_needed().store(0, Relaxed);
+        self.header().memory_needed.store(0, Relaxed);
     }
 
     /// Marks the arena as closed: the owner answers no further requests.
     pub(super) fn close(&self) {
-        ArenaHeader(&self.map).closed().store(1, Release);
+        self.header().closed.store(1, Release);
     }
 
     /// Returns whether a worker has found all slots in use since the last call.
     pub(super) fn take_slot_needed(&self) -> bool {
-        ArenaHeader(&self.map).slot_needed().swap(0, AcqRel) != 0
+        self.header().slot_needed.swap(0, AcqRel) != 0
     }
 
     /// Returns whether the owner waits for free memory.
     pub(super) fn is_memory_needed(&self) -> bool {
-        ArenaHeader(&self.map).memory_needed().load(Relaxed) != 0
+        self.header().memory_needed.load(Relaxed) != 0
     }
 
     /// Slots that have a worker, with its process id.
     pub(super) fn slots(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let header = ArenaHeader(&self.map);
-        let end = header.slots().load(Acquire).min(SLOTS);
-        (0..end).map(move |index| (index, header.slot(index).worker().load(Acquire))).filter(|(_, worker)| *worker != 0)
+        let header = self.header();
+        let end = header.used_slots.load(Acquire).min(SLOTS);
+        (0..end).map(move |index| (index, header.slot(index).worker.load(Acquire))).filter(|(_, worker)| *worker != 0)
     }
 
     /// The request of a slot, unless its number is `last`.
     pub(super) fn request(&self, slot: u32, last: u32) -> Option<WorkerRequest> {
-        let shared = ArenaHeader(&self.map).slot(slot);
-        let number = sync::published(shared.requested());
+        let shared = self.header().slot(slot);
+        let number = sync::published(&shared.requested);
         if number == last {
             return None;
         }
-        let count = (shared.count().load(Relaxed) as usize).min(layout::MAX_OBJECTS);
-        let end = (count + shared.announced().load(Relaxed) as usize).min(layout::MAX_OBJECTS);
+        let count = (shared.count.load(Relaxed) as usize).min(layout::MAX_OBJECTS);
+        let end = (count + shared.announced.load(Relaxed) as usize).min(layout::MAX_OBJECTS);
         let numbers = |positions: Range<usize>| {
-            RequestedObjects::Numbers(positions.map(|position| shared.object(position).load(Relaxed)).collect())
+            RequestedObjects::Numbers(shared.objects[positions].iter().map(|object| object.load(Relaxed)).collect())
         };
         let (objects, announced) = match shared.read_names() {
             bytes if bytes.is_empty() => (numbers(0..count), numbers(count..end)),
@@ -288,19 +290,19 @@ impl Arena {
                 (RequestedObjects::Names(demanded), RequestedObjects::Names(announced))
             }
         };
-        let (source, iterator) = (shared.source().load(Relaxed), shared.iterator().load(Relaxed));
-        let ended = Some(shared.ended().load(Relaxed)).filter(|ended| *ended != 0);
-        let (worker, loader) = (shared.worker().load(Relaxed), shared.loader().load(Relaxed));
+        let (source, iterator) = (shared.source.load(Relaxed), shared.iterator.load(Relaxed));
+        let ended = Some(shared.ended.load(Relaxed)).filter(|ended| *ended != 0);
+        let (worker, loader) = (shared.worker.load(Relaxed), shared.loader.load(Relaxed));
         Some(WorkerRequest { slot, worker, loader, number, source, objects, announced, iterator, ended })
     }
 
     pub(super) fn write_answer(&self, slot: u32, position: usize, answer: Answer) {
-        ArenaHeader(&self.map).slot(slot).write_answer(position, answer);
+        self.header().slot(slot).write_answer(position, answer);
     }
 
     /// Publishes the answers of a request and wakes its worker.
     pub(super) fn publish(&self, slot: u32, number: u32) {
-        let answered = ArenaHeader(&self.map).slot(slot).answered();
+        let answered = &self.header().slot(slot).answered;
         sync::publish(answered, number);
         // An error means that no worker waits.
         let _ = futex::wake(answered, futex::Flags::empty(), i32::MAX as u32);
@@ -308,12 +310,12 @@ impl Arena {
 
     /// Frees a slot, and wakes the workers that wait for one. Its worker has exited and its segments were freed.
     pub(super) fn vacate(&self, slot: u32) {
-        let header = ArenaHeader(&self.map);
+        let header = self.header();
         let slot = header.slot(slot);
-        slot.requested().store(0, Relaxed);
-        slot.answered().store(0, Relaxed);
-        slot.worker().store(0, Release);
-        let vacated = header.vacated();
+        slot.requested.store(0, Relaxed);
+        slot.answered.store(0, Relaxed);
+        slot.worker.store(0, Release);
+        let vacated = &header.vacated;
         sync::publish(vacated, sync::published(vacated).wrapping_add(1));
         // An error means that no worker waits.
         let _ = futex::wake(vacated, futex::Flags::empty(), i32::MAX as u32);
@@ -332,12 +334,12 @@ impl Arena {
             return Err(segment);
         };
         segment.extent = None;
-        sync::grant(ArenaHeader(&self.map).state(id), generation);
+        sync::grant(self.header().state(id), generation);
         Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
     }
 
     fn worker_of(&self, slot: u32) -> (u32, u32) {
-        (slot, ArenaHeader(&self.map).slot(slot).worker().load(Acquire))
+        (slot, self.header().slot(slot).worker.load(Acquire))
     }
 
     /// Grants a block, whose content is undefined, to the worker of `slot`: of the first of these lengths that the limits
@@ -351,7 +353,7 @@ impl Arena {
             state.pool.give(block);
             return None;
         };
-        sync::grant(ArenaHeader(&self.map).state(id), generation);
+        sync::grant(self.header().state(id), generation);
         let offset = u64::from(block.number) << 32 | u64::from(block.descriptor());
         Some((position, Answer { id, generation, offset, len, failed: false }))
     }
@@ -375,7 +377,7 @@ impl Arena {
         id: u32,
         generation: u32,
     ) -> io::Result<Option<Buffer>> {
-        let word = ArenaHeader(&self.map).state(id);
+        let word = self.header().state(id);
         let adoption = {
             let _inside = fork::enter();
             grants(&mut self.state()).adopt(id, generation, sync::grant_state(word, generation))
@@ -422,7 +424,7 @@ impl Arena {
         let _inside = fork::enter();
         let mut state = self.state();
         let ArenaState { space, segments, blocks, pool } = &mut *state;
-        let header = ArenaHeader(&self.map);
+        let header = self.header();
         let grant_state = |id, generation| sync::grant_state(header.state(id), generation);
         let mut freed = 0;
         for extent in segments.reclaim(exited, orphan_timeout, grant_state) {
@@ -430,39 +432,101 @@ impl Arena {
             space.free(extent);
         }
         blocks.reclaim(exited, orphan_timeout, grant_state).into_iter().for_each(|block| pool.give(block));
-        self.release_pages(&mut state);
+        self.release_pages(&mut state, self.budget);
         freed
     }
 }
 
-impl Allocator for Arena {
-    fn map(&self) -> &Map {
-        &self.map
+/// A range of the arena that the owner's process may write to. Dropping it frees the range.
+#[derive(Debug)]
+pub struct Segment {
+    arena: Arc<Arena>,
+    /// `None` after it was granted to a worker.
+    extent: Option<Extent>,
+    len: u64,
+    exceeds_budget: bool,
+    /// Whether `memory` was called.
+    taken: AtomicBool,
+}
+
+impl Segment {
+    fn new(arena: Arc<Arena>, extent: Extent, len: u64, exceeds_budget: bool) -> Arc<Self> {
+        Arc::new(Self { arena, extent: Some(extent), len, exceeds_budget, taken: AtomicBool::new(false) })
     }
 
-    fn free(&self, extent: Extent) {
+    /// Returns whether the budget was exceeded when it was allocated.
+    pub fn exceeds_budget(&self) -> bool {
+        self.exceeds_budget
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes, which were written before.
+    ///
+    /// # Panics
+    /// As [`memory`](Self::memory).
+    pub fn buffer(self: &Arc<Self>) -> Buffer {
+        let memory = self.memory();
+        let len = memory.len();
+        Buffer::over(memory, len)
+    }
+
+    /// The memory of the segment, for one writer. Keeps the segment alive.
+    ///
+    /// # Panics
+    /// A second call.
+    pub fn memory(self: &Arc<Self>) -> Memory {
+        assert!(!self.taken.swap(true, Relaxed), "the memory of a segment is taken once");
+        let extent = self.extent.expect("it is present until the segment is granted or dropped");
+        let start = self.arena.map.at(DATA + extent.offset, self.len);
+        let len = usize::try_from(self.len).expect("it is mapped");
+        // SAFETY: only this segment uses the extent until it is freed, and the `Arc` passed to `taken` keeps it (a
+        // segment is granted only after it was moved out of its `Arc`); `memory` returns it once, as was just checked;
+        // the mapping lives as long as the arena; pages of a `memfd` read as zeroes before the first write.
+        unsafe { Memory::borrowed(start, len, Box::new(self.clone())) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
         // A forked child has copies of its parent's segments and must not free them.
-        if self.is_ours() {
+        if self.arena.is_ours()
+            && let Some(extent) = self.extent.take()
+        {
             let _inside = fork::enter();
-            let mut state = self.state();
+            let mut state = self.arena.state();
             state.space.free(extent);
-            self.release_pages(&mut state);
+            self.arena.release_pages(&mut state, self.arena.budget);
             drop(state);
-            if sync::memory_needed(ArenaHeader(&self.map).memory_needed()) {
-                notify(&self.eventfd);
+            if sync::memory_needed(&self.arena.header().memory_needed) {
+                notify(&self.arena.eventfd);
             }
         }
     }
 }
 
-impl BlockOwner for Arena {
-    fn reuse(&self, viewed: &ViewedBlock) {
+/// A block while the trainer holds it. Dropping it gives the block back.
+struct HeldBlock {
+    arena: Arc<Arena>,
+    viewed: ViewedBlock,
+}
+
+impl Drop for HeldBlock {
+    fn drop(&mut self) {
         // A forked child has copies of its parent's blocks and must not free them.
-        if self.is_ours() {
+        if self.arena.is_ours() {
             // No fork between the two.
             let _inside = fork::enter();
-            let block = viewed.end().clone();
-            self.state().pool.give(block);
+            let block = self.viewed.end().clone();
+            self.arena.state().pool.give(block);
         }
     }
 }
@@ -484,19 +548,37 @@ impl Adoptable for Extent {
     /// To a new segment, or to the heap if the arena is full.
     fn copied(&self, arena: &Arc<Arena>, len: u64) -> io::Result<Buffer> {
         let memory = arena.segment(len).map(|segment| segment.memory()).or_else(|_| allocate(len))?;
-        Ok(segment::copy(arena.map.at(DATA + self.offset, len), len, memory))
+        Ok(copy(arena.map.at(DATA + self.offset, len), len, memory))
     }
 }
 
 impl Adoptable for Arc<Block> {
     fn adopted(self, arena: &Arc<Arena>, len: u64) -> Buffer {
-        block::adopted(arena.clone(), self, len)
+        let held = HeldBlock { arena: arena.clone(), viewed: ViewedBlock::new(self, len) };
+        let start = held.viewed.at(len);
+        let len = usize::try_from(len).expect("it is mapped");
+        // SAFETY: `held` keeps the mapping, and the owner grants the block again only after `held` is dropped. The worker has
+        // dropped its claim, or has exited (`Grants::adopt`).
+        Buffer::over(unsafe { Memory::borrowed(start, len, Box::new(held)) }, len)
     }
 
     /// To the heap.
     fn copied(&self, _arena: &Arc<Arena>, len: u64) -> io::Result<Buffer> {
-        Ok(segment::copy(self.at(len), len, allocate(len)?))
+        Ok(copy(self.at(len), len, allocate(len)?))
     }
+}
+
+/// Copies `len` bytes of an offered segment into `memory`.
+fn copy(start: NonNull<u8>, len: u64, memory: Memory) -> Buffer {
+    let len = usize::try_from(len).expect("it is mapped");
+    let (pending, mut dest) = PendingBuffer::new(memory);
+    let unfilled = &mut dest.unfilled_mut()[..len];
+    // SAFETY: the only caller (`Arena::adopt`) passes `len` bytes that are mapped, as `at` checked, and that no new memory
+    // overlaps: they are neither freed nor granted again while their grant is marked as `copying`. No reference to them is
+    // created, because the worker may still write to a block; the copy may then have bytes of before and after.
+    unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), unfilled.as_mut_ptr(), len) };
+    dest.advance(len);
+    pending.close(dest)
 }
 
 fn allocate(len: u64) -> io::Result<Memory> {
@@ -507,10 +589,4 @@ fn allocate(len: u64) -> io::Result<Memory> {
 pub(super) fn notify(eventfd: &OwnedFd) {
     // The write fails only when the counter is at its maximum: the eventfd is readable then.
     let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
-}
-
-impl fmt::Debug for Arena {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Arena({} bytes of process {})", self.map.len(), self.owner)
-    }
 }

@@ -15,9 +15,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::layout::{Answer, BLOCKS, REFUSED};
-use super::owner::Arena;
+use super::owner::{Arena, Segment};
 use super::request::{RequestedObjects, WorkerRequest};
-use super::segment::Segment;
 
 /// Interval at which the owner checks for workers that exited. torch detects an exit within five seconds.
 const EXIT_CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::futex;
 
 use super::attachment::{Attachment, OWNER_CHECK_INTERVAL, OWNER_CHECK_TIMESPEC, Unanswered};
-use super::layout::{ArenaHeader, SLOTS};
+use super::layout::SLOTS;
 use super::owner::notify;
 use super::sync;
 
@@ -24,14 +24,14 @@ thread_local! {
 }
 
 /// The slots of this process. Each sends one request at a time.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct WorkerSlots {
     state: Mutex<SlotsState>,
     /// Notified when a slot is idle again.
     returned: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct SlotsState {
     taken: usize,
     idle: Vec<TakenSlot>,
@@ -49,10 +49,10 @@ impl WorkerSlots {
         attachment: &Attachment,
         check: &mut impl FnMut() -> Result<(), E>,
     ) -> Result<SlotInUse<'_>, Unanswered<E>> {
-        let header = ArenaHeader(&attachment.map);
+        let header = attachment.header();
         let (since, is_nested) = (Instant::now(), REQUESTS.get() > 0);
         loop {
-            let vacated = sync::published(header.vacated());
+            let vacated = sync::published(&header.vacated);
             let mut slots = self.state();
             if let Some(idle) = slots.idle.pop() {
                 drop(slots);
@@ -70,9 +70,9 @@ impl WorkerSlots {
                 if since.elapsed() >= SLOT_TIMEOUT {
                     return Err(Unanswered::NoFreeSlot);
                 }
-                header.slot_needed().store(1, Release);
+                header.slot_needed.store(1, Release);
                 notify(&attachment.eventfd);
-                let _ = futex::wait(header.vacated(), futex::Flags::empty(), vacated, Some(&OWNER_CHECK_TIMESPEC));
+                let _ = futex::wait(&header.vacated, futex::Flags::empty(), vacated, Some(&OWNER_CHECK_TIMESPEC));
             } else {
                 drop(self.returned.wait_timeout(slots, OWNER_CHECK_INTERVAL).expect("no holder of this lock panics"));
             }
@@ -82,15 +82,15 @@ impl WorkerSlots {
 }
 
 fn take_slot(attachment: &Attachment) -> Option<u32> {
-    let header = ArenaHeader(&attachment.map);
+    let header = attachment.header();
     let taken = (0..SLOTS)
-        .find(|index| header.slot(*index).worker().compare_exchange(0, attachment.process, AcqRel, Relaxed).is_ok())?;
-    header.slots().fetch_max(taken + 1, AcqRel);
+        .find(|index| header.slot(*index).worker.compare_exchange(0, attachment.process, AcqRel, Relaxed).is_ok())?;
+    header.used_slots.fetch_max(taken + 1, AcqRel);
     Some(taken)
 }
 
 /// A slot of this process, and its last request.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct TakenSlot {
     pub(super) index: u32,
     pub(super) number: u32,

@@ -123,12 +123,12 @@ fn threads_of_a_worker_share_its_slot() {
 fn a_worker_waits_for_the_slots_of_workers_that_have_exited() {
     let arena = Arena::create(MIB).unwrap();
     served(&arena, true);
-    let header = super::layout::ArenaHeader(arena.map());
+    let header = arena.map().header::<super::layout::ArenaHeader>();
     // Process ids above the maximum of Linux: such processes do not exist.
     for index in 0..super::layout::SLOTS {
-        header.slot(index).worker().store((1 << 23) + index, std::sync::atomic::Ordering::Release);
+        header.slot(index).worker.store((1 << 23) + index, std::sync::atomic::Ordering::Release);
     }
-    header.slots().store(super::layout::SLOTS, std::sync::atomic::Ordering::Release);
+    header.used_slots.store(super::layout::SLOTS, std::sync::atomic::Ordering::Release);
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     let replies = worker.request(1, &[1], Announcement::default(), no_check);
     assert!(matches!(replies.as_deref(), Ok([Reply::Claimed(_)])));

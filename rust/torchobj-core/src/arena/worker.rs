@@ -5,7 +5,6 @@
 //! lock is held during a wait: each request has a slot of its own.
 #![expect(unsafe_code, reason = "takes ownership of descriptors; the use states its invariant")]
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,7 +16,7 @@ use rustix::thread::futex;
 use super::attachment::{Attachment, OWNER_CHECK_TIMESPEC, Unanswered};
 use super::block::Block;
 use super::claim::Claim;
-use super::layout::{Answer, ArenaHeader, BLOCKS, MAX_OBJECTS, REFUSED, WorkerSlot};
+use super::layout::{Answer, BLOCKS, MAX_OBJECTS, REFUSED, WorkerSlot};
 use super::map::Map;
 use super::owner::{Arena, notify};
 use super::request;
@@ -26,6 +25,7 @@ use super::sync;
 use crate::error::{Error, ErrorKind, Operation};
 
 /// An arena, in a process that does not own it.
+#[derive(Debug)]
 pub struct Worker {
     attachment: Arc<Attachment>,
     /// The loader that this process works for.
@@ -129,7 +129,7 @@ impl Worker {
 
     /// Limit of the bytes of all segments.
     pub fn budget(&self) -> u64 {
-        ArenaHeader(&self.attachment.map).budget().load(Relaxed)
+        self.attachment.header().budget.load(Relaxed)
     }
 
     /// Starts an iterator of this worker. All objects that are announced for it can be cancelled together.
@@ -162,12 +162,10 @@ impl Worker {
             let capacity = MAX_OBJECTS - demanded.len();
             let (later, later_left) = announced.objects.split_at(announced.objects.len().min(capacity));
             (objects, announced.objects) = (objects_left, later_left);
-            let write = |shared: WorkerSlot<'_>| {
-                for (position, object) in demanded.iter().chain(later).enumerate() {
-                    shared.object(position).store(*object, Relaxed);
-                }
-                shared.announced().store(u32::try_from(later.len()).expect("at most MAX_OBJECTS"), Relaxed);
-                shared.iterator().store(announced.iterator, Relaxed);
+            let write = |shared: &WorkerSlot| {
+                write_objects(shared, demanded.iter().chain(later));
+                shared.announced.store(u32::try_from(later.len()).expect("at most MAX_OBJECTS"), Relaxed);
+                shared.iterator.store(announced.iterator, Relaxed);
             };
             let answers = self.send(&mut slot.slot, source, demanded.len(), write, &mut check)?;
             replies.extend(answers.into_iter().map(|answer| self.reply(answer)));
@@ -186,9 +184,7 @@ impl Worker {
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Option<Arc<Claim>>, Unanswered<E>> {
         let mut slot = self.slots.take(&self.attachment, &mut check)?;
-        let write = |shared: WorkerSlot<'_>| {
-            lengths.iter().enumerate().for_each(|(position, len)| shared.object(position).store(*len, Relaxed));
-        };
+        let write = |shared: &WorkerSlot| write_objects(shared, lengths);
         let answers = self.send(&mut slot.slot, BLOCKS, lengths.len(), write, &mut check)?;
         Ok(answers.into_iter().find(|answer| *answer != REFUSED).and_then(|answer| self.granted_block(answer)))
     }
@@ -246,10 +242,10 @@ impl Worker {
             let (bytes, written) = request::join_names(left);
             assert!(written > 0, "a name of {} bytes exceeds the size of a request", first.len());
             let count = written.min(demanded);
-            let write = |shared: WorkerSlot<'_>| {
+            let write = |shared: &WorkerSlot| {
                 shared.write_names(&bytes);
-                shared.announced().store(u32::try_from(written - count).expect("at most MAX_OBJECTS"), Relaxed);
-                shared.iterator().store(announced.iterator, Relaxed);
+                shared.announced.store(u32::try_from(written - count).expect("at most MAX_OBJECTS"), Relaxed);
+                shared.iterator.store(announced.iterator, Relaxed);
             };
             let answers = self.send(&mut slot.slot, source, count, write, &mut check)?;
             replies.extend(answers.into_iter().map(|answer| self.reply(answer)));
@@ -264,7 +260,7 @@ impl Worker {
         slot: &mut TakenSlot,
         source: u64,
         count: usize,
-        write: impl FnOnce(WorkerSlot<'_>),
+        write: impl FnOnce(&WorkerSlot),
         check: &mut impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Answer>, Unanswered<E>> {
         let index = slot.index;
@@ -277,19 +273,16 @@ impl Worker {
             slot.unread = None;
         }
         let number = slot.number.wrapping_add(1);
-        let shared = ArenaHeader(&self.attachment.map).slot(index);
-        // Clears what the previous request may have set.
-        for word in [shared.name_bytes(), shared.announced(), shared.iterator()] {
-            word.store(0, Relaxed);
-        }
+        let shared = self.attachment.header().slot(index);
+        shared.clear();
         write(shared);
-        shared.source().store(source, Relaxed);
-        shared.count().store(u32::try_from(count).expect("at most MAX_OBJECTS"), Relaxed);
+        shared.source.store(source, Relaxed);
+        shared.count.store(u32::try_from(count).expect("at most MAX_OBJECTS"), Relaxed);
         let ended = self.ended_iterators.lock().expect("no holder of this lock panics").pop();
-        shared.ended().store(ended.unwrap_or(0), Relaxed);
-        shared.loader().store(self.loader.load(Relaxed), Relaxed);
+        shared.ended.store(ended.unwrap_or(0), Relaxed);
+        shared.loader.store(self.loader.load(Relaxed), Relaxed);
         *slot = TakenSlot { index, number, unread: Some(count) };
-        sync::publish(shared.requested(), number);
+        sync::publish(&shared.requested, number);
         notify(&self.attachment.eventfd);
         self.wait(index, number, check)?;
         slot.unread = None;
@@ -297,12 +290,12 @@ impl Worker {
     }
 
     fn answers(&self, slot: u32, count: usize) -> impl Iterator<Item = Answer> + '_ {
-        let shared = ArenaHeader(&self.attachment.map).slot(slot);
+        let shared = self.attachment.header().slot(slot);
         (0..count).map(move |position| shared.read_answer(position))
     }
 
     fn wait<E>(&self, slot: u32, number: u32, check: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
-        let answered = ArenaHeader(&self.attachment.map).slot(slot).answered();
+        let answered = &self.attachment.header().slot(slot).answered;
         loop {
             let seen = sync::published(answered);
             if seen == number {
@@ -326,8 +319,6 @@ impl Worker {
     }
 }
 
-impl fmt::Debug for Worker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Worker({} bytes, process {})", self.attachment.map.len(), self.attachment.process)
-    }
+fn write_objects<'a>(shared: &WorkerSlot, objects: impl IntoIterator<Item = &'a u64>) {
+    shared.objects.iter().zip(objects).for_each(|(word, object)| word.store(*object, Relaxed));
 }
