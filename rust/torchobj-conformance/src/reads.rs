@@ -3,7 +3,6 @@
 use crate::{Subject, get, get_range, kind_of, pattern, put};
 use torchobj_core::buffer::{Memory, PendingBuffer};
 use torchobj_core::crc32::Crc32;
-use torchobj_core::engine::Destination;
 use torchobj_core::error::ErrorKind;
 use torchobj_core::read::{
     ClientRead, ReadAhead, ReadAheadConfig, ReadRequest, ScatterRange, ScatterRead, get_many, scatter, try_get_many,
@@ -91,8 +90,7 @@ pub(super) async fn many_objects_are_returned_in_order(subject: Subject) {
     for index in 0..80_u64 {
         let length = usize::try_from(index * 37).unwrap();
         put(&subject, &format!("k{index}"), pattern(length, index)).await;
-        let given = (index % 3 == 0).then(|| Destination::Memory(Memory::allocate(length + 10).unwrap()));
-        let into = given.unwrap_or_default();
+        let into = (index % 3 == 0).then(|| Memory::allocate(length + 10).unwrap());
         jobs.push(ClientRead { client: subject.clone(), read: ReadRequest::whole(format!("k{index}")), into });
     }
     for (index, fetched) in try_get_many(jobs).await.unwrap().into_iter().enumerate() {
@@ -112,7 +110,7 @@ pub(super) async fn one_missing_object_does_not_fail_the_others(subject: Subject
 
 pub(super) async fn a_buffer_that_is_too_small_is_refused(subject: Subject) {
     put(&subject, "k", pattern(100, 5)).await;
-    let into = |length| subject.get_into(ReadRequest::whole("k"), Memory::allocate(length).unwrap());
+    let into = |length| subject.get_into(ReadRequest::whole("k"), Some(Memory::allocate(length).unwrap()));
     let error = into(99).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("99"), "{error}");

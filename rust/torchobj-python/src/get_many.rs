@@ -3,7 +3,6 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use torchobj_core::engine::Destination;
 use torchobj_core::error::Result;
 use torchobj_core::read::{ClientRead, ReadRequest, ReadResult, get_many as read_many, try_get_many};
 
@@ -64,10 +63,10 @@ pub(crate) fn get_many<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let read_into = into.is_some();
     let mut memory = match into {
-        Some(buffers) => buffer::borrow_all(&buffers)?.into_iter().map(Destination::Memory).collect(),
+        Some(buffers) => buffer::borrow_all(&buffers)?.into_iter().map(Some).collect(),
         None => Vec::new(),
     };
-    memory.resize_with(jobs.len(), Destination::default);
+    memory.resize_with(jobs.len(), || None);
     let clients = clients(py, jobs.iter().map(|(store, _)| store))?;
     let reads = clients.into_iter().zip(&jobs).zip(memory);
     let jobs = reads.map(|((client, (_, target)), into)| ClientRead { client, read: target.read(), into }).collect();

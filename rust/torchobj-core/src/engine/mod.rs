@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 pub(crate) use batch::add_once;
 pub use batch::{Batch, BatchRequest, permitted, run_all, try_run_all};
-pub use sink::{Allocate, Destination, Heap, Sink};
+pub use sink::{Allocate, Sink};
 pub(crate) use tasks::Tasks;
 
 /// The reason why no further request was started.

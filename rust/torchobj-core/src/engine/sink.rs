@@ -18,48 +18,18 @@ pub trait Allocate: Send {
     fn allocate(self, length: usize) -> io::Result<(Memory, Self::Handle)>;
 }
 
-/// Allocates on the heap.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Heap;
-
-impl Allocate for Heap {
-    type Handle = ();
-
-    fn allocate(self, length: usize) -> io::Result<(Memory, ())> {
-        Ok((Memory::allocate(length)?, ()))
-    }
-}
-
-/// The caller's own memory.
-impl Allocate for Memory {
-    type Handle = ();
-
-    fn allocate(self, length: usize) -> io::Result<(Memory, ())> {
-        if self.len() < length {
-            let message = format!("the buffer of {} bytes is too small for {length}", self.len());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
-        }
-        Ok((self, ()))
-    }
-}
-
-/// The heap, or the caller's own memory, chosen for each read of a batch.
-#[derive(Debug, Default)]
-pub enum Destination {
-    /// New memory on the heap.
-    #[default]
-    Heap,
-    /// Memory of the caller.
-    Memory(Memory),
-}
-
-impl Allocate for Destination {
+/// The caller's own memory, or new memory.
+impl Allocate for Option<Memory> {
     type Handle = ();
 
     fn allocate(self, length: usize) -> io::Result<(Memory, ())> {
         match self {
-            Self::Heap => Heap.allocate(length),
-            Self::Memory(memory) => memory.allocate(length),
+            None => Ok((Memory::allocate(length)?, ())),
+            Some(memory) if memory.len() < length => {
+                let message = format!("the buffer of {} bytes is too small for {length}", memory.len());
+                Err(io::Error::new(io::ErrorKind::InvalidInput, message))
+            }
+            Some(memory) => Ok((memory, ())),
         }
     }
 }

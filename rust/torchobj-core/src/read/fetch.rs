@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use super::response::{Expected, First};
 use super::{plan, verify};
-use crate::buffer::{Buffer, Dest, PendingBuffer};
+use crate::buffer::{Buffer, Dest, Memory, PendingBuffer};
 use crate::client::Client;
-use crate::engine::{Allocate, BatchRequest, Heap, Sink, permitted, try_run_all};
+use crate::engine::{Allocate, BatchRequest, Sink, permitted, try_run_all};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::manifest::ObjectInfo;
 use crate::policy::{Stall, until_stalled};
@@ -63,7 +63,7 @@ impl Client {
     /// # Errors
     /// Those of [`get_into`](Self::get_into).
     pub async fn get(self: &Arc<Self>, read: ReadRequest) -> Result<ReadResult> {
-        Ok(self.get_into(read, Heap).await?.0)
+        Ok(self.get_into(read, None::<Memory>).await?.0)
     }
 
     /// Reads an object or a range of it into memory from `allocator`, which is called once the length is known. Also
@@ -98,7 +98,8 @@ impl Client {
         }
         let suffix = matches!(ask, Some(ByteRange::Suffix(_)));
         let bytes = plan::response_bytes(ask.as_ref(), size);
-        let request = GetRequest { key: &key, range: ask, size, version: version.as_ref(), checksum: false };
+        let expected = Expected { size, version };
+        let request = expected.request(&key, ask);
         let first = match self.open_first(request.clone(), bytes).await {
             // Every range of an empty object is refused. A request without a range shows whether the object is empty.
             Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
@@ -110,14 +111,10 @@ impl Client {
             }
             first => first?,
         };
-        let size = first.result.size();
-        let version = match version {
-            Some(selected) if selected.is_selected() => Some(selected),
-            version => first.result.version().cloned().or(version),
-        };
+        let expected = expected.after(&*first.result);
+        let (size, version) = (first.result.size(), expected.version.clone());
         let answered = first.result.range();
         let want = if suffix { answered.start..size } else { want.start..want.end.min(size) };
-        let expected = Expected { size: Some(size), version: version.clone() };
         let checksum = match want == (0..size) && self.policy().verify_checksums {
             true => first.result.checksum(),
             false => None,
@@ -201,7 +198,7 @@ impl Client {
         })
     }
 
-    /// Receives each of `parts` into its sink, at max_parallel `max_parallel` in parallel; the first of them from `first`, if given.
+    /// Receives each of `parts` into its sink, at most `max_parallel` in parallel; the first of them from `first`, if given.
     /// Returns the filled sinks in the order of the parts.
     pub(crate) async fn receive_all<S: Sink>(
         self: &Arc<Self>,

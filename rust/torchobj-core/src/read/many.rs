@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::fetch::{ReadRequest, ReadResult};
+use crate::buffer::Memory;
 use crate::client::Client;
-use crate::engine::{BatchRequest, Destination, permitted, run_all, try_run_all};
+use crate::engine::{BatchRequest, permitted, run_all, try_run_all};
 use crate::error::Result;
 
 /// One object for [`get_many`].
@@ -14,14 +15,14 @@ pub struct ClientRead {
     pub client: Arc<Client>,
     /// The object and range.
     pub read: ReadRequest,
-    /// The memory for its bytes.
-    pub into: Destination,
+    /// The memory for its bytes; `None` for new memory.
+    pub into: Option<Memory>,
 }
 
 impl ClientRead {
     /// A read into new memory.
     pub fn new(client: Arc<Client>, read: ReadRequest) -> Self {
-        Self { client, read, into: Destination::Heap }
+        Self { client, read, into: None }
     }
 }
 

@@ -37,10 +37,7 @@ impl Client {
             let message = format!("requested bytes {span:?}, the object has {size}");
             return Err(self.store().error(ErrorKind::Range, Operation::Get, &key, &message));
         }
-        let version = match expected.version {
-            Some(selected) if selected.is_selected() => Some(selected),
-            version => first.result.version().cloned().or(version),
-        };
+        let expected = expected.after(&*first.result);
         let mut at = span.start;
         let (mut fragments, mut reads) = (VecDeque::with_capacity(ranges.len()), Vec::with_capacity(ranges.len()));
         for (index, (range, allocator)) in ranges.into_iter().enumerate() {
@@ -50,13 +47,12 @@ impl Client {
             fragments.push_back(FragmentSink { gap_bytes, index, dest });
             reads.push((pending, length, handle));
         }
-        let expected = Expected { size: Some(size), version: version.clone() };
         let mut sink = ScatterList::new(fragments, false, self.store().url(&key).into());
         self.receive(&key, span.clone(), &expected, &mut sink, Some(first)).await?;
         drop(sink);
         let finish = |(pending, length, handle): (crate::buffer::PendingBuffer, usize, A::Handle)| {
             let buffer = pending.finish(length).map_err(|_| self.bug(&span))?;
-            Ok((ReadResult { buffer, size, version: version.clone() }, handle))
+            Ok((ReadResult { buffer, size, version: expected.version.clone() }, handle))
         };
         reads.into_iter().map(finish).collect()
     }

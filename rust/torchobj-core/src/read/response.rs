@@ -21,6 +21,15 @@ impl Expected {
     pub(crate) fn request<'a>(&'a self, key: &'a str, range: Option<ByteRange>) -> GetRequest<'a> {
         GetRequest { key, range, size: self.size, version: self.version.as_ref(), checksum: false }
     }
+
+    /// What the other responses to the read must match after the first one, whose version replaces that of a listing.
+    pub(crate) fn after(self, first: &dyn GetResult) -> Self {
+        let version = match self.version {
+            Some(selected) if selected.is_selected() => Some(selected),
+            version => first.version().cloned().or(version),
+        };
+        Self { size: Some(first.size()), version }
+    }
 }
 
 /// A response whose body was not read yet, and the permit of its request.
@@ -33,16 +42,7 @@ pub(crate) struct First {
 impl Client {
     /// Opens a read, with retries.
     pub(crate) async fn open_first(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
-        let mut attempts = self.attempts();
-        loop {
-            match self.open_once(request.clone(), bytes).await {
-                Ok(first) => {
-                    attempts.succeeded();
-                    return Ok(first);
-                }
-                Err(error) => attempts.failed(error).await?,
-            }
-        }
+        self.retry(|| self.open_once(request.clone(), bytes)).await
     }
 
     /// One attempt to open a read of about `bytes` bytes.

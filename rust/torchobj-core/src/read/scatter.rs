@@ -133,8 +133,7 @@ impl ScatterRead {
             let range = parts.first().map(|part| ByteRange::Bounded(part.range()));
             let bytes = plan::response_bytes(range.as_ref(), None);
             let response = client.open_first(expected.request(&key, range), bytes).await?;
-            let result = &response.result;
-            expected = Expected { size: Some(result.size()), version: result.version().cloned() };
+            expected = expected.after(&*response.result);
             first = Some(response);
         }
         let mut sums = vec![Crc32::default(); if checksum { ranges.len() } else { 0 }];
