@@ -114,22 +114,15 @@ impl Client {
     ) -> Result<Version> {
         let mut session = Session::begin(self.clone(), key, options).await?;
         // Parts have the checksum that the store prefers, from which it may compute that of the object.
-        for (number, range) in (1..).zip(self.part_sizes().even(source.size())) {
-            let offset = range.start;
-            let payload = async {
+        for range in self.part_sizes().even(source.size()) {
+            let sent = async {
                 let length = range.end - range.start;
                 session.wait_for_capacity(length, self.policy().write_buffer_bytes.max(2 * length)).await?;
-                self.read_file(source, range, false, counters).await
+                session.send(self.read_file(source, range, false, counters).await?, length)
             };
-            match payload.await {
-                Ok(payload) => {
-                    let length = payload.len() as u64;
-                    session.send(number, offset, payload, length)?;
-                }
-                Err(error) => {
-                    session.abort().await;
-                    return Err(error);
-                }
+            if let Err(error) = sent.await {
+                session.abort().await;
+                return Err(error);
             }
         }
         if let Err(error) = in_place(|| source.check_unchanged()) {

@@ -47,8 +47,6 @@ pub struct Gather {
     /// Bytes in full parts, and their checksum.
     offset: u64,
     crc32: Crc32,
-    /// Number of parts passed to the session.
-    number: u32,
     session: Option<Session>,
 }
 
@@ -119,7 +117,6 @@ impl Gather {
             full: Vec::new(),
             offset: 0,
             crc32: Crc32::default(),
-            number: 0,
             session: None,
         })
     }
@@ -169,7 +166,8 @@ impl Gather {
 
     async fn add(&mut self, mut bytes: Bytes, record: Option<usize>) -> Result<()> {
         loop {
-            let number = self.number + u32::try_from(self.full.len()).unwrap_or(u32::MAX) + 1;
+            let next = self.session.as_ref().map_or(1, Session::next_number);
+            let number = next.saturating_add(u32::try_from(self.full.len()).unwrap_or(u32::MAX));
             let free_bytes = self.client.part_sizes().growing(number) - self.part.len;
             let bytes_now = bytes.split_to(bytes.len().min(usize::try_from(free_bytes).unwrap_or(usize::MAX)));
             match record {
@@ -210,13 +208,10 @@ impl Gather {
     }
 
     async fn send_full(&mut self, session: &mut Session) -> Result<()> {
-        let mut offset = self.offset - self.full.iter().map(|part| part.len).sum::<u64>();
         for part in mem::take(&mut self.full) {
-            let (len, held_bytes) = (part.len, if self.borrowed { part.len } else { part.packed_bytes });
+            let held_bytes = if self.borrowed { part.len } else { part.packed_bytes };
             session.wait_for_capacity(held_bytes, self.max_bytes).await?;
-            self.number += 1;
-            session.send(self.number, offset, Part::payload(vec![part]), held_bytes)?;
-            offset += len;
+            session.send(Part::payload(vec![part]), held_bytes)?;
         }
         Ok(())
     }

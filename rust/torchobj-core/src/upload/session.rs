@@ -38,6 +38,9 @@ pub(crate) struct Session {
     client: Arc<Client>,
     upload: Arc<Upload>,
     sending: Arc<Batch<SendPart>>,
+    /// Number of parts that were passed to `send`, and their bytes.
+    sent: u32,
+    offset: u64,
     held_bytes: u64,
     receipts: Vec<PartReceipt>,
     /// Whether the upload needs no abort: it was committed or aborted, or its commit may still be running.
@@ -53,18 +56,26 @@ impl Session {
         let sequential = upload.sequential;
         let limit = move || if sequential { 1 } else { (permits.read_ahead_limit() / 2).max(2) };
         let sending = Arc::new(Batch::new(limit, true));
-        Ok(Self { client, upload, sending, held_bytes: 0, receipts: Vec::new(), ended: false })
+        Ok(Self { client, upload, sending, sent: 0, offset: 0, held_bytes: 0, receipts: Vec::new(), ended: false })
     }
 
-    /// Starts to send a part. `held_bytes` is the memory held for it besides the caller's own.
-    pub(crate) fn send(&mut self, number: u32, offset: u64, payload: Payload, held_bytes: u64) -> Result<()> {
+    /// Number of the next part, from 1.
+    pub(crate) fn next_number(&self) -> u32 {
+        self.sent + 1
+    }
+
+    /// Starts to send the next part. `held_bytes` is the memory held for it besides the caller's own.
+    pub(crate) fn send(&mut self, payload: Payload, held_bytes: u64) -> Result<()> {
         let max_parts = self.client.part_sizes().max_parts;
-        if number > max_parts {
+        if self.sent >= max_parts {
             let message = format!("more than {max_parts} parts: set a larger part_bytes");
             return Err(self.error(ErrorKind::InvalidRequest, &message));
         }
-        self.held_bytes += held_bytes;
         let (client, upload) = (self.client.clone(), self.upload.clone());
+        let (number, offset) = (self.next_number(), self.offset);
+        self.sent = number;
+        self.offset += payload.len() as u64;
+        self.held_bytes += held_bytes;
         self.sending.push(SendPart { client, upload, number, offset, payload, held_bytes });
         Ok(())
     }
@@ -239,6 +250,30 @@ async fn try_abort(client: &Client, upload: &Upload) -> std::result::Result<(), 
 }
 
 impl Client {
+    /// Makes one attempt to send an object, or a part of it, by `call`: within the rate limit, with a permit and an idle timeout.
+    pub(super) async fn send<T>(
+        &self,
+        key: &str,
+        part: Option<u32>,
+        payload: &Payload,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        self.wait_for_rate(payload).await;
+        let mut permit = self.permit().await;
+        let limit = self.policy().first_byte_timeout.max(self.policy().idle_timeout);
+        let Some(sent) = with_idle_timeout(limit, call).await else {
+            let (operation, part) = match part {
+                None => (Operation::Put, String::new()),
+                Some(number) => (Operation::PutPart, format!(" of part {number}")),
+            };
+            return Err(self.timed_out(operation, key, &format!("no progress{part} for {} s", limit.as_secs_f64())));
+        };
+        if sent.is_ok() {
+            permit.transferred(payload.len() as u64, Instant::now());
+        }
+        sent
+    }
+
     /// Whether an upload failed because the store has lost its session, so that it can begin again. A store whose uploads are
     /// sessions that it lists has lost none: somebody aborted the upload.
     pub(crate) fn lost_session(&self, uploaded: &Result<Version>) -> bool {
@@ -275,26 +310,16 @@ impl BatchRequest for SendPart {
 
     async fn run(self) -> Result<SentPart> {
         let Self { client, upload, number, offset, payload, held_bytes } = self;
-        let limit = client.policy().first_byte_timeout.max(client.policy().idle_timeout);
         let mut attempts = client.attempts();
         loop {
-            client.wait_for_rate(&payload).await;
-            let mut permit = client.permit().await;
-            let error = match with_idle_timeout(limit, client.store().put_part(&upload, number, offset, &payload)).await
-            {
-                Some(Ok(receipt)) => {
-                    permit.transferred(payload.len() as u64, Instant::now());
+            let call = client.store().put_part(&upload, number, offset, &payload);
+            match client.send(&upload.key, Some(number), &payload, call).await {
+                Ok(receipt) => {
                     attempts.succeeded();
                     return Ok((receipt, held_bytes));
                 }
-                Some(Err(error)) => error,
-                None => {
-                    let message = format!("no progress of part {number} for {} s", limit.as_secs_f64());
-                    client.timed_out(Operation::PutPart, &upload.key, &message)
-                }
-            };
-            drop(permit);
-            attempts.failed(check_unchanged(error, &payload)?).await?;
+                Err(error) => attempts.failed(check_unchanged(error, &payload)?).await?,
+            }
         }
     }
 }

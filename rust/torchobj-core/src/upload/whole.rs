@@ -3,13 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use super::plan::PartSizes;
 use super::session::{Session, check_unchanged};
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
-use crate::policy::with_idle_timeout;
 use crate::read::ReadRequest;
 use crate::types::{Payload, PutOptions, Version};
 
@@ -42,19 +39,13 @@ impl Client {
         self.store().check_key(Operation::Put, key)?;
         let mut attempts = self.attempts();
         loop {
-            self.wait_for_rate(payload).await;
-            let mut permit = self.permit().await;
-            let limit = self.policy().first_byte_timeout.max(self.policy().idle_timeout);
-            let error = match with_idle_timeout(limit, self.store().put(key, payload, options)).await {
-                Some(Ok(version)) => {
-                    permit.transferred(payload.len() as u64, Instant::now());
+            let error = match self.send(key, None, payload, self.store().put(key, payload, options)).await {
+                Ok(version) => {
                     attempts.succeeded();
                     return Ok(version);
                 }
-                Some(Err(error)) => error,
-                None => self.timed_out(Operation::Put, key, &format!("no progress for {} s", limit.as_secs_f64())),
+                Err(error) => error,
             };
-            drop(permit);
             if error.kind() == ErrorKind::Precondition
                 && attempts.outcome_unknown()
                 && let Some(version) = self.holds(key, payload).await?
@@ -93,9 +84,9 @@ impl Client {
 
     async fn put_parts(self: &Arc<Self>, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
         let mut session = Session::begin(self.clone(), key, options).await?;
-        for (number, range) in (1..).zip(self.part_sizes().even(payload.len() as u64)) {
+        for range in self.part_sizes().even(payload.len() as u64) {
             session.wait_for_capacity(0, 0).await?;
-            session.send(number, range.start, slice(payload, range), 0)?;
+            session.send(slice(payload, range), 0)?;
         }
         session.commit(&options.condition).await
     }

@@ -20,10 +20,8 @@ pub struct Writer {
     options: PutOptions,
     /// The part that is being filled.
     part: Option<(PendingBuffer, Dest)>,
-    /// Number of the part that is being filled, from 1.
-    number: u32,
-    /// Bytes in parts that were passed to the session.
-    offset: u64,
+    /// Number of bytes written so far.
+    position: u64,
     session: Option<Session>,
 }
 
@@ -35,12 +33,12 @@ impl Writer {
     pub fn new(client: Arc<Client>, key: &str, options: PutOptions) -> Result<Self> {
         client.store().check_key(Operation::Put, key)?;
         client.check_condition(Operation::Put, key, &options.condition)?;
-        Ok(Self { client, key: key.to_owned(), options, part: None, number: 0, offset: 0, session: None })
+        Ok(Self { client, key: key.to_owned(), options, part: None, position: 0, session: None })
     }
 
     /// Number of bytes written so far.
     pub fn position(&self) -> u64 {
-        self.offset + self.part.as_ref().map_or(0, |(_, dest)| dest.filled() as u64)
+        self.position
     }
 
     /// Copies as many bytes as fit into the current part. Returns their number. If it is less than `bytes.len()`, the part
@@ -50,8 +48,8 @@ impl Writer {
     /// `Io` if the memory for another part cannot be allocated.
     pub fn fill(&mut self, bytes: &[u8]) -> Result<usize> {
         if self.part.is_none() {
-            self.number += 1;
-            let part_bytes = self.client.part_sizes().growing(self.number);
+            let number = self.session.as_ref().map_or(1, Session::next_number);
+            let part_bytes = self.client.part_sizes().growing(number);
             let part_bytes = usize::try_from(part_bytes).expect("a part fits the address space");
             let memory = Memory::allocate(part_bytes).map_err(|source| {
                 let message = format!("cannot allocate {part_bytes} bytes for a part");
@@ -60,7 +58,9 @@ impl Writer {
             self.part = Some(PendingBuffer::new(memory));
         }
         let (_, dest) = self.part.as_mut().expect("filled in just above");
-        Ok(dest.fill(bytes))
+        let filled = dest.fill(bytes);
+        self.position += filled as u64;
+        Ok(filled)
     }
 
     /// Starts to send the current part, and waits until the parts in flight leave enough memory for the next one.
@@ -84,9 +84,8 @@ impl Writer {
             None => self.session.insert(Session::begin(self.client.clone(), &self.key, &self.options).await?),
         };
         let size = payload.len() as u64;
-        session.send(self.number, self.offset, payload, size)?;
-        self.offset += size;
-        let next = self.client.part_sizes().growing(self.number + 1);
+        session.send(payload, size)?;
+        let next = self.client.part_sizes().growing(session.next_number());
         session.wait_for_capacity(next, self.client.policy().write_buffer_bytes.max(2 * next)).await
     }
 
