@@ -137,7 +137,7 @@ impl Client {
 
     /// The attempts of a request that is about to begin.
     pub fn attempts(&self) -> Attempts<'_> {
-        Attempts::new(&self.policy, &self.quota).recorded_in(&self.permits, &self.metrics)
+        Attempts::new(&self.policy, &self.quota, &self.permits, &self.metrics)
     }
 
     /// An error of kind `Timeout`.

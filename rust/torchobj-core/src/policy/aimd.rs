@@ -107,7 +107,7 @@ impl Step {
 }
 
 /// A limit on concurrent requests that adapts. All times are durations since its creation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Aimd {
     limit: usize,
     start: usize,
@@ -146,20 +146,9 @@ impl Aimd {
             start: start.clamp(1, cap),
             cap,
             starting: true,
-            total: Sample::default(),
-            total_since: Duration::ZERO,
-            second: Sample::default(),
-            second_since: Duration::ZERO,
-            updated_at: Duration::ZERO,
-            step: None,
-            down: false,
             hold: HOLD,
-            hold_until: Duration::ZERO,
-            small_steps: None,
-            decreased: None,
-            restore_to: None,
-            ignore_until: Duration::ZERO,
             ignore_for: HOLD,
+            ..Self::default()
         }
     }
 
@@ -271,7 +260,6 @@ impl Aimd {
             self.limit = to;
         } else {
             // At the cap: the next step tests whether a lower limit has the same throughput.
-            self.starting = false;
             self.starting = false;
             self.down = true;
             self.hold_until = now + self.hold;

@@ -30,8 +30,9 @@ const PROGRESS_BYTES: usize = 256 << 10;
 pub struct Attempts<'a> {
     policy: &'a Policy,
     quota: &'a Quota,
-    /// Where failures are recorded.
-    recorders: Option<(&'a ConcurrencyLimit, &'a Metrics)>,
+    /// Failures are recorded in these.
+    permits: &'a ConcurrencyLimit,
+    metrics: &'a Metrics,
     started: Instant,
     /// No attempt begins later than this after `started`.
     limit: Duration,
@@ -49,11 +50,12 @@ pub struct Attempts<'a> {
 
 impl<'a> Attempts<'a> {
     /// The attempts of a request that is about to begin.
-    pub fn new(policy: &'a Policy, quota: &'a Quota) -> Self {
+    pub fn new(policy: &'a Policy, quota: &'a Quota, permits: &'a ConcurrencyLimit, metrics: &'a Metrics) -> Self {
         Self {
             policy,
             quota,
-            recorders: None,
+            permits,
+            metrics,
             started: Instant::now(),
             limit: policy.retry_timeout,
             total: 0,
@@ -64,12 +66,6 @@ impl<'a> Attempts<'a> {
             progress_bytes: 0,
             outcome_unknown: false,
         }
-    }
-
-    /// Records failures in `permits` and `metrics`.
-    #[must_use]
-    pub fn recorded_in(self, permits: &'a ConcurrencyLimit, metrics: &'a Metrics) -> Self {
-        Self { recorders: Some((permits, metrics)), ..self }
     }
 
     /// Replaces `retry_timeout` by `limit`.
@@ -110,10 +106,8 @@ impl<'a> Attempts<'a> {
     /// `error` with the number of attempts, if the request is not retried.
     pub async fn failed(&mut self, error: Error) -> Result<()> {
         self.total += 1;
-        if let Some((permits, metrics)) = self.recorders {
-            permits.failed(error.kind());
-            metrics.failed(error.kind());
-        }
+        self.permits.failed(error.kind());
+        self.metrics.failed(error.kind());
         if error.status().is_some() {
             self.quota.record_response();
         }
@@ -126,7 +120,7 @@ impl<'a> Attempts<'a> {
             Retry::Never => return Err(self.last(error)),
             Retry::Now => {
                 self.free += 1;
-                self.retried();
+                self.metrics.retried();
                 return Ok(());
             }
             Retry::Later | Retry::Throttled => {}
@@ -157,16 +151,10 @@ impl<'a> Attempts<'a> {
         let warns = self.counted + self.throttled >= 3 && self.quota.may_warn();
         let level = if warns { log::Level::Warn } else { log::Level::Debug };
         log::log!(level, "retrying in {wait:.1?}: {}", error.with_attempts(self.total, self.started.elapsed()));
-        self.retried();
-        let _backing_off = self.recorders.map(|(permits, _)| permits.back_off());
+        self.metrics.retried();
+        let _backing_off = self.permits.back_off();
         sleep(wait).await;
         Ok(())
-    }
-
-    fn retried(&self) {
-        if let Some((_, metrics)) = self.recorders {
-            metrics.retried();
-        }
     }
 
     fn last(&self, error: Error) -> Error {
@@ -206,10 +194,15 @@ mod tests {
         Error::new(kind, Operation::Get, "s3://b/k", "")
     }
 
+    fn attempts<'a>(policy: &'a Policy, quota: &'a Quota) -> Attempts<'a> {
+        let permits = &**Box::leak(Box::new(ConcurrencyLimit::new(1, None)));
+        Attempts::new(policy, quota, permits, Box::leak(Box::default()))
+    }
+
     async fn attempts_until_error(policy: &Policy, kind: ErrorKind) -> (u32, Duration) {
         let (quota, permits, metrics) = (Quota::new(100), ConcurrencyLimit::new(1, None), Metrics::default());
         let started = Instant::now();
-        let mut attempts = Attempts::new(policy, &quota).recorded_in(&permits, &metrics);
+        let mut attempts = Attempts::new(policy, &quota, &permits, &metrics);
         loop {
             if let Err(last) = attempts.failed(error(kind)).await {
                 assert_eq!(metrics.snapshot().retries, u64::from(last.attempts()) - 1);
@@ -232,7 +225,7 @@ mod tests {
         let quota = Quota::new(1);
         while quota.take() {}
         for retry_after in [None, Some(Duration::from_secs(1)), Some(Duration::ZERO)] {
-            let (mut attempts, started) = (Attempts::new(&policy, &quota), Instant::now());
+            let (mut attempts, started) = (attempts(&policy, &quota), Instant::now());
             let throttled = || error(ErrorKind::Throttled).with_retry_after(retry_after);
             let last = loop {
                 if let Err(last) = attempts.failed(throttled()).await {
@@ -247,7 +240,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn throttled_responses_between_failures_take_none_of_their_attempts() {
         let (policy, quota) = (Policy { max_attempts: 3, ..Policy::default() }, Quota::new(100));
-        let mut attempts = Attempts::new(&policy, &quota);
+        let mut attempts = attempts(&policy, &quota);
         for _ in 0..2 {
             for _ in 0..3 {
                 attempts.failed(error(ErrorKind::Throttled)).await.unwrap();
@@ -266,7 +259,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_fails_at_once_if_retry_after_exceeds_the_retry_timeout() {
         let (policy, quota) = (Policy::default(), Quota::new(100));
-        let (mut attempts, started) = (Attempts::new(&policy, &quota), Instant::now());
+        let (mut attempts, started) = (attempts(&policy, &quota), Instant::now());
         let throttled = error(ErrorKind::Throttled).with_retry_after(Some(Duration::from_secs(3600)));
         assert!(attempts.failed(throttled).await.is_err());
         assert_eq!(started.elapsed(), Duration::ZERO);
@@ -276,7 +269,7 @@ mod tests {
     async fn requests_that_succeed_at_the_third_attempt_never_empty_the_quota() {
         let (policy, quota) = (Policy::default(), Quota::new(1));
         for _ in 0..10_000 {
-            let mut attempts = Attempts::new(&policy, &quota);
+            let mut attempts = attempts(&policy, &quota);
             for _ in 0..2 {
                 attempts.failed(error(ErrorKind::Server)).await.unwrap();
             }
@@ -299,7 +292,7 @@ mod tests {
                 quota.record_response();
             }
             let started = Instant::now();
-            let mut attempts = Attempts::new(&policy, &quota);
+            let mut attempts = attempts(&policy, &quota);
             while attempts.failed(error(ErrorKind::Connect)).await.is_ok() {}
             assert_eq!(started.elapsed() > FIRST_CONNECT_TIMEOUT, answered, "{:?}", started.elapsed());
         }
@@ -309,7 +302,7 @@ mod tests {
     async fn received_bytes_restart_the_number_of_attempts() {
         let policy = Policy { max_attempts: 3, ..Policy::default() };
         let quota = Quota::new(100);
-        let mut attempts = Attempts::new(&policy, &quota);
+        let mut attempts = attempts(&policy, &quota);
         for _ in 0..50 {
             attempts.progressed(PROGRESS_BYTES / 2);
             attempts.failed(error(ErrorKind::Reset)).await.unwrap();
