@@ -13,21 +13,25 @@ const MAX_EXTENSIONS: u32 = 64;
 /// Maximum size of a name. Names become keys of samples, so those of a batch are in memory at a time.
 const MAX_NAME_BYTES: usize = 64 << 10;
 
-/// What the headers describe. The name is in [`Headers::name`].
+/// What the headers describe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parsed {
-    Member {
-        /// Offset of its first header.
-        begin: u64,
-        /// Size of its body; 0 if none follows.
-        size: u64,
-        /// Size of its body with the padding.
-        padded: u64,
-        /// Whether it is a file.
-        regular: bool,
-    },
+    Member(ParsedMember),
     /// The block of zeros after the last member.
     End,
+}
+
+/// A member. Its name is in [`Headers::name`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ParsedMember {
+    /// Offset of its first header.
+    pub(super) begin: u64,
+    /// Size of its body; 0 if none follows.
+    pub(super) size: u64,
+    /// Size of its body with the padding.
+    pub(super) padded: u64,
+    /// Whether it is a file.
+    pub(super) regular: bool,
 }
 
 /// Parses headers.
@@ -207,7 +211,7 @@ impl Headers {
         })?;
         let begin = std::mem::replace(&mut self.begin, end);
         (self.extensions, self.extension_bytes) = (0, 0);
-        Ok(Some(Parsed::Member { begin, size, padded, regular: header.kind == Kind::Regular }))
+        Ok(Some(Parsed::Member(ParsedMember { begin, size, padded, regular: header.kind == Kind::Regular })))
     }
 
     fn begin_extension(&mut self, kind: Kind, size: u64, start: u64) -> Result<(), TarError> {

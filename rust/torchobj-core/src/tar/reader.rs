@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::decompress::{Compression, Decompressor};
 use super::group::{Group, Sample, split};
-use super::member::{Headers, Parsed};
+use super::member::{Headers, Parsed, ParsedMember};
 use super::{TarError, shown};
 use crate::buffer::{Buffer, Dest, Memory, PendingBuffer, SharedBuffer};
 
@@ -194,11 +194,7 @@ impl Archive {
                             samples.extend(self.group.finish());
                             self.state = ReaderState::Ended;
                         }
-                        Some(Parsed::Member { begin, size, padded, regular }) => {
-                            let end = self.headers.offset() + padded;
-                            self.headers.skip(padded);
-                            at = self.member(shared, at, begin, size, end, regular, samples)?;
-                        }
+                        Some(Parsed::Member(member)) => at = self.member(shared, at, member, samples)?,
                     }
                 }
             }
@@ -207,19 +203,18 @@ impl Archive {
     }
 
     /// Begins a member whose body begins at `at` of the pushed bytes. Returns the position after what was used.
-    #[expect(clippy::too_many_arguments, reason = "the fields of a parsed header")]
     fn member(
         &mut self,
         shared: &SharedBuffer,
         at: usize,
-        begin: u64,
-        size: u64,
-        end: u64,
-        regular: bool,
+        member: ParsedMember,
         samples: &mut Vec<Sample<Buffer>>,
     ) -> Result<usize, TarError> {
+        let ParsedMember { begin, size, padded, regular } = member;
+        let data = self.headers.offset();
+        let end = data + padded;
+        self.headers.skip(padded);
         let name = self.headers.name();
-        let padded = size.next_multiple_of(512);
         let Some(dot) = split(name).filter(|_| regular) else {
             if padded > 0 {
                 self.state = ReaderState::Skip(padded);
@@ -229,7 +224,6 @@ impl Archive {
         samples.extend(self.group.open(&name[..dot], begin));
         let available = (shared.as_slice().len() - at) as u64;
         if size > available {
-            let data = end - padded;
             let body = MemberBody { extension: name[dot + 1..].to_vec(), data, size, left: size, end, partial: None };
             self.state = ReaderState::MemberBody(body);
             return Ok(at);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::group::{Group, Sample, split};
-use super::member::{Headers, Parsed};
+use super::member::{Headers, Parsed, ParsedMember};
 use super::{TarError, shown};
 
 /// Size of the first range, and of those after large bodies: a header, and often the small members that follow.
@@ -113,7 +113,7 @@ impl Walk {
         match parsed {
             None => Ok(0),
             Some(Parsed::End) => self.end(Ok(())).map(|()| 0),
-            Some(Parsed::Member { begin, size, padded, regular }) => {
+            Some(Parsed::Member(ParsedMember { begin, size, padded, regular })) => {
                 let offset = self.headers.offset();
                 let end = offset + padded;
                 let name = self.headers.name();
