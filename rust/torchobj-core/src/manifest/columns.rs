@@ -31,7 +31,7 @@ impl Manifest {
         let mut columns = Columns::default();
         write_offset(&mut columns.key_offsets, 0)?;
         write_offset(&mut columns.version_offsets, 0)?;
-        let mut rows = self.rows(range.start);
+        let mut rows = self.packed.rows(range.start);
         for _ in range {
             let (row, key) = rows.as_mut().and_then(Rows::next_with_key)?;
             columns.bases.extend_from_slice(&i32::try_from(row.base).ok()?.to_le_bytes());

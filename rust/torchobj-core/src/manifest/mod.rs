@@ -129,7 +129,7 @@ impl Manifest {
 
     /// Number of objects.
     pub fn len(&self) -> usize {
-        self.packed.len()
+        self.packed.len
     }
 
     /// Returns whether there are no objects.
@@ -151,7 +151,7 @@ impl Manifest {
     pub fn get(&self, index: usize) -> Option<ObjectInfo<'_>> {
         let mut rows = self.packed.rows(index)?;
         let row = rows.next()?;
-        self.object(&row, rows.into_key())
+        self.object(&row, rows.key)
     }
 
     /// Returns the size of object `index`, if known.
@@ -165,12 +165,8 @@ impl Manifest {
         std::iter::from_fn(move || {
             let rows = rows.as_mut()?;
             let row = rows.next()?;
-            self.object(&row, rows.key().to_vec())
+            self.object(&row, rows.key.clone())
         })
-    }
-
-    fn rows(&self, begin: usize) -> Option<Rows<'_>> {
-        self.packed.rows(begin)
     }
 
     fn object(&self, row: &Row<'_>, key: Vec<u8>) -> Option<ObjectInfo<'_>> {
@@ -206,7 +202,7 @@ impl Manifest {
             out.push(b'\n');
         }
         out.push(b'\n');
-        let mut rows = self.rows(0);
+        let mut rows = self.packed.rows(0);
         let mut record = Vec::new();
         while let Some((row, key)) = rows.as_mut().and_then(Rows::next_with_key) {
             record.clear();

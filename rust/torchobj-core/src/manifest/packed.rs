@@ -14,7 +14,6 @@
 //! file := magic  number of objects  start of each block  records
 //! ```
 
-use std::fmt;
 #[cfg(target_os = "linux")]
 use std::{
     fs::File,
@@ -53,7 +52,7 @@ pub(super) struct Row<'a> {
 /// The records of a manifest.
 #[derive(Clone, Default)]
 pub(super) struct Packed {
-    len: usize,
+    pub(super) len: usize,
     last_key: Vec<u8>,
     place: Place,
 }
@@ -79,12 +78,6 @@ impl PartialEq for Packed {
     fn eq(&self, other: &Self) -> bool {
         // Equal objects have equal records.
         self.len == other.len && self.records() == other.records()
-    }
-}
-
-impl fmt::Debug for Packed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Packed({} records)", self.len)
     }
 }
 
@@ -121,7 +114,7 @@ impl Packed {
             self.last_key =
                 self.len.checked_sub(1).and_then(|last| self.rows(last)).map_or_else(Vec::new, |mut rows| {
                     rows.next();
-                    rows.into_key()
+                    rows.key
                 });
         }
     }
@@ -131,10 +124,6 @@ impl Packed {
             starts.shrink_to_fit();
             records.shrink_to_fit();
         }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -196,7 +185,8 @@ pub(super) struct Rows<'a> {
     rest: &'a [u8],
     index: usize,
     len: usize,
-    key: Vec<u8>,
+    /// The key of the last record.
+    pub(super) key: Vec<u8>,
 }
 
 /// A record, with the bytes of its key that differ from the key before it.
@@ -207,7 +197,7 @@ struct Fields<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// The next record; its key is [`key`](Self::key).
+    /// The next record; its key is `key`.
     pub(super) fn next(&mut self) -> Option<Row<'a>> {
         let Fields { row, shared, suffix } = self.next_fields()?;
         if shared > self.key.len() {
@@ -240,16 +230,6 @@ impl<'a> Rows<'a> {
         self.index += 1;
         let row = Row { base: base_and_tag / VERSION_TAGS, size: size.checked_sub(1), version };
         Some(Fields { row, shared: usize::try_from(shared).ok()?, suffix })
-    }
-
-    /// The key of the last record.
-    pub(super) fn key(&self) -> &[u8] {
-        &self.key
-    }
-
-    /// The key of the last record.
-    pub(super) fn into_key(self) -> Vec<u8> {
-        self.key
     }
 }
 

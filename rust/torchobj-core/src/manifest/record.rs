@@ -47,8 +47,8 @@ pub(crate) fn read_version(bytes: &[u8]) -> Option<(Option<Version>, &[u8])> {
 #[derive(Clone, Copy)]
 pub(super) enum PackedVersion<'a> {
     Unknown,
-    Md5([u8; 16]),
-    Parts([u8; 16], u64),
+    /// An ETag of S3, with its number of parts.
+    Md5([u8; 16], Option<u64>),
     Text(&'a str),
 }
 
@@ -56,8 +56,7 @@ impl<'a> PackedVersion<'a> {
     pub(super) fn of(version: Option<&'a Version>) -> Self {
         let Some(text) = version.map(Version::as_str) else { return Self::Unknown };
         match parse_md5(text) {
-            Some((md5, None)) => Self::Md5(md5),
-            Some((md5, Some(parts))) => Self::Parts(md5, parts),
+            Some((md5, parts)) => Self::Md5(md5, parts),
             None => Self::Text(text),
         }
     }
@@ -65,8 +64,8 @@ impl<'a> PackedVersion<'a> {
     pub(super) fn tag(&self) -> u8 {
         match self {
             Self::Unknown => 0,
-            Self::Md5(_) => 1,
-            Self::Parts(..) => 2,
+            Self::Md5(_, None) => 1,
+            Self::Md5(_, Some(_)) => 2,
             Self::Text(_) => 3,
         }
     }
@@ -75,10 +74,9 @@ impl<'a> PackedVersion<'a> {
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         match self {
             Self::Unknown => {}
-            Self::Md5(md5) => out.extend_from_slice(md5),
-            Self::Parts(md5, parts) => {
+            Self::Md5(md5, parts) => {
                 out.extend_from_slice(md5);
-                write_number(out, *parts);
+                parts.iter().for_each(|parts| write_number(out, *parts));
             }
             Self::Text(text) => {
                 write_number(out, text.len() as u64);
@@ -93,12 +91,12 @@ impl<'a> PackedVersion<'a> {
             0 => Some((Self::Unknown, bytes)),
             1 => {
                 let (md5, rest) = bytes.split_first_chunk()?;
-                Some((Self::Md5(*md5), rest))
+                Some((Self::Md5(*md5, None), rest))
             }
             2 => {
                 let (md5, rest) = bytes.split_first_chunk()?;
                 let (parts, rest) = read_number(rest)?;
-                Some((Self::Parts(*md5, parts), rest))
+                Some((Self::Md5(*md5, Some(parts)), rest))
             }
             3 => {
                 let (length, bytes) = read_number(bytes)?;
@@ -112,8 +110,7 @@ impl<'a> PackedVersion<'a> {
     pub(super) fn unpack(&self) -> Option<Version> {
         match self {
             Self::Unknown => None,
-            Self::Md5(md5) => Some(Version::new(format_md5(md5, None))),
-            Self::Parts(md5, parts) => Some(Version::new(format_md5(md5, Some(*parts)))),
+            Self::Md5(md5, parts) => Some(Version::new(format_md5(md5, *parts))),
             Self::Text(text) => Some(Version::new(*text)),
         }
     }
