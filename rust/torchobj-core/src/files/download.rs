@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, checksum_combine};
@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 
 use super::counters::Counters;
 use super::folder::Folder;
-use super::journal::Journal;
+use super::journal::{Journal, Recorded};
 use super::local::{error_of, in_place};
 use super::mtime::Mtime;
 use super::sink::{FileSink, PartFile};
@@ -24,8 +24,8 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::{Expected, First, crc_of, difference, part_bytes, parts};
 use crate::types::{ByteRange, GetRequest, ObjectChecksum, Version};
 
-/// The checksum of the parts of an object without a CRC.
-const OWN_CRC: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
+/// The checksum by which a journal identifies the parts of an object without a CRC.
+const JOURNAL_CRC: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
 /// Maximum number of parts of a file that are received at the same time, each with a block of 1 MiB in memory.
 const MAX_PARTS: usize = 64;
@@ -58,7 +58,7 @@ struct LocalFile {
     folder: Arc<OwnedFd>,
     name: String,
     /// For messages.
-    path: std::path::PathBuf,
+    path: PathBuf,
 }
 
 impl Client {
@@ -180,14 +180,13 @@ impl Client {
         target: &LocalFile,
         counters: &Arc<Counters>,
     ) -> Result<()> {
-        let size = object.size;
+        let (size, failed) = (object.size, |error| target.failed(error));
         let own_part_bytes = match (&object.first, size < self.policy().whole_below_bytes) {
             (Some(first), _) => first.result.range().end,
             (None, true) => size,
             (None, false) => part_bytes(self.policy(), size),
         };
-        let opened = in_place(|| Temporary::open(&target.folder, &target.name));
-        let mut temporary = opened.map_err(|error| target.failed(error))?;
+        let mut temporary = in_place(|| Temporary::open(&target.folder, &target.name)).map_err(failed)?;
         let url = self.store().url(&key);
         // First of all: the lists of parts are as long as the size demands.
         let max_bytes = self.store().capabilities().max_object_bytes;
@@ -195,7 +194,7 @@ impl Client {
             let message = format!("the object has {size} bytes, the store allows {max_bytes}");
             return Err(Error::new(ErrorKind::Protocol, Operation::Get, url, message));
         }
-        let missing = in_place(|| temporary.missing_bytes(size)).map_err(|error| target.failed(error))?;
+        let missing = in_place(|| temporary.missing_bytes(size)).map_err(failed)?;
         if missing > 0 {
             let message =
                 format!("no space for the file: it has {size} bytes, the file system lacks {missing} of them");
@@ -207,28 +206,20 @@ impl Client {
         let prepared = in_place(|| {
             let Some(version) = object.version.as_ref().filter(|_| journaled) else {
                 temporary.file().set_len(0)?;
-                return Ok(None);
+                return Ok((None, Recorded::new(size, own_part_bytes.max(1))));
             };
             let identity = format!("{url}\n{version:?}\n{:?}", object.checksum);
-            Journal::open(temporary.file(), &identity, size, own_part_bytes).map(Some)
+            let (journal, recorded) = Journal::open(temporary.file(), &identity, size, own_part_bytes)?;
+            Ok((Some(journal), recorded))
         });
-        let (journal, recorded) = prepared.map_err(|error| target.failed(error))?.unzip();
-        let algorithm = crc.map_or(OWN_CRC, |(algorithm, _)| algorithm);
-        let (part_bytes, mut sums) = match recorded {
-            Some(recorded) => (recorded.part_bytes, recorded.parts),
-            None => (
-                own_part_bytes.max(1),
-                vec![None; usize::try_from(size.div_ceil(own_part_bytes.max(1))).expect("the parts are in memory")],
-            ),
-        };
+        let (journal, Recorded { part_bytes, parts: mut sums }) = prepared.map_err(failed)?;
+        let algorithm = crc.map_or(JOURNAL_CRC, |(algorithm, _)| algorithm);
         if sums.is_empty() {
             sums.push(None);
         }
         for (sum, range) in sums.iter_mut().zip(parts(0..size, part_bytes)) {
             if let Some(value) = *sum
-                && !same::has_crc(temporary.file(), range, algorithm, value)
-                    .await
-                    .map_err(|error| target.failed(error))?
+                && !same::has_crc(temporary.file(), range, algorithm, value).await.map_err(failed)?
             {
                 *sum = None;
             }
@@ -244,19 +235,16 @@ impl Client {
             writing: Mutex::default(),
         });
         let received = self.receive_missing(key.into(), &mut object, &part_file, part_bytes, &mut sums).await;
-        let received = received.and_then(|()| match crc {
-            None => Ok(()),
-            Some((algorithm, expected)) => {
-                let lengths = parts(0..size, part_bytes).map(|range| range.end - range.start);
-                let sums = sums.iter().map(|sum| sum.unwrap_or_default());
-                let whole = sums.zip(lengths).reduce(|(whole, length), (sum, next)| {
-                    (checksum_combine(algorithm, whole, sum, next), length + next)
-                });
-                let found = whole.map_or(0, |(sum, _)| sum);
-                match difference(algorithm, expected, found) {
-                    None => Ok(()),
-                    Some(message) => Err(Error::new(ErrorKind::Integrity, Operation::Get, &*part_file.url, message)),
-                }
+        let received = received.and_then(|()| {
+            let Some((algorithm, expected)) = crc else { return Ok(()) };
+            let lengths = parts(0..size, part_bytes).map(|range| range.end - range.start);
+            let sums = sums.iter().map(|sum| sum.unwrap_or_default());
+            let whole = sums
+                .zip(lengths)
+                .reduce(|(whole, length), (sum, next)| (checksum_combine(algorithm, whole, sum, next), length + next));
+            match difference(algorithm, expected, whole.map_or(0, |(sum, _)| sum)) {
+                None => Ok(()),
+                Some(message) => Err(Error::new(ErrorKind::Integrity, Operation::Get, &*part_file.url, message)),
             }
         });
         if let Err(error) = received {
@@ -267,7 +255,7 @@ impl Client {
             temporary.file().set_len(size)?;
             temporary.publish(&target.name, object.mtime)
         });
-        published.map_err(|error| target.failed(error))
+        published.map_err(failed)
     }
 
     /// Receives the parts whose checksum is not known yet, and completes `sums`.
@@ -312,24 +300,13 @@ impl Client {
 
 /// Removes the temporary file after an error that would occur again. Adds what a full file system lacks.
 fn abandon(error: Error, temporary: &mut Temporary, size: u64) -> Error {
-    let transient = matches!(
-        error.kind(),
-        ErrorKind::Throttled
-            | ErrorKind::Server
-            | ErrorKind::Connect
-            | ErrorKind::Reset
-            | ErrorKind::Stale
-            | ErrorKind::Timeout
-            | ErrorKind::ShortBody
-            | ErrorKind::Protocol
-            | ErrorKind::Cancelled
-    );
-    if transient {
+    let kind = error.kind();
+    if kind.outcome_unknown() || matches!(kind, ErrorKind::Throttled | ErrorKind::Connect | ErrorKind::Cancelled) {
         return error;
     }
     let missing = temporary.missing_bytes(size).unwrap_or(0);
     temporary.keep(false);
-    if error.kind() == ErrorKind::Io && missing > 0 {
+    if kind == ErrorKind::Io && missing > 0 {
         return error.with_hint(format!("the object has {size} bytes, the file system lacks {missing} of them"));
     }
     error
@@ -367,7 +344,6 @@ impl LocalFile {
     }
 
     fn failed(&self, error: io::Error) -> Error {
-        let path: &Path = &self.path;
-        error_of(Operation::Get, path, error)
+        error_of(Operation::Get, &self.path, error)
     }
 }

@@ -39,6 +39,14 @@ pub(super) struct Recorded {
     pub(super) parts: Vec<Option<u64>>,
 }
 
+impl Recorded {
+    /// No part is complete.
+    pub(super) fn new(size: u64, part_bytes: u64) -> Self {
+        let count = usize::try_from(size.div_ceil(part_bytes)).expect("the parts are in memory");
+        Self { part_bytes, parts: vec![None; count] }
+    }
+}
+
 impl Journal {
     /// Reads the journal of an object with `size` bytes, or begins a new one with parts of `part_bytes`. `identity` contains
     /// all on which the bytes of the file depend.
@@ -56,8 +64,7 @@ impl Journal {
         header.extend(identity);
         header.extend(part_bytes.to_le_bytes());
         file.write_all_at(&header, journal.start)?;
-        let parts = vec![None; usize::try_from(size.div_ceil(part_bytes)).expect("the parts are in memory")];
-        Ok((journal, Recorded { part_bytes, parts }))
+        Ok((journal, Recorded::new(size, part_bytes)))
     }
 
     fn read(&self, identity: &[u8; 32], size: u64) -> Option<Recorded> {

@@ -18,7 +18,7 @@ use crate::engine::{Batch, BatchRequest, permitted};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::list::{Filter, ListOptions, ListStream};
 use crate::runtime::Task;
-use crate::types::{ListEntry, PutOptions};
+use crate::types::PutOptions;
 
 /// Files that are found but not yet started. More than any limit on concurrent requests.
 const WAITING: usize = 4096;
@@ -63,6 +63,12 @@ struct FileTransfer {
     name: String,
     transfer: Transfer,
     counters: Arc<Counters>,
+}
+
+impl FileTransfer {
+    fn new(client: &Arc<Client>, name: String, transfer: Transfer, counters: &Arc<Counters>) -> Self {
+        Self { client: client.clone(), name, transfer, counters: counters.clone() }
+    }
 }
 
 impl BatchRequest for FileTransfer {
@@ -115,13 +121,7 @@ impl Client {
                                 options: put,
                                 skip_unchanged: options.skip_unchanged,
                             };
-                            let transfer = Transfer::Upload(upload);
-                            Ok(FileTransfer {
-                                client: client.clone(),
-                                name: found.name,
-                                transfer,
-                                counters: counted.clone(),
-                            })
+                            Ok(FileTransfer::new(&client, found.name, Transfer::Upload(upload), &counted))
                         }
                     };
                     // The receiver is dropped if the transfer is cancelled.
@@ -158,7 +158,15 @@ impl Client {
             while let Some(page) = pages.next().await? {
                 for entry in page.entries {
                     counted.found(entry.size.unwrap_or_default());
-                    let item = download_of(&client, &prefix, entry, options.skip_unchanged, &folder, &counted);
+                    let name = entry.key.strip_prefix(&prefix).unwrap_or(&entry.key).to_owned();
+                    let download = Download {
+                        key: entry.key,
+                        listed: Some((entry.size, entry.modified_ms)),
+                        version: None,
+                        skip_unchanged: options.skip_unchanged,
+                    };
+                    let transfer = Transfer::Download(download, folder.clone());
+                    let item = Ok(FileTransfer::new(&client, name, transfer, &counted));
                     if sender.send(item).await.is_err() {
                         return Ok(());
                     }
@@ -219,20 +227,4 @@ impl Client {
 fn content_type(types: &HashMap<String, String>, name: &str) -> Option<String> {
     let name = name.rsplit('/').next().unwrap_or(name).trim_start_matches('.').to_lowercase();
     name.match_indices('.').find_map(|(at, _)| types.get(&name[at..])).cloned()
-}
-
-/// The download of a listed object; its relative path and an error if it cannot be that of a file.
-fn download_of(
-    client: &Arc<Client>,
-    prefix: &str,
-    entry: ListEntry,
-    skip_unchanged: bool,
-    folder: &Arc<Folder>,
-    counters: &Arc<Counters>,
-) -> Item {
-    let name = entry.key.strip_prefix(prefix).unwrap_or(&entry.key).to_owned();
-    let listed = Some((entry.size, entry.modified_ms));
-    let download = Download { key: entry.key, listed, version: None, skip_unchanged };
-    let (client, counters) = (client.clone(), counters.clone());
-    Ok(FileTransfer { client, name, transfer: Transfer::Download(download, folder.clone()), counters })
 }

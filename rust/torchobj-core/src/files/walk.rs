@@ -1,6 +1,6 @@
 //! Finds the files below a folder. Symbolic links are followed, except into a folder that contains the link.
 
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,11 @@ impl Walk {
                     Ok(refused) => refused.into_iter().all(|refused| each(Err(refused))),
                     Err(error) => each(Err(failed(error))),
                 },
-                Ok(metadata) => regular(&name, &path, &metadata).is_none_or(|found| each(Ok(found))),
+                Ok(metadata) if metadata.is_file() => each(Ok(Found { name, path, size: metadata.len() })),
+                Ok(_) => {
+                    log::warn!("{} is not a regular file: skipped", path.display());
+                    true
+                }
             };
             if !more {
                 break;
@@ -94,12 +98,4 @@ impl Walk {
         }
         Ok(())
     }
-}
-
-fn regular(name: &str, path: &Path, metadata: &Metadata) -> Option<Found> {
-    if !metadata.is_file() {
-        log::warn!("{} is not a regular file: skipped", path.display());
-        return None;
-    }
-    Some(Found { name: name.to_owned(), path: path.to_owned(), size: metadata.len() })
 }
