@@ -183,7 +183,7 @@ impl Allocate for SegmentAllocator {
         let segment = self.arena.segment(length as u64)?;
         drop(self.reservation);
         if segment.exceeds_budget() {
-            self.stats.exceeded_budget(self.loader);
+            self.stats.add(self.loader, 1, |counters| &counters.over_budget);
         }
         Ok((segment.memory(), segment))
     }
@@ -191,7 +191,7 @@ impl Allocate for SegmentAllocator {
 
 impl Prefetcher {
     fn evict(&self, body: FilledSegment, loader: u64) {
-        self.stats.evicted(loader);
+        self.stats.add(loader, 1, |counters| &counters.evicted);
         drop(body);
     }
 
@@ -219,7 +219,7 @@ impl Prefetcher {
     ) -> bool {
         match &result {
             Some(Ok(body)) => self.stats.read(loader, body.result.buffer.len() as u64),
-            Some(Err(_)) => self.stats.failed(loader),
+            Some(Err(_)) => self.stats.add(loader, 1, |counters| &counters.failed),
             None => {}
         }
         let read = matches!(result, Some(Ok(_)));

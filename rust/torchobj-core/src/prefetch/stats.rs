@@ -18,10 +18,10 @@ pub(super) struct Counters {
     found: [AtomicU64; 4],
     objects: AtomicU64,
     bytes: AtomicU64,
-    failed: AtomicU64,
-    evicted: AtomicU64,
-    over_budget: AtomicU64,
-    blocks_refused: AtomicU64,
+    pub(super) failed: AtomicU64,
+    pub(super) evicted: AtomicU64,
+    pub(super) over_budget: AtomicU64,
+    pub(super) blocks_refused: AtomicU64,
     memory_limited: AtomicU64,
     request_limited: AtomicU64,
     waited_us: AtomicU64,
@@ -122,7 +122,8 @@ impl AllCounters {
         drop(removed);
     }
 
-    fn add(&self, loader: u64, count: u64, counter: impl Fn(&Counters) -> &AtomicU64) {
+    /// Adds to a counter of a loader and of the prefetcher.
+    pub(super) fn add(&self, loader: u64, count: u64, counter: impl Fn(&Counters) -> &AtomicU64) {
         counter(&self.whole).fetch_add(count, Ordering::Relaxed);
         counter(&self.of(loader).counters).fetch_add(count, Ordering::Relaxed);
     }
@@ -139,22 +140,6 @@ impl AllCounters {
     /// Number of objects read.
     pub(super) fn objects(&self) -> u64 {
         self.whole.objects.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn failed(&self, loader: u64) {
-        self.add(loader, 1, |counters| &counters.failed);
-    }
-
-    pub(super) fn evicted(&self, loader: u64) {
-        self.add(loader, 1, |counters| &counters.evicted);
-    }
-
-    pub(super) fn exceeded_budget(&self, loader: u64) {
-        self.add(loader, 1, |counters| &counters.over_budget);
-    }
-
-    pub(super) fn block_refused(&self, loader: u64) {
-        self.add(loader, 1, |counters| &counters.blocks_refused);
     }
 
     /// Records, after a read for `loader` that succeeded, why no other read was started.

@@ -39,7 +39,7 @@ impl Handler for Arc<Prefetcher> {
     }
 
     fn on_block_refused(&self, loader: u64) {
-        self.stats.block_refused(loader);
+        self.stats.add(loader, 1, |counters| &counters.blocks_refused);
     }
 
     fn on_worker_exit(&self, worker: u32) {
