@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
+use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::policy::{
@@ -23,8 +24,7 @@ const TIMEOUT_PER_KEY: Duration = Duration::from_millis(500);
 /// Timeout of a server-side copy. The response is sent when the copy is done: several GiB take minutes.
 const COPY_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Maximum number of pages of a listing of buckets. An account of S3 has at most a million buckets (user guide, "Bucket
-/// quotas, limitations, and restrictions"), a thousand on each page.
+/// Maximum number of pages of a listing of buckets: one with more would never end.
 const MAX_BUCKET_PAGES: usize = 10_000;
 
 /// Maximum number of connections of a client: a quarter of the limit on open files, of which others need the rest.
@@ -166,23 +166,34 @@ impl Client {
     }
 
     /// Makes one attempt of a call with a short response, with a permit and within `first_byte_timeout`.
-    async fn attempt<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
-        self.attempt_within(self.policy.first_byte_timeout, operation, key, call).await
-    }
-
-    /// Makes one attempt of a call that may send many requests, with a permit and an idle timeout.
-    async fn attempt_while_active<T>(
+    pub(crate) async fn attempt<T>(
         &self,
         operation: Operation,
         key: &str,
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let _permit = self.permit().await;
+        self.attempt_within(self.policy.first_byte_timeout, operation, key, call).await
+    }
+
+    /// Makes one attempt of a call that sends `bytes` (of part number `part`), or many requests: with a permit and an idle
+    /// timeout.
+    pub(crate) async fn attempt_while_active<T>(
+        &self,
+        operation: Operation,
+        key: &str,
+        (bytes, part): (usize, Option<u32>),
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let mut permit = self.permit().await;
         let limit = self.policy.first_byte_timeout.max(self.policy.idle_timeout);
-        match with_idle_timeout(limit, call).await {
-            Some(result) => result,
-            None => Err(self.timed_out(operation, key, &format!("no progress for {} s", limit.as_secs_f64()))),
+        let Some(result) = with_idle_timeout(limit, call).await else {
+            let part = part.map_or(String::new(), |number| format!(" of part {number}"));
+            return Err(self.timed_out(operation, key, &format!("no progress{part} for {} s", limit.as_secs_f64())));
+        };
+        if result.is_ok() {
+            permit.transferred(bytes as u64, Instant::now());
         }
+        result
     }
 
     async fn attempt_within<T>(
@@ -331,7 +342,8 @@ impl Client {
     /// # Errors
     /// `AccessDenied`, and errors that persist after the retries.
     pub async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
-        self.retry(|| self.attempt_while_active(Operation::ListUploads, prefix, self.store.uploads(prefix))).await
+        self.retry(|| self.attempt_while_active(Operation::ListUploads, prefix, (0, None), self.store.uploads(prefix)))
+            .await
     }
 
     /// Aborts an upload and deletes its parts.
@@ -339,7 +351,8 @@ impl Client {
     /// # Errors
     /// Errors that persist after the retries.
     pub async fn abort(&self, upload: &Upload) -> Result<()> {
-        self.retry(|| self.attempt_while_active(Operation::Abort, &upload.key, self.store.abort(upload))).await
+        self.retry(|| self.attempt_while_active(Operation::Abort, &upload.key, (0, None), self.store.abort(upload)))
+            .await
     }
 
     /// Returns an error for a condition that the store does not support.

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::commit::{Commit, CommitFailure};
 use crate::client::Client;
 use crate::engine::{Batch, BatchRequest};
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::policy::{with_idle_timeout, within};
+use crate::policy::within;
 use crate::runtime::clean_up;
 use crate::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
 
@@ -169,13 +169,9 @@ impl Drop for Session {
 /// # Errors
 /// `AccessDenied`, `NoBucket`, and errors that persist after the retries.
 pub async fn begin(client: &Arc<Client>, key: &str, options: &PutOptions) -> Result<Upload> {
-    let limit = client.policy().first_byte_timeout;
-    let timed_out = || client.timed_out(Operation::BeginUpload, key, "no response within first_byte_timeout");
-    let begin = || async move {
-        let _permit = client.permit().await;
-        within(limit, Beginning::new(client.clone(), key, options)).await.unwrap_or_else(|| Err(timed_out()))
-    };
-    client.retry(begin).await
+    // A request that waits for its permit has not begun.
+    let begin = || async { Beginning::new(client.clone(), key, options).await };
+    client.retry(|| client.attempt(Operation::BeginUpload, key, begin())).await
 }
 
 /// A request that begins an upload. If it is cancelled, its response is awaited in the background, and the upload aborted:
@@ -250,30 +246,6 @@ async fn try_abort(client: &Client, upload: &Upload) -> std::result::Result<(), 
 }
 
 impl Client {
-    /// Makes one attempt to send an object, or a part of it, by `call`: within the rate limit, with a permit and an idle timeout.
-    pub(super) async fn send<T>(
-        &self,
-        key: &str,
-        part: Option<u32>,
-        payload: &Payload,
-        call: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        self.wait_for_rate(payload).await;
-        let mut permit = self.permit().await;
-        let limit = self.policy().first_byte_timeout.max(self.policy().idle_timeout);
-        let Some(sent) = with_idle_timeout(limit, call).await else {
-            let (operation, part) = match part {
-                None => (Operation::Put, String::new()),
-                Some(number) => (Operation::PutPart, format!(" of part {number}")),
-            };
-            return Err(self.timed_out(operation, key, &format!("no progress{part} for {} s", limit.as_secs_f64())));
-        };
-        if sent.is_ok() {
-            permit.transferred(payload.len() as u64, Instant::now());
-        }
-        sent
-    }
-
     /// Whether an upload failed because the store has lost its session, so that it can begin again. A store whose uploads are
     /// sessions that it lists has lost none: somebody aborted the upload.
     pub(crate) fn lost_session(&self, uploaded: &Result<Version>) -> bool {
@@ -312,8 +284,10 @@ impl BatchRequest for SendPart {
         let Self { client, upload, number, offset, payload, held_bytes } = self;
         let mut attempts = client.attempts();
         loop {
-            let call = client.store().put_part(&upload, number, offset, &payload);
-            match client.send(&upload.key, Some(number), &payload, call).await {
+            client.wait_for_rate(&payload).await;
+            let (sent, call) =
+                ((payload.len(), Some(number)), client.store().put_part(&upload, number, offset, &payload));
+            match client.attempt_while_active(Operation::PutPart, &upload.key, sent, call).await {
                 Ok(receipt) => {
                     attempts.succeeded();
                     return Ok((receipt, held_bytes));

@@ -39,7 +39,9 @@ impl Client {
         self.store().check_key(Operation::Put, key)?;
         let mut attempts = self.attempts();
         loop {
-            let error = match self.send(key, None, payload, self.store().put(key, payload, options)).await {
+            self.wait_for_rate(payload).await;
+            let (sent, call) = ((payload.len(), None), self.store().put(key, payload, options));
+            let error = match self.attempt_while_active(Operation::Put, key, sent, call).await {
                 Ok(version) => {
                     attempts.succeeded();
                     return Ok(version);
