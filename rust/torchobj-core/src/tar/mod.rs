@@ -3,7 +3,7 @@
 //! [`Reader`] takes the bytes of a shard in order, in pieces of any size, and returns samples: members whose names differ
 //! only in the extension. Their bodies are views of the pieces; only a body that spans several pieces is copied.
 //! `Decompressor` makes such pieces from a compressed shard, one bounded block at a time. [`Walk`] needs the headers only:
-//! it names the range to read next and skips large bodies. Both parse headers with `member`, and group with `group`.
+//! it names the range to read next and skips large bodies. Both parse headers with `member`, and build samples with `sample`.
 //!
 //! The formats are those of Python's `tarfile` in stream mode: v7, ustar, GNU and pax, with long names in any of them. Sparse
 //! members are refused. The grouping is that of the `webdataset` package. Unlike `tarfile`, which takes a damaged or
@@ -22,10 +22,10 @@ mod decompress;
 mod extension;
 #[cfg(test)]
 mod fuzz;
-mod group;
 mod header;
 mod member;
 mod reader;
+mod sample;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -35,8 +35,8 @@ use std::fmt;
 
 pub use cache::ExtensionCache;
 pub use decompress::Compression;
-pub use group::{Member, Sample};
 pub use reader::Reader;
+pub use sample::{Member, Sample};
 pub use walk::{Position, Walk};
 
 /// Why a shard cannot be read any further, or a sample of it not at all.

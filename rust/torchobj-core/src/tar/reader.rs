@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::decompress::{Compression, Decompressor};
-use super::group::{Group, Sample, split};
 use super::member::{Headers, Parsed, ParsedMember};
+use super::sample::{Sample, SampleBuilder, split};
 use super::{TarError, shown};
 use crate::buffer::{Buffer, Dest, Memory, PendingBuffer, SharedBuffer};
 
@@ -88,7 +88,7 @@ impl Reader {
         if let Err(error) = &result {
             self.failed = Some(error.clone());
             self.compressed.clear();
-            self.archive.group.finish();
+            self.archive.builder.finish();
             self.archive.state = ReaderState::Ended;
         }
         result
@@ -96,7 +96,7 @@ impl Reader {
 
     /// Checks the size of the sample that is being read, given the compressed bytes read before the last block and after it.
     fn check_ratio(&mut self, before: u64, after: u64) -> Result<(), TarError> {
-        let Some((begin, key)) = self.archive.group.current() else { return Ok(()) };
+        let Some((begin, key)) = self.archive.builder.current() else { return Ok(()) };
         if self.sample.0 != begin {
             self.sample = (begin, before);
         }
@@ -152,13 +152,13 @@ enum ReaderState {
 #[derive(Debug)]
 struct Archive {
     headers: Headers,
-    group: Group<Buffer>,
+    builder: SampleBuilder<Buffer>,
     state: ReaderState,
 }
 
 impl Archive {
     fn new(position: u64) -> Self {
-        Self { headers: Headers::new(position), group: Group::new(), state: ReaderState::Header }
+        Self { headers: Headers::new(position), builder: SampleBuilder::new(), state: ReaderState::Header }
     }
 
     fn push(&mut self, shared: &SharedBuffer, samples: &mut Vec<Sample<Buffer>>) -> Result<(), TarError> {
@@ -191,7 +191,7 @@ impl Archive {
                     match parsed {
                         None => {}
                         Some(Parsed::End) => {
-                            samples.extend(self.group.finish());
+                            samples.extend(self.builder.finish());
                             self.state = ReaderState::Ended;
                         }
                         Some(Parsed::Member(member)) => at = self.member(shared, at, member, samples)?,
@@ -221,7 +221,7 @@ impl Archive {
             }
             return Ok(at);
         };
-        samples.extend(self.group.open(&name[..dot], begin));
+        samples.extend(self.builder.open(&name[..dot], begin));
         let available = (shared.as_slice().len() - at) as u64;
         if size > available {
             let body = MemberBody { extension: name[dot + 1..].to_vec(), data, size, left: size, end, partial: None };
@@ -229,7 +229,7 @@ impl Archive {
             return Ok(at);
         }
         let size = usize::try_from(size).expect("at most the length of a slice");
-        self.group.add(&name[dot + 1..], shared.view(at..at + size), end)?;
+        self.builder.add(&name[dot + 1..], shared.view(at..at + size), end)?;
         let padding = padded - size as u64;
         if padding > 0 {
             self.state = ReaderState::Skip(padding);
@@ -245,7 +245,7 @@ impl Archive {
         }
         let MemberBody { extension, partial, end, .. } = body;
         let (pending, dest) = partial.expect("a body of at least 1 byte was filled");
-        self.group.add(&extension, pending.close(dest), end)
+        self.builder.add(&extension, pending.close(dest), end)
     }
 
     fn finish(&mut self, samples: &mut Vec<Sample<Buffer>>) -> Result<(), TarError> {
@@ -264,7 +264,7 @@ impl Archive {
                 return Err(TarError::new(offset - left, reason));
             }
         }
-        samples.extend(self.group.finish());
+        samples.extend(self.builder.finish());
         self.state = ReaderState::Ended;
         Ok(())
     }

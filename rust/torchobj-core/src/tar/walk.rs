@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::group::{Group, Sample, split};
 use super::member::{Headers, Parsed, ParsedMember};
+use super::sample::{Sample, SampleBuilder, split};
 use super::{TarError, shown};
 
 /// Size of the first range, and of those after large bodies: a header, and often the small members that follow.
@@ -30,7 +30,7 @@ pub struct Position {
 #[derive(Debug)]
 pub struct Walk {
     headers: Headers,
-    group: Group<Position>,
+    builder: SampleBuilder<Position>,
     samples: VecDeque<Sample<Position>>,
     /// Size of the shard.
     size: u64,
@@ -45,7 +45,7 @@ impl Walk {
     pub fn new(size: u64) -> Self {
         Self {
             headers: Headers::new(0),
-            group: Group::new(),
+            builder: SampleBuilder::new(),
             samples: VecDeque::new(),
             size,
             range_bytes: MIN_RANGE_BYTES,
@@ -131,9 +131,9 @@ impl Walk {
                         let advice = "which an index cannot hold; read the shard with TarIterableDataset";
                         return Err(TarError::new(begin, format!("the name {name} is not UTF-8, {advice}")));
                     }
-                    let before = self.group.open(&name[..dot], begin);
+                    let before = self.builder.open(&name[..dot], begin);
                     keep(&mut self.samples, before)?;
-                    self.group.add(&name[dot + 1..], Position { offset, size }, end)?;
+                    self.builder.add(&name[dot + 1..], Position { offset, size }, end)?;
                 }
                 self.headers.skip(padded);
                 Ok(padded.saturating_sub(WORTH_SKIPPING_BYTES))
@@ -144,7 +144,7 @@ impl Walk {
     /// Ends the walk.
     fn end(&mut self, result: Result<(), TarError>) -> Result<(), TarError> {
         self.ended = true;
-        let result = result.and_then(|()| keep(&mut self.samples, self.group.finish()));
+        let result = result.and_then(|()| keep(&mut self.samples, self.builder.finish()));
         self.failed = result.clone().err();
         result
     }

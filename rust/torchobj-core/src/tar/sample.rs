@@ -35,9 +35,9 @@ pub struct Sample<B> {
     pub members: Result<Vec<Member<B>>, TarError>,
 }
 
-/// The sample whose members arrive.
+/// Builds the sample whose members arrive.
 #[derive(Debug)]
-pub(super) struct Group<B> {
+pub(super) struct SampleBuilder<B> {
     current: Option<Sample<B>>,
     /// Extensions of a sample of many members.
     seen: HashSet<Vec<u8>>,
@@ -89,7 +89,7 @@ fn lower(extension: &[u8]) -> Vec<u8> {
     lower
 }
 
-impl<B> Group<B> {
+impl<B> SampleBuilder<B> {
     pub(super) fn new() -> Self {
         Self { current: None, seen: HashSet::new(), member: 0 }
     }
@@ -221,15 +221,15 @@ mod tests {
 
     #[test]
     fn an_extension_that_occurs_twice_is_an_error_of_its_sample() {
-        let mut group = Group::new();
+        let mut builder = SampleBuilder::new();
         for (count, last) in [(3, "2"), (40, "7"), (2, "__url__")] {
-            assert_eq!(group.open(format!("{count}").as_bytes(), 512).is_some(), count != 3);
+            assert_eq!(builder.open(format!("{count}").as_bytes(), 512).is_some(), count != 3);
             for index in 0..count {
-                group.add(index.to_string().as_bytes(), (), 1024).unwrap();
+                builder.add(index.to_string().as_bytes(), (), 1024).unwrap();
             }
-            group.open(format!("{count}").as_bytes(), 1024);
-            group.add(last.as_bytes(), (), 2048).unwrap();
-            let Sample { begin, end, members, .. } = group.current.as_ref().unwrap();
+            builder.open(format!("{count}").as_bytes(), 1024);
+            builder.add(last.as_bytes(), (), 2048).unwrap();
+            let Sample { begin, end, members, .. } = builder.current.as_ref().unwrap();
             let error = members.as_ref().unwrap_err();
             assert_eq!((*begin, *end, error.offset), (512, 2048, 1024));
             assert!(error.reason.contains(last), "{error}");
