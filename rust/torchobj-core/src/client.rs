@@ -24,7 +24,7 @@ const TIMEOUT_PER_KEY: Duration = Duration::from_millis(500);
 /// Timeout of a server-side copy. The response is sent when the copy is done: several GiB take minutes.
 const COPY_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Maximum number of pages of a listing of buckets: one with more would never end.
+/// Maximum number of pages of a listing of buckets, so that a faulty server does not extend it for ever.
 const MAX_BUCKET_PAGES: usize = 10_000;
 
 /// Maximum number of connections of a client: a quarter of the limit on open files, of which others need the rest.
@@ -175,13 +175,14 @@ impl Client {
         self.attempt_within(self.policy.first_byte_timeout, operation, key, call).await
     }
 
-    /// Makes one attempt of a call that sends `bytes` (of part number `part`), or many requests: with a permit and an idle
-    /// timeout.
+    /// Makes one attempt of a call that may send many bytes or requests, with a permit and an idle timeout. `bytes` are those of
+    /// an object, or of its part number `part`.
     pub(crate) async fn attempt_while_active<T>(
         &self,
         operation: Operation,
         key: &str,
-        (bytes, part): (usize, Option<u32>),
+        bytes: usize,
+        part: Option<u32>,
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let mut permit = self.permit().await;
@@ -342,7 +343,7 @@ impl Client {
     /// # Errors
     /// `AccessDenied`, and errors that persist after the retries.
     pub async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
-        self.retry(|| self.attempt_while_active(Operation::ListUploads, prefix, (0, None), self.store.uploads(prefix)))
+        self.retry(|| self.attempt_while_active(Operation::ListUploads, prefix, 0, None, self.store.uploads(prefix)))
             .await
     }
 
@@ -351,8 +352,7 @@ impl Client {
     /// # Errors
     /// Errors that persist after the retries.
     pub async fn abort(&self, upload: &Upload) -> Result<()> {
-        self.retry(|| self.attempt_while_active(Operation::Abort, &upload.key, (0, None), self.store.abort(upload)))
-            .await
+        self.retry(|| self.attempt_while_active(Operation::Abort, &upload.key, 0, None, self.store.abort(upload))).await
     }
 
     /// Returns an error for a condition that the store does not support.

@@ -190,13 +190,7 @@ impl Gather {
         if self.session.is_none() && self.offset < self.client.whole_below_bytes() {
             return Ok(());
         }
-        let mut session = match self.session.take() {
-            Some(session) => session,
-            None => Session::begin(self.client.clone(), &self.key, &self.options).await?,
-        };
-        let sent = self.send_full(&mut session).await;
-        self.session = Some(session);
-        sent
+        self.send_full().await
     }
 
     /// Ends the current part.
@@ -207,7 +201,12 @@ impl Gather {
         self.full.push(part);
     }
 
-    async fn send_full(&mut self, session: &mut Session) -> Result<()> {
+    /// Sends the full parts, after the beginning of the upload.
+    async fn send_full(&mut self) -> Result<()> {
+        let session = match &mut self.session {
+            Some(session) => session,
+            None => self.session.insert(Session::begin(self.client.clone(), &self.key, &self.options).await?),
+        };
         for part in mem::take(&mut self.full) {
             let held_bytes = if self.borrowed { part.len } else { part.packed_bytes };
             session.wait_for_capacity(held_bytes, self.max_bytes).await?;
@@ -223,18 +222,15 @@ impl Gather {
     pub async fn close(&mut self) -> Result<(Version, u64, u32)> {
         self.end_part();
         let (size, crc32) = (self.offset, self.crc32.value());
-        let mut session = match self.session.take() {
-            Some(session) => session,
-            None if size <= self.client.store().capabilities().max_put_bytes => {
-                let payload = Part::payload(mem::take(&mut self.full));
-                return Ok((self.client.put_whole(&self.key, &payload, &self.options).await?, size, crc32));
-            }
-            None => Session::begin(self.client.clone(), &self.key, &self.options).await?,
-        };
-        if let Err(error) = self.send_full(&mut session).await {
-            session.abort().await;
+        if self.session.is_none() && size <= self.client.store().capabilities().max_put_bytes {
+            let payload = Part::payload(mem::take(&mut self.full));
+            return Ok((self.client.put_whole(&self.key, &payload, &self.options).await?, size, crc32));
+        }
+        if let Err(error) = self.send_full().await {
+            self.abort().await;
             return Err(error);
         }
+        let session = self.session.take().expect("send_full begins it");
         Ok((session.commit(&self.options.condition).await?, size, crc32))
     }
 

@@ -285,9 +285,8 @@ impl BatchRequest for SendPart {
         let mut attempts = client.attempts();
         loop {
             client.wait_for_rate(&payload).await;
-            let (sent, call) =
-                ((payload.len(), Some(number)), client.store().put_part(&upload, number, offset, &payload));
-            match client.attempt_while_active(Operation::PutPart, &upload.key, sent, call).await {
+            let (bytes, call) = (payload.len(), client.store().put_part(&upload, number, offset, &payload));
+            match client.attempt_while_active(Operation::PutPart, &upload.key, bytes, Some(number), call).await {
                 Ok(receipt) => {
                     attempts.succeeded();
                     return Ok((receipt, held_bytes));

@@ -40,8 +40,8 @@ impl Client {
         let mut attempts = self.attempts();
         loop {
             self.wait_for_rate(payload).await;
-            let (sent, call) = ((payload.len(), None), self.store().put(key, payload, options));
-            let error = match self.attempt_while_active(Operation::Put, key, sent, call).await {
+            let call = self.store().put(key, payload, options);
+            let error = match self.attempt_while_active(Operation::Put, key, payload.len(), None, call).await {
                 Ok(version) => {
                     attempts.succeeded();
                     return Ok(version);
