@@ -1,6 +1,5 @@
 //! Sends HEAD requests for many objects concurrently: for keys, or for the objects of a listing while it continues.
 
-use std::fmt;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -80,6 +79,7 @@ impl HasMetadata {
 }
 
 /// The attributes of all objects of a listing, in no order. Dropping it aborts its requests.
+#[derive(Debug)]
 pub struct Scan {
     client: Arc<Client>,
     /// The keys of each page.
@@ -151,10 +151,4 @@ impl Scan {
 
 fn is_deleted(error: &Error) -> bool {
     error.kind() == ErrorKind::NotFound && error.operation() == Operation::Head
-}
-
-impl fmt::Debug for Scan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Scan of {:?}", self.client.store())
-    }
 }

@@ -3,7 +3,6 @@
 //! A store that ignores `start_after` is listed page after page. The first range of keys is listed from the start of the listing, and
 //! any other is found to be ignored by its first page, so the pages that were returned before are in order.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::filter::Filter;
@@ -37,6 +36,7 @@ impl Default for ListOptions<'_> {
 }
 
 /// A listing and its position. Dropping it aborts its requests.
+#[derive(Debug)]
 pub struct ListStream {
     client: Arc<Client>,
     listing: ListState,
@@ -44,6 +44,7 @@ pub struct ListStream {
     filter: Option<(Filter, String)>,
 }
 
+#[derive(Debug)]
 enum ListState {
     /// Page after page.
     Serial(Pages),
@@ -170,11 +171,5 @@ impl BatchRequest for RangeRequest {
                 Ok(RangeResponse::Directories(self.client.list(request).await?))
             }
         }
-    }
-}
-
-impl fmt::Debug for ListStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ListStream of {:?}", self.client.store())
     }
 }

@@ -117,10 +117,3 @@ pub(super) enum TakeOutcome {
     /// It was not announced.
     Unannounced,
 }
-
-impl TakeOutcome {
-    /// Position of the counter of this outcome.
-    pub(super) fn index(self) -> usize {
-        self as usize
-    }
-}

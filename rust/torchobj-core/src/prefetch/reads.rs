@@ -141,18 +141,14 @@ impl RequestSource for Prefetcher {
             }
         }
         let entries: Vec<_> = readings.iter().map(|reading| (reading.number, reading.object)).collect();
-        let results = if readings.is_empty() {
-            Vec::new()
-        } else {
-            tokio::select! {
-                results = AssertUnwindSafe(self.read_all(readings)).catch_unwind() => match (results, &entries[..]) {
-                    (Ok(results), _) => results,
-                    // A panic is delivered to the waiters as an error.
-                    (Err(_), [(_, object)]) => vec![Some(Err(panicked(*object)))],
-                    (Err(_), _) => Vec::new(),
-                },
-                () = needed.none() => Vec::new(),
-            }
+        let results = tokio::select! {
+            results = AssertUnwindSafe(self.read_all(readings)).catch_unwind() => match (results, &entries[..]) {
+                (Ok(results), _) => results,
+                // A panic is delivered to the waiters as an error.
+                (Err(_), [(_, object)]) => vec![Some(Err(panicked(*object)))],
+                (Err(_), _) => Vec::new(),
+            },
+            () = needed.none() => Vec::new(),
         };
         let results = results.into_iter().chain(std::iter::repeat_with(|| None));
         ends.extend(entries.into_iter().zip(results).map(|((number, object), result)| (number, object, result)));
@@ -197,14 +193,12 @@ impl Prefetcher {
 
     /// Reads entries with one request. `None` for one that must be read alone.
     async fn read_all(self: &Arc<Self>, mut readings: Vec<EntryRead>) -> Vec<Option<Result<FilledSegment>>> {
+        if readings.len() > 1 {
+            return self.read_together(readings).await;
+        }
         match readings.pop() {
-            Some(reading) if readings.is_empty() => {
-                vec![Some(self.read(reading).await)]
-            }
-            last => {
-                readings.extend(last);
-                self.read_together(readings).await
-            }
+            Some(reading) => vec![Some(self.read(reading).await)],
+            None => Vec::new(),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::policy::MetricsSnapshot;
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
+    /// By [`TakeOutcome`].
     found: [AtomicU64; 4],
     objects: AtomicU64,
     bytes: AtomicU64,
@@ -129,7 +130,7 @@ impl AllCounters {
     }
 
     pub(super) fn found(&self, loader: u64, found: TakeOutcome) {
-        self.add(loader, 1, |counters| &counters.found[found.index()]);
+        self.add(loader, 1, |counters| &counters.found[found as usize]);
     }
 
     pub(super) fn read(&self, loader: u64, bytes: u64) {

@@ -32,7 +32,7 @@ const UNANNOUNCED: u64 = 0;
 const MAX_NEIGHBOURS: usize = 255;
 
 #[derive(Debug)]
-struct Entry<B, W> {
+struct WindowEntry<B, W> {
     object: ObjectId,
     iterator: u64,
     /// The loader that the object is read for: that of its iterator, or that of the caller.
@@ -58,7 +58,7 @@ enum EntryState<B> {
 /// The state of a prefetcher. `B` is the result of a read, `W` a waiter.
 #[derive(Debug)]
 pub(super) struct Window<B, W> {
-    entries: BTreeMap<u64, Entry<B, W>>,
+    entries: BTreeMap<u64, WindowEntry<B, W>>,
     /// Entries that were not taken, in announced order.
     untaken: HashMap<ObjectId, VecDeque<u64>>,
     /// Objects that are being read, with the entries that follow the read.
@@ -109,7 +109,7 @@ impl<B, W> Window<B, W> {
         self.next += 1;
         self.entries.insert(
             self.next,
-            Entry {
+            WindowEntry {
                 object,
                 iterator,
                 loader,
@@ -534,7 +534,7 @@ impl<B, W> Window<B, W> {
 
     /// Bytes of entries that are ready or being read.
     pub(super) fn held(&self) -> u64 {
-        let begun = |entry: &&Entry<B, W>| {
+        let begun = |entry: &&WindowEntry<B, W>| {
             matches!(entry.state, EntryState::Filling(_) | EntryState::Following | EntryState::Ready(_))
         };
         self.entries.values().filter(begun).map(|entry| entry.charge).sum()

@@ -305,7 +305,7 @@ impl SlicePlan {
             .map_err(|source| no_buffer(format!("no memory for {bytes} bytes")).with_source(source))?;
         let (pending, mut rest) = PendingBuffer::new(memory);
         let mut at = 0;
-        let mut jobs: BTreeMap<usize, ScatterRead> = BTreeMap::new();
+        let mut reads: BTreeMap<usize, ScatterRead> = BTreeMap::new();
         for (object, offset, target) in layout.ranges {
             let dest = match target {
                 RangeSink::Memory(dest) => dest,
@@ -315,16 +315,16 @@ impl SlicePlan {
                     rest.split_to(length(range.end - range.start))
                 }
             };
-            let job = jobs.entry(object).or_insert_with(|| {
+            let read = reads.entry(object).or_insert_with(|| {
                 let PlannedObject { key, known } = &self.objects[object];
                 let version = known.as_ref().and_then(|(version, _)| version.clone());
                 ScatterRead { client: self.client.clone(), key: key.clone(), version, ranges: Vec::new() }
             });
-            job.ranges.push(ScatterRange { offset, dest });
+            read.ranges.push(ScatterRange { offset, dest });
         }
         drop(rest);
-        let (numbers, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().unzip();
-        let results = scatter(jobs, checksum).await?;
+        let (numbers, reads): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
+        let results = scatter(reads, checksum).await?;
         let buffer = pending.finish(bytes).map_err(|_| no_buffer("a writer of the buffer is left".to_owned()))?;
         let mut sums = HashMap::new();
         for (object, result) in numbers.into_iter().zip(results) {

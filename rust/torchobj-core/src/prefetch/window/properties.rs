@@ -227,16 +227,16 @@ impl Simulation {
     /// Asserts that the state is consistent.
     fn check(&self) {
         let Window { entries, untaken, reading, demanded, ready, iterators, .. } = &self.window;
-        let sum = |chosen: &dyn Fn(&Entry<FilledSegment, u64>) -> bool| -> u64 {
+        let sum = |chosen: &dyn Fn(&WindowEntry<FilledSegment, u64>) -> bool| -> u64 {
             entries.values().filter(|used| chosen(used)).map(|used| used.charge).sum()
         };
-        let holds = |used: &Entry<FilledSegment, u64>| {
+        let holds = |used: &WindowEntry<FilledSegment, u64>| {
             matches!(used.state, EntryState::Filling(_) | EntryState::Following | EntryState::Ready(_))
         };
         for (iterator, iterator_state) in iterators {
             assert_eq!(iterator_state.announced, sum(&|used| used.iterator == *iterator));
             assert_eq!(iterator_state.held, sum(&|used| used.iterator == *iterator && holds(used)));
-            let queued = |used: &Entry<FilledSegment, u64>| {
+            let queued = |used: &WindowEntry<FilledSegment, u64>| {
                 used.iterator == *iterator && used.waiter.is_none() && matches!(used.state, EntryState::Queued)
             };
             let expected: BTreeSet<u64> =
