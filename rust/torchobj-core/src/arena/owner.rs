@@ -105,7 +105,7 @@ impl Arena {
         header.budget.store(budget, Relaxed);
         header.magic.store(layout::MAGIC, Release);
         let state = ArenaState {
-            space: Space::new(space, budget),
+            space: Space::new(space),
             segments: Grants::of_segments(),
             blocks: Grants::of_blocks(),
             pool: BlockPool::new(budget),
@@ -153,7 +153,7 @@ impl Arena {
         let state = self.state();
         let ArenaState { space, segments, blocks, pool } = &*state;
         Usage {
-            budget: space.budget(),
+            budget: self.budget,
             used: space.used(),
             granted: segments.capacity(),
             transferred: segments.transferred + blocks.transferred,
@@ -172,7 +172,7 @@ impl Arena {
     pub fn fits(&self, len: u64, reserved: u64) -> bool {
         let _inside = fork::enter();
         let state = self.state();
-        state.space.used().saturating_add(reserved).saturating_add(capacity_of(len)) <= state.space.budget()
+        state.space.used().saturating_add(reserved).saturating_add(capacity_of(len)) <= self.budget
     }
 
     /// Bytes of the budget that a segment of `len` bytes takes.
@@ -191,7 +191,7 @@ impl Arena {
             Some(extent) => extent,
             None => self.allocate_merged(&mut state, len)?,
         };
-        let exceeds_budget = state.space.used() > state.space.budget();
+        let exceeds_budget = state.space.used() > self.budget;
         self.release_pages(&mut state, self.budget);
         Ok(Segment::new(self.clone(), extent, len, exceeds_budget))
     }

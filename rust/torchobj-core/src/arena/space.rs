@@ -32,7 +32,6 @@ struct Class {
 #[derive(Debug)]
 pub(super) struct Space {
     size: u64,
-    budget: u64,
     /// Extents beyond this offset were never allocated.
     end: u64,
     used: u64,
@@ -58,9 +57,9 @@ pub(super) fn capacity_of(len: u64) -> u64 {
 }
 
 impl Space {
-    /// A space of `size` bytes, of which `budget` bytes may be resident.
-    pub(super) fn new(size: u64, budget: u64) -> Self {
-        Self { size, budget, end: 0, used: 0, resident: 0, classes: BTreeMap::new(), gaps: BTreeMap::new() }
+    /// A space of `size` bytes.
+    pub(super) fn new(size: u64) -> Self {
+        Self { size, end: 0, used: 0, resident: 0, classes: BTreeMap::new(), gaps: BTreeMap::new() }
     }
 
     /// Bytes of allocated extents.
@@ -71,11 +70,6 @@ impl Space {
     /// Size of the space in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size
-    }
-
-    /// Maximum number of resident bytes, unless used extents exceed it.
-    pub(super) fn budget(&self) -> u64 {
-        self.budget
     }
 
     /// Allocates an extent for `len` bytes, also beyond the budget. `None` when no free range is large enough.
@@ -171,7 +165,7 @@ mod tests {
         /// As in `Arena`, an allocation that fails is repeated after a merge.
         #[test]
         fn extents_of_a_full_space_never_overlap(steps in prop::collection::vec((any::<bool>(), 1_u64..100_000, any::<prop::sample::Index>()), 1..200)) {
-            let mut space = Space::new(1 << 19, 1 << 18);
+            let mut space = Space::new(1 << 19);
             let mut allocated: BTreeMap<u64, Extent> = BTreeMap::new();
             for (take, len, which) in steps {
                 if take || allocated.is_empty() {
@@ -207,7 +201,7 @@ mod tests {
         #[test]
         fn allocated_extents_never_overlap(steps in prop::collection::vec((any::<bool>(), 1_u64..300_000, any::<prop::sample::Index>()), 1..200)) {
             let budget = 1 << 20;
-            let mut space = Space::new(1 << 40, budget);
+            let mut space = Space::new(1 << 40);
             let mut allocated: BTreeMap<u64, Extent> = BTreeMap::new();
             for (take, len, which) in steps {
                 if take || allocated.is_empty() {
@@ -230,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_most_recently_freed_extent_is_reused_first_and_released_extents_last() {
-        let mut space = Space::new(1 << 30, 1 << 30);
+        let mut space = Space::new(1 << 30);
         let [a, b] = [5000, 5000].map(|len| space.allocate(len).unwrap());
         space.free(a);
         space.free(b);
@@ -241,12 +235,12 @@ mod tests {
     #[test]
     fn a_length_beyond_the_largest_is_refused_without_overflow() {
         assert_eq!(capacity_of(u64::MAX), LARGEST);
-        assert!(Space::new(1 << 47, 4096).allocate(u64::MAX).is_none());
+        assert!(Space::new(1 << 47).allocate(u64::MAX).is_none());
     }
 
     #[test]
     fn free_extents_of_other_classes_are_merged_when_the_space_is_full() {
-        let mut space = Space::new(64 << 10, 64 << 10);
+        let mut space = Space::new(64 << 10);
         let small: Vec<Extent> = (0..16).map(|_| space.allocate(4096).unwrap()).collect();
         assert!(space.allocate(4096).is_none());
         // Free all but one in the middle.
@@ -263,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_full_space_refuses_allocations() {
-        let mut space = Space::new(8192, 4096);
+        let mut space = Space::new(8192);
         assert!(space.allocate(8193).is_none());
         assert!(space.allocate(8192).is_some());
         assert!(space.allocate(1).is_none());
