@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -128,7 +128,7 @@ impl Arena {
         &self.map
     }
 
-    fn header(&self) -> &ArenaHeader {
+    pub(super) fn header(&self) -> &ArenaHeader {
         self.map.header()
     }
 
@@ -248,21 +248,6 @@ impl Arena {
         self.header().memory_needed.store(0, Relaxed);
     }
 
-    /// Marks the arena as closed: the owner answers no further requests.
-    pub(super) fn close(&self) {
-        self.header().closed.store(1, Release);
-    }
-
-    /// Returns whether a worker has found all slots in use since the last call.
-    pub(super) fn take_slot_needed(&self) -> bool {
-        self.header().slot_needed.swap(0, AcqRel) != 0
-    }
-
-    /// Returns whether the owner waits for free memory.
-    pub(super) fn is_memory_needed(&self) -> bool {
-        self.header().memory_needed.load(Relaxed) != 0
-    }
-
     /// Slots that have a worker, with its process id.
     pub(super) fn slots(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let header = self.header();
@@ -294,10 +279,6 @@ impl Arena {
         let ended = Some(shared.ended.load(Relaxed)).filter(|ended| *ended != 0);
         let (worker, loader) = (shared.worker.load(Relaxed), shared.loader.load(Relaxed));
         Some(WorkerRequest { slot, worker, loader, number, source, objects, announced, iterator, ended })
-    }
-
-    pub(super) fn write_answer(&self, slot: u32, position: usize, answer: Answer) {
-        self.header().slot(slot).write_answer(position, answer);
     }
 
     /// Publishes the answers of a request and wakes its worker.
@@ -457,16 +438,6 @@ impl Segment {
     /// Returns whether the budget was exceeded when it was allocated.
     pub fn exceeds_budget(&self) -> bool {
         self.exceeds_budget
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Returns whether the length is 0.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// The bytes, which were written before.

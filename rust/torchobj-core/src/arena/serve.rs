@@ -53,7 +53,7 @@ impl Answers {
     fn new(arena: &Arc<Arena>, request: &WorkerRequest, cancelled: &Arc<AtomicBool>) -> Arc<Self> {
         let (slot, number) = (request.slot, request.number);
         for position in 0..request.objects.len() {
-            arena.write_answer(slot, position, REFUSED);
+            arena.header().slot(slot).write_answer(position, REFUSED);
         }
         Arc::new(Self { arena: arena.clone(), slot, number, cancelled: cancelled.clone() })
     }
@@ -77,7 +77,7 @@ impl Answers {
     fn grant_block(&self, lengths: &[u64]) -> bool {
         let granted = self.arena.grant_block(self.slot, lengths);
         if let Some((position, answer)) = granted {
-            self.arena.write_answer(self.slot, position, answer);
+            self.arena.header().slot(self.slot).write_answer(position, answer);
         }
         granted.is_some()
     }
@@ -87,7 +87,7 @@ impl Answers {
             return;
         }
         match self.arena.grant(self.slot, segment) {
-            Ok(answer) => self.arena.write_answer(self.slot, position, Answer { failed, ..answer }),
+            Ok(answer) => self.arena.header().slot(self.slot).write_answer(position, Answer { failed, ..answer }),
             // All segment ids are in use: a million segments were granted and not returned.
             Err(segment) => drop(segment),
         }
@@ -163,7 +163,7 @@ struct CloseOnDrop(Arc<Arena>);
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        self.0.close();
+        self.0.header().closed.store(1, Ordering::Release);
     }
 }
 
@@ -203,7 +203,7 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl H
             }
         }
         // Slots are needed before the next tick where many workers start for each of many short epochs.
-        if arena.take_slot_needed() || ticked {
+        if arena.header().slot_needed.swap(0, Ordering::AcqRel) != 0 || ticked {
             for (slot, worker_watch) in &slots {
                 if !exiting.contains(slot) && worker_watch.has_exited() {
                     handler.on_worker_exit(worker_watch.worker);
@@ -211,7 +211,7 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl H
                 }
             }
         }
-        if arena.reclaim(&exiting) > 0 || ticked || arena.is_memory_needed() {
+        if arena.reclaim(&exiting) > 0 || ticked || arena.header().memory_needed.load(Ordering::Relaxed) != 0 {
             handler.on_memory_freed();
         }
         exiting.retain(|slot| {
