@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::client::Client;
+use crate::engine::add_once;
 use crate::error::Result;
 use crate::object_ref::ObjectRef;
 
@@ -67,11 +68,9 @@ impl Names {
     /// The client of an object, and whether it is the first object of it that is read.
     pub(super) fn client(&mut self, object: &ObjectRef) -> Result<(Arc<Client>, bool)> {
         let client = (self.client_of)(object)?;
-        let is_new = !self.clients.iter().any(|known| Arc::ptr_eq(known, &client));
-        if is_new {
-            self.clients.push(client.clone());
-        }
-        Ok((client, is_new))
+        let before = self.clients.len();
+        add_once(&mut self.clients, &client);
+        Ok((client, self.clients.len() > before))
     }
 
     /// The part size of the client of an object, if there is a client.

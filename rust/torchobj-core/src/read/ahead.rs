@@ -127,17 +127,23 @@ impl ReadAhead {
                 at += self.copy_from(index, at, end, dest).await?;
                 continue;
             }
-            let next = self.chunks.iter().map(|chunk| chunk.range.start).filter(|start| *start > at).min();
-            let missing_end = end.min(next.unwrap_or(u64::MAX));
+            let next = self.next_chunk(at);
+            let missing_end = end.min(next);
             if missing_end - at >= DIRECT_BYTES || self.window.jump_bytes == 0 {
                 self.fetch_ahead(end, size);
                 at += self.read_direct(at..missing_end, dest).await?;
             } else {
-                self.fetch(at..(at + self.window.jump_bytes).max(missing_end).min(size).min(next.unwrap_or(u64::MAX)));
+                self.fetch(at..(at + self.window.jump_bytes).max(missing_end).min(size).min(next));
             }
         }
         self.fetch_ahead(end, size);
         Ok(usize::try_from(end - position).expect("it fits dest"))
+    }
+
+    /// Start of the first chunk after `at`; `u64::MAX` if there is none.
+    fn next_chunk(&self, at: u64) -> u64 {
+        let starts = self.chunks.iter().map(|chunk| chunk.range.start);
+        starts.filter(|start| *start > at).min().unwrap_or(u64::MAX)
     }
 
     /// Waits for chunk `index`, copies its part of `at..end`, and marks it as the most recently used.
@@ -172,7 +178,8 @@ impl ReadAhead {
         let length = range.end - range.start;
         let dest = dest.split_next(usize::try_from(length).expect("it fits dest"));
         let expected = Expected { size: self.size, version: self.version.clone() };
-        self.client.receive_parts(self.key.as_str().into(), range, expected, dest).await?;
+        let parts = self.client.parts(range, dest);
+        self.client.receive_all(self.key.as_str().into(), expected, parts, None, usize::MAX).await?;
         Ok(length)
     }
 
@@ -186,8 +193,7 @@ impl ReadAhead {
             match self.chunks.iter().find(|chunk| chunk.range.contains(&at)) {
                 Some(chunk) => at = chunk.range.end,
                 None => {
-                    let next = self.chunks.iter().map(|chunk| chunk.range.start).filter(|start| *start > at).min();
-                    let chunk_end = (at + chunk_bytes).min(size).min(next.unwrap_or(u64::MAX));
+                    let chunk_end = (at + chunk_bytes).min(size).min(self.next_chunk(at));
                     self.fetch(at..chunk_end);
                     at = chunk_end;
                 }

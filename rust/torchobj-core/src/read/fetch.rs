@@ -177,20 +177,8 @@ impl Client {
         Ok(())
     }
 
-    /// Receives `range` in parallel parts into `dest`, whose length is that of `range`.
-    pub(super) async fn receive_parts(
-        self: &Arc<Self>,
-        key: Arc<str>,
-        range: Range<u64>,
-        expected: Expected,
-        dest: Dest,
-    ) -> Result<()> {
-        self.receive_all(key, expected, self.parts(range, dest), None, usize::MAX).await?;
-        Ok(())
-    }
-
-    /// `range` divided into parts, each with its part of `dest`.
-    fn parts(&self, range: Range<u64>, mut dest: Dest) -> impl Iterator<Item = (Range<u64>, Dest)> + use<> {
+    /// `range` divided into parts, each with its part of `dest`, whose length is that of `range`.
+    pub(super) fn parts(&self, range: Range<u64>, mut dest: Dest) -> impl Iterator<Item = (Range<u64>, Dest)> + use<> {
         let part_bytes = plan::part_bytes(self.policy(), range.end - range.start);
         plan::parts(range, part_bytes).map(move |range| {
             let part = dest.split_to(length_of(&range));

@@ -260,19 +260,14 @@ impl SlicePlan {
             }
         }
         let mut ended = Vec::new();
-        let mut other_frames = Vec::new();
         for read in reads {
             match read.outcome() {
-                Some(outcome) => {
-                    if outcome == Outcome::OtherFrame {
-                        other_frames.push(read.number);
-                    }
-                    ended.push((read.number, outcome));
-                }
+                Some(outcome) => ended.push((read.number, outcome)),
                 None => self.reads.push_front(read),
             }
         }
-        buffered.retain(|read| other_frames.binary_search(&read.read).is_err());
+        let outcome = |number| ended.binary_search_by_key(&number, |(ended, _)| *ended).map(|index| ended[index].1);
+        buffered.retain(|read| outcome(read.read) != Ok(Outcome::OtherFrame));
         Ok(Some(Wave { buffer, buffered, ended }))
     }
 
@@ -282,9 +277,8 @@ impl SlicePlan {
         let size = match known {
             Some((_, size)) => *size,
             None => {
-                let (client, key, ranges) = (self.client.clone(), key.clone(), Vec::new());
-                let found = scatter(vec![ScatterRead { client, key, version: None, ranges }], false).await?.remove(0);
-                known.insert((found.version, found.size)).1
+                let head = self.client.head(key).await?;
+                known.insert((head.version, head.size)).1
             }
         };
         if range.end <= size {

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use super::session::Session;
 use crate::client::Client;
 use crate::crc32::Crc32;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{ErrorKind, Operation, Result};
 use crate::types::{ChecksumAlgorithm, Payload, PutOptions, Version};
 
 /// Smaller pieces are copied: one `writev` call takes few pieces.
@@ -121,10 +121,13 @@ impl Gather {
         })
     }
 
-    /// Returns the checksum of the concatenation of `records`; `None` if not all of them are written.
-    fn crc32(&self, records: Range<usize>) -> Option<u32> {
-        let sums = self.records.get(records)?;
-        Some(sums.iter().fold(Crc32::default(), |whole, sum| whole.then(*sum)).value())
+    /// Returns the checksum of the concatenation of `records`, all of which must be written.
+    fn crc32(&self, records: Range<usize>) -> Result<u32> {
+        let sums = self.records.get(records.clone()).ok_or_else(|| {
+            let message = format!("checksum of records {records:?}: only {} records are written", self.records.len());
+            self.client.store().error(ErrorKind::Config, Operation::Put, &self.key, &message)
+        })?;
+        Ok(sums.iter().fold(Crc32::default(), |whole, sum| whole.then(*sum)).value())
     }
 
     /// Writes pieces. Waits while too many bytes are in flight.
@@ -151,17 +154,12 @@ impl Gather {
                     self.add(bytes, Some(self.records.len() - 1)).await?;
                 }
                 Piece::Crc32(records) => {
-                    let value = self.crc32(records.clone()).ok_or_else(|| self.unwritten(&records))?;
+                    let value = self.crc32(records)?;
                     self.add(Bytes::copy_from_slice(&value.to_le_bytes()), None).await?;
                 }
             }
         }
         Ok(())
-    }
-
-    fn unwritten(&self, records: &Range<usize>) -> Error {
-        let message = format!("checksum of records {records:?}: only {} records are written", self.records.len());
-        self.client.store().error(ErrorKind::Config, Operation::Put, &self.key, &message)
     }
 
     async fn add(&mut self, mut bytes: Bytes, record: Option<usize>) -> Result<()> {

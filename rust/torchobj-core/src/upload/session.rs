@@ -206,11 +206,8 @@ impl Drop for Beginning {
         if let Some(request) = self.request.take() {
             let client = self.client.clone();
             clean_up(async move {
-                if let Some(Ok(upload)) = within(LATE_BEGIN, request).await
-                    && let Err(problem) = try_abort(&client, &upload).await
-                {
-                    let url = client.store().url(&upload.key);
-                    log::warn!("upload {} of {url} could not be aborted: {problem}", upload.id);
+                if let Some(Ok(upload)) = within(LATE_BEGIN, request).await {
+                    abort(&client, &upload).await;
                 }
             });
         }
