@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::{Filter, ListOptions, ListStream};
 use crate::client::Client;
 use crate::engine::{Batch, BatchRequest, permitted, run_all, try_run_all};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{ErrorKind, Operation, Result};
 use crate::runtime::Task;
 use crate::types::{ListPage, ObjectHead};
 
@@ -139,7 +139,10 @@ impl Scan {
             };
             match head {
                 Some((_, Ok((key, head)))) if self.has_metadata.selects(&head) => found.push((key, head)),
-                Some((_, Err(error))) if !is_deleted(&error) => return Err(error),
+                // It was deleted after it was listed.
+                Some((_, Err(error)))
+                    if error.kind() == ErrorKind::NotFound && error.operation() == Operation::Head => {}
+                Some((_, Err(error))) => return Err(error),
                 _ => {}
             }
             if found.len() >= CHUNK {
@@ -147,8 +150,4 @@ impl Scan {
             }
         }
     }
-}
-
-fn is_deleted(error: &Error) -> bool {
-    error.kind() == ErrorKind::NotFound && error.operation() == Operation::Head
 }

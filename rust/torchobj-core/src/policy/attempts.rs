@@ -128,7 +128,10 @@ impl<'a> Attempts<'a> {
         let throttled = kind == Retry::Throttled || error.retry_after().is_some();
         let wait = if throttled {
             self.throttled += 1;
-            after_throttle(error.retry_after(), self.throttled)
+            // The jitter spreads requests that received the same `Retry-After`. It grows, so that `Retry-After: 0` does not
+            // cause a busy loop.
+            let base = if error.retry_after().is_some() { BASE } else { THROTTLED_BASE };
+            error.retry_after().unwrap_or_default() + backoff(base, self.throttled, &mut fastrand::Rng::new())
         } else {
             self.counted += 1;
             backoff(BASE, self.counted, &mut fastrand::Rng::new())
@@ -164,17 +167,6 @@ impl<'a> Attempts<'a> {
             ErrorKind::Connect if !self.quota.has_responded() => error.with_hint("check the endpoint"),
             _ => error,
         }
-    }
-}
-
-/// Returns the wait before retry number `retry` of a throttled request: at least the store's `Retry-After`. The added
-/// jitter spreads requests that received the same `Retry-After`. It grows, so that `Retry-After: 0` does not cause a
-/// busy loop.
-fn after_throttle(retry_after: Option<Duration>, retry: u32) -> Duration {
-    let rng = &mut fastrand::Rng::new();
-    match retry_after {
-        Some(retry_after) => retry_after + backoff(BASE, retry, rng),
-        None => backoff(THROTTLED_BASE, retry, rng),
     }
 }
 

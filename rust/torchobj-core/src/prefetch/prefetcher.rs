@@ -269,7 +269,9 @@ impl Prefetcher {
         self.demand(loader, demands.zip(senders.into_iter().map(Waiter::Local)));
         let mut taken = Vec::with_capacity(receivers.len());
         for receiver in receivers {
-            taken.push(receiver.await.unwrap_or_else(|_| Err(lost_read())));
+            let lost =
+                || Error::new(ErrorKind::Cancelled, Operation::Get, "", "the read ended without a result: a bug");
+            taken.push(receiver.await.unwrap_or_else(|_| Err(lost())));
         }
         taken
     }
@@ -351,10 +353,6 @@ impl Prefetcher {
         drop(pending.close(dest));
         Arc::into_inner(segment)
     }
-}
-
-fn lost_read() -> Error {
-    Error::new(ErrorKind::Cancelled, Operation::Get, "", "the read ended without a result: a bug")
 }
 
 type Delivered = Delivery<FilledSegment, Waiter>;

@@ -62,10 +62,6 @@ fn name_of(record: &[u8]) -> Option<Arc<ObjectRef>> {
     ObjectRef::from_bytes(record).map(Arc::new)
 }
 
-fn invalid_name() -> Error {
-    Error::new(ErrorKind::Config, Operation::Get, "", "a worker requested an object by an invalid name: a bug")
-}
-
 impl Prefetcher {
     /// Only the service task locks it.
     fn worker_iterators(&self) -> MutexGuard<'_, HashMap<(u32, u32), u64>> {
@@ -91,7 +87,11 @@ impl Prefetcher {
                 for (position, record) in names.into_iter().enumerate() {
                     match record.as_deref().and_then(name_of) {
                         Some(name) => demands.push((Demand::Name { source, name }, waiter(position))),
-                        None => self.deliver((waiter(position), Err(invalid_name()))),
+                        None => {
+                            let message = "a worker requested an object by an invalid name: a bug";
+                            let error = Error::new(ErrorKind::Config, Operation::Get, "", message);
+                            self.deliver((waiter(position), Err(error)));
+                        }
                     }
                 }
                 self.demand(loader, demands.into_iter());
