@@ -56,10 +56,13 @@ pub(super) struct ArenaHeader {
     pub(super) slot_needed: AtomicU32,
     /// Counts the slots that were freed. A worker that needs one waits on it as a futex.
     pub(super) vacated: AtomicU32,
-    /// State words of the granted segments and blocks, by id.
-    states: [AtomicU32; GRANTS as usize],
+    states: States,
     slots: [WorkerSlot; SLOTS as usize],
 }
+
+/// State words of the granted segments and blocks, by id. The alignment keeps them out of the cache lines of the words before.
+#[repr(C, align(4096))]
+struct States([AtomicU32; GRANTS as usize]);
 
 // SAFETY: all fields are atomic words.
 unsafe impl Words for ArenaHeader {}
@@ -67,7 +70,7 @@ unsafe impl Words for ArenaHeader {}
 impl ArenaHeader {
     /// State word of the granted segment or block `id`.
     pub(super) fn state(&self, id: u32) -> &AtomicU32 {
-        &self.states[id as usize]
+        &self.states.0[id as usize]
     }
 
     pub(super) fn slot(&self, index: u32) -> &WorkerSlot {
@@ -103,6 +106,21 @@ pub(super) struct WorkerSlot {
     answers: [[AtomicU64; 3]; MAX_OBJECTS],
 }
 
+/// The answer for one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// Id of the grant; `generation` distinguishes the grants that had this id.
+    pub id: u32,
+    pub generation: u32,
+    /// Offset in the file.
+    pub offset: u64,
+    pub len: u64,
+    /// Whether the bytes are a serialized error.
+    pub failed: bool,
+}
+
+const FAILED: u64 = 1 << 63;
+
 /// Written for each object before the handler runs; remains where the handler gives no answer.
 pub(super) const REFUSED: Answer = Answer { id: GRANTS, generation: 0, offset: 0, len: 0, failed: true };
 
@@ -134,24 +152,7 @@ impl WorkerSlot {
         bytes.truncate(count);
         bytes
     }
-}
 
-/// The answer for one object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    /// Id of the grant; `generation` distinguishes the grants that had this id.
-    pub id: u32,
-    pub generation: u32,
-    /// Offset in the file.
-    pub offset: u64,
-    pub len: u64,
-    /// Whether the bytes are a serialized error.
-    pub failed: bool,
-}
-
-const FAILED: u64 = 1 << 63;
-
-impl WorkerSlot {
     pub(super) fn write_answer(&self, position: usize, answer: Answer) {
         let Answer { id, generation, offset, len, failed } = answer;
         let parts = [u64::from(id) | u64::from(generation) << 32, offset, len | if failed { FAILED } else { 0 }];

@@ -132,11 +132,6 @@ impl Arena {
         self.map.header()
     }
 
-    /// Process id of the owner.
-    pub fn owner(&self) -> u32 {
-        self.owner
-    }
-
     /// Returns whether the current process is the owner; false in a forked child.
     pub fn is_ours(&self) -> bool {
         self.owner == std::process::id()
