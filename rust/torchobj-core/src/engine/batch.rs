@@ -241,11 +241,8 @@ pub async fn try_run_all<R: BatchRequest>(
     requests: Vec<R>,
     limit: impl Fn() -> usize + Send + Sync + 'static,
 ) -> Result<Vec<R::Output>> {
-    let mut completed = run_ordered(requests, limit, true).await;
-    let failed = completed.iter().position(|(_, result)| !matches!(result, Ok(Ok(_))));
-    if let Some(failed) = failed {
-        completed = vec![completed.swap_remove(failed)];
-    }
+    // Requests that were aborted have no results.
+    let completed = run_ordered(requests, limit, true).await;
     completed.into_iter().map(|(_, result)| result.unwrap_or_else(|panic| resume_unwind(panic))).collect()
 }
 

@@ -29,7 +29,6 @@ mod sample;
 #[cfg(test)]
 mod tests;
 mod walk;
-mod zstd;
 
 use std::fmt;
 
