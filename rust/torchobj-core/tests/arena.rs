@@ -134,7 +134,7 @@ fn killed_workers_leak_no_memory_and_cause_no_wrong_bytes() {
     assert!(offered > 100, "{offered} segments were offered");
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let stats = prefetcher.stats();
+        let stats = prefetcher.stats(None);
         let left = (stats.memory.used, stats.memory.granted, stats.in_flight, stats.announced);
         if left == (0, 0, 0, 0) {
             break;

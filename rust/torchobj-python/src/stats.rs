@@ -23,7 +23,7 @@ pub(crate) fn release_free_memory(py: Python<'_>) {
 pub(crate) fn prefetch_stats(py: Python<'_>, loader: Option<u64>) -> PyResult<Bound<'_, PyDict>> {
     let dict = PyDict::new(py);
     let Some(prefetcher) = existing() else { return Ok(dict) };
-    let stats = py.detach(|| prefetcher.stats_of(loader));
+    let stats = py.detach(|| prefetcher.stats(loader));
     dict.set_item("hits", stats.hits)?;
     dict.set_item("late", stats.late)?;
     dict.set_item("queued", stats.queued)?;

@@ -202,14 +202,14 @@ impl Client {
         }
         let crc = object.checksum.and_then(crc_of);
         // Two parts are worth a journal, and only a version shows that both are of the same object.
-        let journaled = own_part_bytes < size && temporary.is_resumable();
+        let journaled = own_part_bytes < size && temporary.resumable;
         let prepared = in_place(|| {
             let Some(version) = object.version.as_ref().filter(|_| journaled) else {
-                temporary.file().set_len(0)?;
+                temporary.file.set_len(0)?;
                 return Ok((None, Recorded::new(size, own_part_bytes.max(1))));
             };
             let identity = format!("{url}\n{version:?}\n{:?}", object.checksum);
-            let (journal, recorded) = Journal::open(temporary.file(), &identity, size, own_part_bytes)?;
+            let (journal, recorded) = Journal::open(&temporary.file, &identity, size, own_part_bytes)?;
             Ok((Some(journal), recorded))
         });
         let (journal, Recorded { part_bytes, parts: mut sums }) = prepared.map_err(failed)?;
@@ -219,7 +219,7 @@ impl Client {
         }
         for (sum, range) in sums.iter_mut().zip(parts(0..size, part_bytes)) {
             if let Some(value) = *sum
-                && !same::has_crc(temporary.file(), range, algorithm, value).await.map_err(failed)?
+                && !same::has_crc(&temporary.file, range, algorithm, value).await.map_err(failed)?
             {
                 *sum = None;
             }
@@ -227,7 +227,7 @@ impl Client {
         // An interrupted transfer continues with the parts that are missing.
         temporary.keep(journal.is_some());
         let part_file = Arc::new(PartFile {
-            file: temporary.file().clone(),
+            file: temporary.file.clone(),
             url,
             algorithm: (crc.is_some() || journal.is_some()).then_some(algorithm),
             journal,
@@ -252,7 +252,7 @@ impl Client {
         }
         drop(part_file);
         let published = in_place(|| {
-            temporary.file().set_len(size)?;
+            temporary.file.set_len(size)?;
             temporary.publish(&target.name, object.mtime)
         });
         published.map_err(failed)

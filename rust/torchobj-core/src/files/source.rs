@@ -21,9 +21,9 @@ const BLOCK_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub(super) struct SourceFile {
     path: PathBuf,
-    file: File,
-    size: u64,
-    mtime: Mtime,
+    pub(super) file: File,
+    pub(super) size: u64,
+    pub(super) mtime: Mtime,
 }
 
 impl SourceFile {
@@ -42,18 +42,6 @@ impl SourceFile {
             return Err(Error::new(ErrorKind::InvalidKey, Operation::Put, url_of(path), message));
         }
         Ok(Self { path: path.to_owned(), file, size: metadata.len(), mtime: mtime_of(&metadata) })
-    }
-
-    pub(super) fn file(&self) -> &File {
-        &self.file
-    }
-
-    pub(super) fn size(&self) -> u64 {
-        self.size
-    }
-
-    pub(super) fn mtime(&self) -> Mtime {
-        self.mtime
     }
 
     pub(super) fn failed(&self, error: io::Error) -> Error {

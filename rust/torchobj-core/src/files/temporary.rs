@@ -28,9 +28,9 @@ const ATTEMPTS: usize = 100;
 pub(super) struct Temporary {
     folder: Arc<OwnedFd>,
     name: String,
-    file: Arc<File>,
-    /// Whether this process alone uses the name of the target's temporary file.
-    resumable: bool,
+    pub(super) file: Arc<File>,
+    /// Whether this process alone uses the name of the target's temporary file: a later download of the target finds it.
+    pub(super) resumable: bool,
     remove: bool,
 }
 
@@ -75,15 +75,6 @@ impl Temporary {
             return Ok(Self { folder: folder.clone(), name, file, resumable, remove: true });
         }
         Err(io::Error::other(format!("another program replaces the temporary file {name} continually")))
-    }
-
-    pub(super) fn file(&self) -> &Arc<File> {
-        &self.file
-    }
-
-    /// Whether a later download of the target finds this file.
-    pub(super) fn is_resumable(&self) -> bool {
-        self.resumable
     }
 
     /// Keeps the file when this is dropped, for a later download.

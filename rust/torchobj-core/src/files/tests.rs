@@ -107,15 +107,15 @@ fn descriptor(folder: &TestFolder) -> Arc<OwnedFd> {
 fn a_journal_has_the_parts_that_were_recorded_and_only_for_its_object() {
     let folder = TestFolder::new();
     let temporary = Temporary::open(&descriptor(&folder), "f").unwrap();
-    let (journal, recorded) = Journal::open(temporary.file(), "object", 10_000, 1000).unwrap();
+    let (journal, recorded) = Journal::open(&temporary.file, "object", 10_000, 1000).unwrap();
     assert_eq!((recorded.part_bytes, recorded.parts), (1000, vec![None; 10]));
     journal.record(3, 33).unwrap();
     journal.record(0, 0).unwrap();
-    let (_, recorded) = Journal::open(temporary.file(), "object", 10_000, 500).unwrap();
+    let (_, recorded) = Journal::open(&temporary.file, "object", 10_000, 500).unwrap();
     let mut expected = vec![None; 10];
     (expected[0], expected[3]) = (Some(0), Some(33));
     assert_eq!((recorded.part_bytes, recorded.parts), (1000, expected));
-    let (_, recorded) = Journal::open(temporary.file(), "another", 10_000, 1000).unwrap();
+    let (_, recorded) = Journal::open(&temporary.file, "another", 10_000, 1000).unwrap();
     assert_eq!(recorded.parts, vec![None; 10]);
 }
 
@@ -124,7 +124,7 @@ fn a_temporary_file_that_is_in_use_is_left_alone() {
     let folder = TestFolder::new();
     let first = Temporary::open(&descriptor(&folder), "f").unwrap();
     let second = Temporary::open(&descriptor(&folder), "f").unwrap();
-    assert!(first.is_resumable() && !second.is_resumable());
+    assert!(first.resumable && !second.resumable);
     assert_eq!(folder.names().len(), 2);
     second.publish("f", None).unwrap();
     drop(first);

@@ -79,14 +79,14 @@ impl Client {
         self.store().check_key(Operation::Put, &key)?;
         self.check_condition(Operation::Put, &key, &options.condition)?;
         let source = in_place(|| SourceFile::open(&path))?;
-        let size = source.size();
+        let size = source.size;
         if skip_unchanged && let Some(version) = self.same_object(&key, &source).await? {
             return Ok(Transferred { size, version, skipped: true });
         }
         let capabilities = self.store().capabilities();
         let metadata = &mut options.attributes.metadata;
         if capabilities.attributes && metadata.iter().all(|(name, _)| !name.eq_ignore_ascii_case(mtime::NAME)) {
-            metadata.push((mtime::NAME.to_owned(), source.mtime().text()));
+            metadata.push((mtime::NAME.to_owned(), source.mtime.text()));
             metadata.sort();
         }
         let version = if size < self.whole_below_bytes() {
@@ -114,7 +114,7 @@ impl Client {
     ) -> Result<Version> {
         let mut session = Session::begin(self.clone(), key, options).await?;
         // Parts have the checksum that the store prefers, from which it may compute that of the object.
-        for range in self.part_sizes().even(source.size()) {
+        for range in self.part_sizes().even(source.size) {
             let sent = async {
                 let length = range.end - range.start;
                 session.wait_for_capacity(length, self.policy().write_buffer_bytes.max(2 * length)).await?;
@@ -138,22 +138,22 @@ impl Client {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             head => head?,
         };
-        let same = head.size == source.size()
+        let same = head.size == source.size
             && match head.checksum {
-                Some(checksum) => same::has_checksum(source.file(), head.size, checksum)
-                    .await
-                    .map_err(|error| source.failed(error))?,
+                Some(checksum) => {
+                    same::has_checksum(&source.file, head.size, checksum).await.map_err(|error| source.failed(error))?
+                }
                 None if !self.store().capabilities().attributes => {
                     self.has_bytes_of(key, source, head.version.as_ref()).await?
                 }
-                None => same::mtime_of(&head.attributes, None) == Some(source.mtime()),
+                None => same::mtime_of(&head.attributes, None) == Some(source.mtime),
             };
         Ok(same.then_some(head.version))
     }
 
     /// Returns whether an object of the same size has the bytes of the file: for stores without checksums and metadata.
     async fn has_bytes_of(self: &Arc<Self>, key: &str, source: &SourceFile, version: Option<&Version>) -> Result<bool> {
-        for range in parts(0..source.size(), self.policy().part_bytes) {
+        for range in parts(0..source.size, self.policy().part_bytes) {
             let (own, _) = in_place(|| source.read(&range, false))?;
             let read = ReadRequest {
                 range: Some(ByteRange::Bounded(range)),

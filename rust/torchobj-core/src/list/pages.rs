@@ -25,7 +25,8 @@ pub struct Pages {
     tokens: HashSet<String>,
     /// The first keys of the pages of an unordered listing.
     first_keys: HashSet<String>,
-    ignores_start: bool,
+    /// Whether the store has listed keys before `start_after`, which were discarded.
+    pub(super) ignores_start: bool,
     last_key: Option<String>,
     last_prefix: Option<String>,
     empty_pages: usize,
@@ -43,11 +44,6 @@ impl Pages {
     /// Returns whether the last page was returned.
     pub fn ended(&self) -> bool {
         self.ended
-    }
-
-    /// Returns whether the store has listed keys before `start_after`, which were discarded.
-    pub(super) fn ignores_start(&self) -> bool {
-        self.ignores_start
     }
 
     /// Returns the next page; `None` after the last one.

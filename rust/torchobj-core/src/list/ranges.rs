@@ -79,7 +79,7 @@ impl Range {
 /// The ranges of a parallel listing.
 #[derive(Debug)]
 pub(super) struct Ranges {
-    prefix: String,
+    pub(super) prefix: String,
     ordered: bool,
     /// By the key after which they start.
     ranges: BTreeMap<String, Range>,
@@ -109,11 +109,6 @@ impl Ranges {
             full: 0,
             empty: 0,
         }
-    }
-
-    /// The prefix of the listing.
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
     }
 
     /// Returns whether all pages were returned.

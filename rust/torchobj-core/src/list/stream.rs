@@ -92,7 +92,7 @@ impl ListStream {
                         page
                     }
                     NextPage::StartIgnored => {
-                        let mut pages = Pages::new(ranges.prefix(), None, last.as_deref());
+                        let mut pages = Pages::new(&ranges.prefix, None, last.as_deref());
                         let page = pages.next(&self.client).await;
                         self.listing = ListState::Serial(pages);
                         page?
@@ -125,8 +125,8 @@ async fn next_of(client: &Arc<Client>, ranges: &mut Ranges, requests: &Batch<Ran
         }
         let Some((_, response)) = requests.next().await else { return Ok(NextPage::Page(None)) };
         match response? {
-            RangeResponse::Page { pages, .. } if pages.ignores_start() => {
-                client.set_ignores_start_after(ranges.prefix());
+            RangeResponse::Page { pages, .. } if pages.ignores_start => {
+                client.set_ignores_start_after(&ranges.prefix);
                 return Ok(NextPage::StartIgnored);
             }
             RangeResponse::Page { lower, pages, page } => ranges.received(&lower, pages, page),

@@ -18,7 +18,7 @@ pub struct ObjectId {
 #[derive(Debug)]
 pub(crate) struct Reservation {
     total: Arc<AtomicU64>,
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl Reservation {
@@ -26,11 +26,6 @@ impl Reservation {
     pub(super) fn new(total: &Arc<AtomicU64>, bytes: u64) -> Self {
         total.fetch_add(bytes, Ordering::Relaxed);
         Self { total: total.clone(), bytes }
-    }
-
-    /// Number of reserved bytes.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
     }
 }
 

@@ -216,13 +216,8 @@ impl Prefetcher {
         self.stats.remove(loader);
     }
 
-    /// Current counters.
-    pub fn stats(&self) -> Stats {
-        self.stats_of(None)
-    }
-
     /// Current counters of a loader, or of all; and the state of the prefetcher.
-    pub fn stats_of(&self, loader: Option<u64>) -> Stats {
+    pub fn stats(&self, loader: Option<u64>) -> Stats {
         let _inside = fork::enter();
         let (announced, ahead) = {
             let window = self.window();

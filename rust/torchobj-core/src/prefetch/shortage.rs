@@ -52,7 +52,7 @@ impl Shortage {
         };
         let started_at = *self.started_at.get_or_insert(now);
         let holders = holders();
-        let charge = read.first.reservation.bytes();
+        let charge = read.first.reservation.bytes;
         if charge > holders.budget && !self.warned_large {
             self.warned_large = true;
             let budget = holders.budget;

@@ -141,7 +141,7 @@ impl ScatterRead {
         let parts = assign_targets(parts, ranges, checksum, url);
         let (mut size, version) = (0, expected.version.clone());
         for sink in client.receive_all(key.into(), expected, parts, first, usize::MAX).await? {
-            size = sink.size();
+            size = sink.size;
             sink.into_sums().into_iter().for_each(|(index, sum)| sums[index] = sums[index].then(sum));
         }
         Ok(ScatterResult { version, size, crc32: sums.into_iter().map(Crc32::value).collect() })

@@ -70,8 +70,8 @@ pub(super) struct ScatterList {
     length: usize,
     /// Checksums of the bytes of each range, in their order; `None` if not requested.
     sums: Option<Vec<(usize, Crc32)>>,
-    /// Size of the whole object; 0 before the first response.
-    size: u64,
+    /// Size of the whole object, from its last response; 0 before the first.
+    pub(super) size: u64,
     progress: Progress,
     url: Arc<str>,
 }
@@ -90,11 +90,6 @@ impl ScatterList {
             progress: Progress::default(),
             url,
         }
-    }
-
-    /// Size of the whole object, from its last response.
-    pub(super) fn size(&self) -> u64 {
-        self.size
     }
 
     /// Checksums of the bytes of this part, by index of the range.

@@ -66,7 +66,9 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 
 /// Waits until `count` objects are read and ready: they are counted a moment earlier.
 fn all_read(prefetcher: &Prefetcher, count: u64) {
-    eventually("all objects are ready", || prefetcher.stats().objects == count && prefetcher.stats().in_flight == 0);
+    eventually("all objects are ready", || {
+        prefetcher.stats(None).objects == count && prefetcher.stats(None).in_flight == 0
+    });
 }
 
 fn no_check() -> Result<(), ()> {
@@ -84,7 +86,7 @@ fn announced_objects_are_ready_when_they_are_taken() {
     for (index, fetched) in order.iter().zip(taken) {
         assert!(fetched.unwrap().buffer.as_slice() == [u8::try_from(*index).unwrap(); 5000]);
     }
-    let stats = prefetcher.stats();
+    let stats = prefetcher.stats(None);
     assert_eq!((stats.hits, stats.late, stats.queued, stats.misses), (100, 0, 0, 0));
     assert_eq!(stats.memory.used, 0);
 }
@@ -96,12 +98,12 @@ fn objects_are_read_without_announcement() {
     assert!(taken.iter().enumerate().all(|(index, fetched)| {
         fetched.as_ref().unwrap().buffer.as_slice() == vec![u8::try_from(index).unwrap(); 300_000]
     }));
-    let stats = prefetcher.stats();
+    let stats = prefetcher.stats(None);
     assert_eq!(stats.misses, 20);
     // 6 MB in a budget of 1 MiB: demanded reads exceed the budget, and are counted.
     assert!(stats.over_budget > 0);
     drop(taken);
-    assert_eq!(prefetcher.stats().memory.used, 0);
+    assert_eq!(prefetcher.stats(None).memory.used, 0);
 }
 
 #[test]
@@ -109,13 +111,13 @@ fn announced_reads_stay_within_the_budget_and_continue_when_memory_is_freed() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 200_000);
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..64));
-    eventually("the budget is used", || prefetcher.stats().objects >= 8);
+    eventually("the budget is used", || prefetcher.stats(None).objects >= 8);
     for index in 0..64 {
-        assert!(prefetcher.stats().memory.used <= 2 * MIB);
+        assert!(prefetcher.stats(None).memory.used <= 2 * MIB);
         let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(0, &objects(source, [index])))).unwrap();
         assert_eq!(fetched.unwrap().buffer.as_slice()[0], u8::try_from(index).unwrap());
     }
-    let stats = prefetcher.stats();
+    let stats = prefetcher.stats(None);
     assert_eq!((stats.over_budget, stats.misses, stats.objects), (0, 0, 64));
 }
 
@@ -130,7 +132,7 @@ fn two_uses_of_an_object_are_read_once_and_share_no_memory() {
     for (fetched, expected) in taken.iter().zip([99, 1, 0, 0, 1]) {
         assert!(fetched.as_ref().unwrap().buffer.as_slice() == [expected; 10_000]);
     }
-    let stats = prefetcher.stats();
+    let stats = prefetcher.stats(None);
     assert_eq!(stats.objects, 2);
 }
 
@@ -144,7 +146,7 @@ fn a_cancelled_iterator_leaves_no_memory_in_use() {
         prefetcher.cancel(iterator);
     }
     eventually("all memory is free", || {
-        let stats = prefetcher.stats();
+        let stats = prefetcher.stats(None);
         stats.memory.used == 0 && stats.in_flight == 0 && stats.announced == 0
     });
 }
@@ -154,11 +156,11 @@ fn an_iterator_in_use_gets_memory_that_an_idle_one_holds() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 100_000);
     let (idle, in_use) = (prefetcher.new_iterator(0), prefetcher.new_iterator(0));
     prefetcher.announce(idle, &objects(source, 0..32));
-    eventually("the idle iterator fills the budget", || prefetcher.stats().memory.used > MIB + MIB / 2);
+    eventually("the idle iterator fills the budget", || prefetcher.stats(None).memory.used > MIB + MIB / 2);
     prefetcher.announce(in_use, &objects(source, 32..64));
     drop(runtime().block_on(prefetcher.take(0, &objects(source, [32]))));
     eventually("the iterator in use reads ahead", || {
-        prefetcher.window().announced_bytes(in_use) > 0 && prefetcher.stats().evicted > 4
+        prefetcher.window().announced_bytes(in_use) > 0 && prefetcher.stats(None).evicted > 4
     });
     let taken = runtime().block_on(prefetcher.take(0, &objects(source, 33..64)));
     assert!(taken.into_iter().all(|fetched| fetched.is_ok()));
@@ -182,7 +184,7 @@ fn a_failed_read_is_an_error_of_its_object_only() {
     assert_eq!(taken[1].as_ref().unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(taken[3].as_ref().unwrap_err().kind(), ErrorKind::Config);
     assert!(taken[0].is_ok() && taken[2].is_ok());
-    assert_eq!(prefetcher.stats().failed, 2);
+    assert_eq!(prefetcher.stats(None).failed, 2);
 }
 
 #[test]
@@ -200,14 +202,14 @@ fn announced_reads_keep_permits_free_for_demanded_ones() {
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..20));
     eventually("the limit of reads is reached", || faulty.pending() == 0);
-    let stats = prefetcher.stats();
+    let stats = prefetcher.stats(None);
     assert_eq!((stats.in_flight, stats.limit, stats.objects), (12, 12, 0));
     let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(0, &objects(source, [19])))).unwrap();
     assert!(fetched.unwrap().buffer.as_slice() == [19; 1000]);
-    eventually("no other read started", || prefetcher.stats().in_flight == 12);
-    assert_eq!(prefetcher.stats().objects, 1);
+    eventually("no other read started", || prefetcher.stats(None).in_flight == 12);
+    assert_eq!(prefetcher.stats(None).objects, 1);
     prefetcher.cancel(iterator);
-    eventually("cancelled reads end", || prefetcher.stats().in_flight == 0);
+    eventually("cancelled reads end", || prefetcher.stats(None).in_flight == 0);
 }
 
 #[test]
@@ -223,11 +225,11 @@ fn metrics_include_each_client_once_and_remain_after_its_source_is_removed() {
     let another =
         prefetcher.add_source(ListedSource { manifest: manifest.clone(), clients: vec![client.clone()], pinned: true });
     let same = prefetcher.add_source(ListedSource { manifest, clients: vec![client], pinned: true });
-    assert_eq!(prefetcher.stats().limit, 2 * 60);
+    assert_eq!(prefetcher.stats(None).limit, 2 * 60);
     let demands: Vec<_> = [source, another, same].iter().flat_map(|source| objects(*source, 0..10)).collect();
     assert!(runtime().block_on(prefetcher.take(0, &demands)).into_iter().all(|fetched| fetched.is_ok()));
     [source, another, same].iter().for_each(|source| prefetcher.remove_source(*source));
-    let Stats { requests, limit, .. } = prefetcher.stats();
+    let Stats { requests, limit, .. } = prefetcher.stats(None);
     assert_eq!((requests.retries, requests.throttled, requests.connect_failures, limit), (2, 1, 0, 1));
     assert!(requests.first_byte.quantile(0.5).is_some() && requests.body.quantile(0.99).is_some());
 }
@@ -244,9 +246,9 @@ fn a_worker_requests_holds_and_returns_segments() {
         let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
         assert!(claim.buffer().as_slice() == [u8::try_from(*index).unwrap(); 20_000]);
     }
-    assert!(prefetcher.stats().memory.granted > 60 * 20_000);
+    assert!(prefetcher.stats(None).memory.granted > 60 * 20_000);
     drop(replies);
-    eventually("returned segments are free", || prefetcher.stats().memory.used == 0);
+    eventually("returned segments are free", || prefetcher.stats(None).memory.used == 0);
     let [Reply::Failed(error)] = &worker.request(source, &[77], Announcement::default(), no_check).unwrap()[..] else {
         panic!("there are 60")
     };
@@ -263,21 +265,23 @@ fn objects_announced_by_a_worker_are_read_early_and_dropped_when_its_iterator_en
     drop(worker.request(source, &[0], Announcement { iterator: first, objects: &ahead }, no_check).unwrap());
     all_read(&prefetcher, 40);
     drop(worker.request(source, &[1, 2], Announcement::default(), no_check).unwrap());
-    assert_eq!((prefetcher.stats().hits, prefetcher.stats().misses), (2, 1));
-    assert_eq!(prefetcher.stats().announced, 37);
+    assert_eq!((prefetcher.stats(None).hits, prefetcher.stats(None).misses), (2, 1));
+    assert_eq!(prefetcher.stats(None).announced, 37);
     // Another iterator of the worker does not affect it.
     drop(worker.request(source, &[], Announcement { iterator: second, objects: &[50, 51] }, no_check).unwrap());
-    assert_eq!(prefetcher.stats().announced, 39);
+    assert_eq!(prefetcher.stats(None).announced, 39);
     worker.end_iterator(first);
     drop(worker.request(source, &[50], Announcement::default(), no_check).unwrap());
-    assert_eq!(prefetcher.stats().announced, 1);
+    assert_eq!(prefetcher.stats(None).announced, 1);
     worker.end_iterator(second);
     // An iterator without announcements.
     worker.end_iterator(worker.new_iterator());
     for _ in 0..2 {
         drop(worker.request(source, &[3], Announcement::default(), no_check).unwrap());
     }
-    eventually("all memory is free", || prefetcher.stats().announced == 0 && prefetcher.stats().memory.used == 0);
+    eventually("all memory is free", || {
+        prefetcher.stats(None).announced == 0 && prefetcher.stats(None).memory.used == 0
+    });
 }
 
 #[test]
@@ -287,9 +291,9 @@ fn lists_longer_than_a_request_are_sent_in_several() {
     let order: Vec<u64> = (0..10).cycle().take(5000).collect();
     let ahead = Announcement { iterator: worker.new_iterator(), objects: &order };
     assert_eq!(worker.request(source, &order, ahead, no_check).unwrap().len(), 5000);
-    assert_eq!(prefetcher.stats().announced, 5000);
+    assert_eq!(prefetcher.stats(None).announced, 5000);
     assert_eq!(worker.request(source, &order, Announcement::default(), no_check).unwrap().len(), 5000);
-    assert_eq!(prefetcher.stats().announced, 0);
+    assert_eq!(prefetcher.stats(None).announced, 0);
 }
 
 #[test]
@@ -304,9 +308,9 @@ fn an_offered_and_dropped_segment_is_adopted_once() {
     let buffer = prefetcher.arena().adopt(offer.id, offer.generation).unwrap().unwrap();
     assert!(prefetcher.arena().adopt(offer.id, offer.generation).unwrap().is_none());
     assert_eq!(buffer.len(), 20_000);
-    assert_eq!((prefetcher.stats().memory.transferred, prefetcher.stats().memory.copied), (1, 0));
+    assert_eq!((prefetcher.stats(None).memory.transferred, prefetcher.stats(None).memory.copied), (1, 0));
     drop(buffer);
-    assert_eq!(prefetcher.stats().memory.used, 0);
+    assert_eq!(prefetcher.stats(None).memory.used, 0);
 }
 
 #[test]
@@ -343,7 +347,7 @@ fn many_concurrent_workers_get_the_right_objects() {
             });
         }
     });
-    eventually("all memory is free", || prefetcher.stats().memory.used == 0);
+    eventually("all memory is free", || prefetcher.stats(None).memory.used == 0);
 }
 
 #[test]
@@ -358,16 +362,16 @@ fn memory_freed_by_the_trainer_or_a_worker_is_reused_at_once() {
     for _ in 0..6 {
         for from_worker in [false, true] {
             eventually("the budget is used up", || {
-                prefetcher.stats().in_flight == 0 && !prefetcher.arena().fits(100_000, 0)
+                prefetcher.stats(None).in_flight == 0 && !prefetcher.arena().fits(100_000, 0)
             });
-            let before = prefetcher.stats().objects;
+            let before = prefetcher.stats(None).objects;
             let freed = Instant::now();
             if from_worker {
                 drop(claimed.pop());
             } else {
                 drop(held.pop());
             }
-            eventually("another object is read", || prefetcher.stats().objects > before);
+            eventually("another object is read", || prefetcher.stats(None).objects > before);
             let fastest = &mut fastest[usize::from(from_worker)];
             *fastest = freed.elapsed().min(*fastest);
         }

@@ -276,7 +276,7 @@ impl Simulation {
             |object: &ObjectId| self.reading.iter().flat_map(readings).any(|reading| reading.object == *object);
         assert!(reading.keys().all(is_read));
         let following = sum(&|used| matches!(used.state, EntryState::Following));
-        let reading: u64 = self.reading.iter().flat_map(readings).map(|reading| reading.reservation.bytes()).sum();
+        let reading: u64 = self.reading.iter().flat_map(readings).map(|reading| reading.reservation.bytes).sum();
         assert_eq!(self.window.reserved(), following + reading);
     }
 

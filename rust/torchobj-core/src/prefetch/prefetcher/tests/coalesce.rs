@@ -83,7 +83,7 @@ impl Bench {
 
     fn is_idle(&self) {
         eventually("all counters are zero", || {
-            let stats = self.prefetcher.stats();
+            let stats = self.prefetcher.stats(None);
             let reserved = self.prefetcher.window().reserved();
             (stats.in_flight, stats.announced, stats.memory.used, reserved) == (0, 0, 0, 0)
         });
@@ -101,14 +101,14 @@ fn adjacent_ranges_take_one_request_and_have_separate_memory() {
     let requests = bench.requests(|| {
         bench.announce(&names);
         all_read(&bench.prefetcher, 100);
-        assert_eq!(bench.prefetcher.stats().memory.used, 100 * Arena::charge(4 << 10));
+        assert_eq!(bench.prefetcher.stats(None).memory.used, 100 * Arena::charge(4 << 10));
         assert!(bench.take(&names[..50]).is_empty());
-        assert_eq!(bench.prefetcher.stats().memory.used, 50 * Arena::charge(4 << 10));
+        assert_eq!(bench.prefetcher.stats(None).memory.used, 50 * Arena::charge(4 << 10));
         assert!(bench.take(&names[50..]).is_empty());
     });
     // The first reads start while later ranges are still announced.
     assert!(requests <= 3, "{requests} requests");
-    let stats = bench.prefetcher.stats();
+    let stats = bench.prefetcher.stats(None);
     assert_eq!((stats.hits, stats.objects, stats.bytes, stats.failed), (100, 100, 400 << 10, 0));
     bench.is_idle();
 }
@@ -151,7 +151,7 @@ fn demanded_ranges_that_were_not_announced_are_read_together() {
     let bench = Bench::without_service(400 << 10);
     let names = bench.ranges(100, 4 << 10);
     assert_eq!(bench.requests(|| assert!(bench.take(&names).is_empty())), 1);
-    assert_eq!(bench.prefetcher.stats().misses, 100);
+    assert_eq!(bench.prefetcher.stats(None).misses, 100);
     bench.is_idle();
 }
 
@@ -187,7 +187,7 @@ fn read_through_failures(seed: u64) {
             assert!(failed.is_empty(), "{failed:?}");
         }
     }
-    assert_eq!(bench.prefetcher.stats().over_budget, 0);
+    assert_eq!(bench.prefetcher.stats(None).over_budget, 0);
     bench.is_idle();
 }
 
@@ -216,7 +216,7 @@ fn a_missing_object_fails_all_its_ranges_with_one_request() {
         let failed = bench.take(&names);
         assert_eq!(failed.iter().map(Error::kind).collect::<Vec<_>>(), [ErrorKind::NotFound; 4]);
     });
-    assert_eq!((requests, bench.prefetcher.stats().failed), (1, 4));
+    assert_eq!((requests, bench.prefetcher.stats(None).failed), (1, 4));
     bench.is_idle();
 }
 
@@ -236,7 +236,7 @@ fn a_read_continues_while_one_of_its_ranges_is_needed() {
     assert!(read.buffer.as_slice() == &bench.body[20_000..30_000]);
     drop(read);
     bench.is_idle();
-    assert_eq!(bench.prefetcher.stats().requests.retries, 0);
+    assert_eq!(bench.prefetcher.stats(None).requests.retries, 0);
 }
 
 #[test]
@@ -255,10 +255,10 @@ fn ranges_that_are_read_together_stay_within_the_budget() {
     let names = bench.ranges(1000, 8_000);
     bench.announce(&names);
     for names in names.chunks(10) {
-        assert!(bench.prefetcher.stats().memory.used <= 2 * MIB);
+        assert!(bench.prefetcher.stats(None).memory.used <= 2 * MIB);
         assert!(bench.take(names).is_empty());
     }
-    let stats = bench.prefetcher.stats();
+    let stats = bench.prefetcher.stats(None);
     assert_eq!((stats.over_budget, stats.misses, stats.objects), (0, 0, 1000));
     bench.is_idle();
 }

@@ -28,7 +28,7 @@ fn a_panicking_read_is_an_error_of_its_object_only() {
     assert!(failed.iter().all(|error| error.to_string().contains("panicked: a bug")));
     drop(taken);
     eventually("all counters are zero", || {
-        let stats = prefetcher.stats();
+        let stats = prefetcher.stats(None);
         (stats.in_flight, stats.announced, stats.memory.used, prefetcher.window().reserved()) == (0, 0, 0, 0)
     });
 }
@@ -67,11 +67,11 @@ fn an_announcement_concurrent_with_pump_is_read_at_once() {
     };
     for number in 0..5000 {
         let iterator = prefetcher.new_iterator(0);
-        let read = prefetcher.stats().objects;
+        let read = prefetcher.stats(None).objects;
         round.wait();
         prefetcher.announce(iterator, &objects(source, [number % 20]));
         round.wait();
-        eventually("the object is read", || prefetcher.stats().objects > read);
+        eventually("the object is read", || prefetcher.stats(None).objects > read);
         prefetcher.cancel(iterator);
     }
     other.join().unwrap();
@@ -85,8 +85,10 @@ fn demands_without_a_waiting_caller_are_not_read() {
         drop(receiver);
         prefetcher.demand(0, std::iter::once((Demand::Number(ObjectId { source, index }), Waiter::Local(sender))));
     }
-    eventually("all demands are dropped", || prefetcher.stats().in_flight == 0 && prefetcher.stats().announced == 0);
-    assert_eq!((prefetcher.stats().objects, prefetcher.stats().memory.used), (0, 0));
+    eventually("all demands are dropped", || {
+        prefetcher.stats(None).in_flight == 0 && prefetcher.stats(None).announced == 0
+    });
+    assert_eq!((prefetcher.stats(None).objects, prefetcher.stats(None).memory.used), (0, 0));
 }
 
 #[test]
@@ -97,9 +99,9 @@ fn reads_that_back_off_do_not_count_against_the_limit() {
     let client = client_of(&prefetcher, source);
     let backing_off: Vec<_> = (0..3).map(|_| client.permits().back_off()).collect();
     // Three of the limit for read-ahead, one for each request that is backing off, and the client of the other source.
-    let others = prefetcher.stats().limit - 6;
+    let others = prefetcher.stats(None).limit - 6;
     drop(backing_off);
-    assert_eq!(prefetcher.stats().limit, others + 3);
+    assert_eq!(prefetcher.stats(None).limit, others + 3);
     faulty.script(Operation::Get, [Fault::Fail(ErrorKind::Throttled); 2]);
     assert!(runtime().block_on(prefetcher.take(0, &objects(source, 0..20))).iter().all(Result::is_ok));
     assert_eq!(client.permits().backing_off(), 0);
@@ -113,7 +115,7 @@ fn remain(is_memory_short: Option<bool>, announced: Range<u64>, with_worker: boo
     let claim = with_worker.then(|| worker.block(&[MIB], no_check).unwrap().unwrap());
     drop(runtime().block_on(prefetcher.take(0, &objects(source, 0..20))));
     prefetcher.announce(prefetcher.new_iterator(0), &objects(source, announced));
-    eventually("no read runs", || prefetcher.stats().in_flight == 0);
+    eventually("no read runs", || prefetcher.stats(None).in_flight == 0);
     for seconds in [10, 20, 30] {
         prefetcher.release_free_memory(Instant::now() + Duration::from_secs(seconds), || is_memory_short);
     }

@@ -35,7 +35,7 @@ fn named_objects_are_read_ahead_and_ranges_count_by_their_length() {
     for (fetched, (byte, len)) in taken.iter().zip([(0, 100_000), (1, 20), (2, 10), (1, 20), (1, 10_000)]) {
         assert!(fetched.as_ref().unwrap().buffer.as_slice() == vec![byte; len]);
     }
-    assert_eq!((prefetcher.stats().hits, prefetcher.stats().misses), (5, 0));
+    assert_eq!((prefetcher.stats(None).hits, prefetcher.stats(None).misses), (5, 0));
 }
 
 #[test]
@@ -58,14 +58,14 @@ fn a_worker_requests_objects_by_name_and_each_failure_is_separate() {
         .collect();
     let [config, missing, range] = [ErrorKind::Config, ErrorKind::NotFound, ErrorKind::Range].map(Err);
     assert_eq!(found, [Ok(1000), Ok(3), config, missing, range, config]);
-    assert_eq!(prefetcher.stats().misses, 4);
+    assert_eq!(prefetcher.stats(None).misses, 4);
     // A request by number through the same slot.
     assert!(matches!(
         worker.request(listed, &[2], Announcement::default(), no_check).unwrap()[..],
         [Reply::Claimed(_)]
     ));
     drop(replies);
-    eventually("returned segments are free", || prefetcher.stats().memory.used == 0);
+    eventually("returned segments are free", || prefetcher.stats(None).memory.used == 0);
 }
 
 #[test]
@@ -76,13 +76,13 @@ fn a_request_by_name_does_not_repeat_the_previous_announcement() {
     let [first, second] = [worker.new_iterator(), worker.new_iterator()];
     drop(worker.request(listed, &[0], Announcement { iterator: first, objects: &[1, 2, 3] }, no_check).unwrap());
     drop(worker.request_by_name(source, &[named("k9").to_bytes()], Announcement::default(), no_check).unwrap());
-    assert_eq!(prefetcher.stats().announced, 3);
+    assert_eq!(prefetcher.stats(None).announced, 3);
     drop(worker.request(listed, &[], Announcement { iterator: second, objects: &[50, 51] }, no_check).unwrap());
     worker.end_iterator(first);
     drop(worker.request_by_name(source, &[named("k9").to_bytes()], Announcement::default(), no_check).unwrap());
     // Served after the request that ended the iterator.
     drop(worker.request_by_name(source, &[named("k9").to_bytes()], Announcement::default(), no_check).unwrap());
-    assert_eq!(prefetcher.stats().announced, 2);
+    assert_eq!(prefetcher.stats(None).announced, 2);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_worker_announces_objects_by_name_and_finds_them_read() {
         Reply::Failed(error) => panic!("{}", Error::from_bytes(error)),
     });
     assert_eq!(lengths.collect::<Vec<_>>(), [3, 1000, 2]);
-    assert_eq!(prefetcher.stats().hits, 3);
+    assert_eq!(prefetcher.stats(None).hits, 3);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn more_names_than_fit_a_request_are_announced_in_several() {
     let replies = worker.request_by_name(source, &records[..2000], ahead, no_check).unwrap();
     assert_eq!(replies.len(), 2000);
     drop(replies);
-    assert_eq!(prefetcher.stats().announced, 3000);
+    assert_eq!(prefetcher.stats(None).announced, 3000);
 }
 
 #[test]
@@ -130,13 +130,13 @@ fn clients_of_names_count_in_the_limit_once_created() {
     let refs: Vec<Arc<ObjectRef>> = (0..20).map(named).collect();
     faulty.script(Operation::Get, [Fault::Delay(Duration::from_secs(3600)); 12]);
     let iterator = prefetcher.new_iterator(0);
-    assert_eq!(prefetcher.stats().limit, 1);
+    assert_eq!(prefetcher.stats(None).limit, 1);
     prefetcher.announce(iterator, &prefetcher.objects(source, &refs));
     eventually("the limit of reads is reached", || faulty.pending() == 0);
-    assert_eq!((prefetcher.stats().in_flight, prefetcher.stats().limit), (12, 12));
+    assert_eq!((prefetcher.stats(None).in_flight, prefetcher.stats(None).limit), (12, 12));
     prefetcher.cancel(iterator);
     prefetcher.remove_source(source);
-    assert_eq!(prefetcher.stats().limit, 1);
+    assert_eq!(prefetcher.stats(None).limit, 1);
 }
 
 #[test]

@@ -19,14 +19,16 @@ fn reads_followed_by_no_other_for_lack_of_memory_are_counted_once() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 200_000);
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..64));
-    eventually("the budget is used up", || prefetcher.stats().in_flight == 0 && prefetcher.stats().memory_limited > 0);
-    let before = prefetcher.stats();
+    eventually("the budget is used up", || {
+        prefetcher.stats(None).in_flight == 0 && prefetcher.stats(None).memory_limited > 0
+    });
+    let before = prefetcher.stats(None);
     assert!(before.memory_limited <= before.objects, "{before:?}");
     for _ in 0..100 {
         prefetcher.announce(iterator, &[]);
         prefetcher.cancel(prefetcher.new_iterator(0));
     }
-    let after = prefetcher.stats();
+    let after = prefetcher.stats(None);
     assert_eq!(
         (after.memory_limited, after.request_limited, after.objects),
         (before.memory_limited, 0, before.objects)
@@ -40,7 +42,7 @@ fn reads_followed_by_no_other_because_of_the_limit_are_counted_once() {
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..200));
     all_read(&prefetcher, 200);
-    let stats = prefetcher.stats();
+    let stats = prefetcher.stats(None);
     assert!((1..=200).contains(&stats.request_limited) && stats.memory_limited == 0, "{stats:?}");
 }
 
@@ -55,22 +57,22 @@ fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
     let ahead = Announcement { iterator: worker.new_iterator(), objects: &[0, 1] };
     drop(worker.request(source, &[], ahead, no_check).unwrap());
     all_read(&prefetcher, 2);
-    assert_eq!(prefetcher.stats().waited, Duration::ZERO, "nothing was demanded");
+    assert_eq!(prefetcher.stats(None).waited, Duration::ZERO, "nothing was demanded");
     faulty.script(Operation::Get, [Fault::Delay(late)]);
     let demanded = Instant::now();
     drop(worker.request(source, &[0, 1], Announcement::default(), no_check).unwrap());
-    let Stats { waited, hits, late: being_read, queued, misses, objects: read, .. } = prefetcher.stats();
+    let Stats { waited, hits, late: being_read, queued, misses, objects: read, .. } = prefetcher.stats(None);
     assert!(waited <= demanded.elapsed(), "{waited:?}");
     assert_eq!((hits, being_read, queued, misses), (2, 0, 0, 0), "both were ready");
     assert_eq!((read, faulty.pending()), (2, 1), "no further request was sent");
-    let before = (prefetcher.stats().waited, Instant::now());
+    let before = (prefetcher.stats(None).waited, Instant::now());
     faulty.script(Operation::Get, [Fault::Delay(late); 8]);
     for requested in [2, 4] {
         drop(worker.request(source, &[requested, requested + 1], Announcement::default(), no_check).unwrap());
         drop(runtime().block_on(prefetcher.take(0, &objects(source, [requested + 10, requested + 11]))));
     }
     // Two objects of one request count as one wait: twice as much would be longer than the requests took.
-    let waited = prefetcher.stats().waited - before.0;
+    let waited = prefetcher.stats(None).waited - before.0;
     assert!((4 * late..=before.1.elapsed()).contains(&waited), "{waited:?}");
 }
 
@@ -82,7 +84,7 @@ fn memory_is_counted_as_read_ahead_granted_or_held() {
     prefetcher.announce(iterator, &objects(source, 0..12));
     all_read(&prefetcher, 12);
     let counts = || {
-        let Stats { memory, ahead, .. } = prefetcher.stats();
+        let Stats { memory, ahead, .. } = prefetcher.stats(None);
         [ahead, memory.granted, memory.used - memory.granted - ahead].map(|bytes| bytes / Arena::charge(100_000))
     };
     assert_eq!(counts(), [12, 0, 0]);
@@ -92,7 +94,7 @@ fn memory_is_counted_as_read_ahead_granted_or_held() {
     drop(held);
     drop(claimed);
     prefetcher.cancel(iterator);
-    eventually("all memory is free", || prefetcher.stats().memory.used == 0);
+    eventually("all memory is free", || prefetcher.stats(None).memory.used == 0);
     assert_eq!(counts(), [0, 0, 0]);
 }
 
@@ -113,7 +115,7 @@ fn each_loader_has_its_own_counters() {
     all_read(&prefetcher, 15);
     drop(worker.request(source, &[20, 21], Announcement::default(), no_check).unwrap());
     let counts = |loader| {
-        let Stats { hits, misses, objects, bytes, requests, .. } = prefetcher.stats_of(loader);
+        let Stats { hits, misses, objects, bytes, requests, .. } = prefetcher.stats(loader);
         (hits, misses, objects, bytes, requests.first_byte.quantile(0.5).is_some())
     };
     assert_eq!(counts(Some(7)), (2, 3, 5, 25_000, true));
