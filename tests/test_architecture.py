@@ -135,7 +135,7 @@ def test_unsafe_is_confined_to_its_modules_and_has_a_safety_comment():
         for number, line in enumerate(lines):
             if re.search(r"\bunsafe\b(?!_)", line.split("//")[0]) and "unsafe_code" not in line:
                 assert UNSAFE.search(str(path)), f"{path}:{number + 1}"
-                if "unsafe fn" not in line:
+                if not re.search("unsafe (fn|trait)", line):
                     above = "\n".join(lines[max(0, number - 6) : number + 1])
                     assert "SAFETY" in above, f"{path}:{number + 1}"
 
