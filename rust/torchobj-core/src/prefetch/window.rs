@@ -163,11 +163,16 @@ impl<B, W> Window<B, W> {
             EntryState::Queued => {
                 entry.waiter = Some(waiter);
                 self.demanded.push_back(number);
-                if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
-                    iterator_state.queued.remove(&number);
-                }
+                self.unqueue(iterator, number);
                 (TakeOutcome::Queued, None)
             }
+        }
+    }
+
+    /// Removes an entry from those that its iterator will read ahead.
+    fn unqueue(&mut self, iterator: u64, number: u64) {
+        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.queued.remove(&number);
         }
     }
 
@@ -262,9 +267,7 @@ impl<B, W> Window<B, W> {
                     out_of_memory = true;
                     break;
                 }
-                if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
-                    iterator_state.queued.remove(&number);
-                }
+                self.unqueue(iterator, number);
                 if self.reading.contains_key(&object) {
                     self.follow(number);
                     continue;
@@ -306,10 +309,7 @@ impl<B, W> Window<B, W> {
         for number in queued {
             let entry = &self.entries[&number];
             if matches!(entry.state, EntryState::Queued) && fits(entry.charge, self.reserved()) {
-                let iterator = entry.iterator;
-                if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
-                    iterator_state.queued.remove(&number);
-                }
+                self.unqueue(entry.iterator, number);
                 self.reading.entry(object).or_default();
                 self.follow(number);
             }
@@ -443,8 +443,8 @@ impl<B, W> Window<B, W> {
             }
             if demanded {
                 self.demanded.pop_front();
-            } else if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
-                iterator_state.queued.remove(&number);
+            } else {
+                self.unqueue(iterator, number);
             }
             read.needed.add();
             let neighbour = self.read(number, &read.needed);
