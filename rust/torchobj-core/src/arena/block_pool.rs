@@ -19,7 +19,7 @@ pub(super) struct BlockPool {
     max_blocks: u64,
     /// Unused blocks and the slot of the worker that filled each last, the most recently used last.
     unused: Vec<(Arc<Block>, u32)>,
-    /// BlockPool in use, with the slot of the worker that received each.
+    /// Blocks in use, with the slot of the worker that received each.
     used: Vec<(Weak<Block>, u32)>,
     next_number: u32,
     /// Bytes of all blocks except discarded ones.

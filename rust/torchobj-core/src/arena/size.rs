@@ -60,7 +60,7 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// The size for `budget`, reduced where the limits require it: the arena uses at max half of the remaining address
+    /// The size for `budget`, reduced where the limits require it: the arena uses at most half of the remaining address
     /// space. `None` if the limits are too low for any arena.
     pub(super) fn within(budget: u64, limits: Limits) -> Option<Self> {
         let budget = budget.max(MIN_BUDGET);

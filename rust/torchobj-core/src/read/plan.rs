@@ -8,7 +8,7 @@ use crate::types::ByteRange;
 /// The range of the first request for `want`; `None` requests the whole object.
 ///
 /// If the size is unknown the first request is one part: its response has the size, and the other parts follow in
-/// parallel. (MetricsSnapshot at 80 MB/s per connection: one request of 16 MiB is slower than two parts of 8 MiB.)
+/// parallel. (Measured at 80 MB/s per connection: one request of 16 MiB is slower than two parts of 8 MiB.)
 pub(super) fn first(policy: &Policy, want: &Range<u64>, size: Option<u64>) -> Option<ByteRange> {
     match size {
         Some(size) if *want == (0..u64::MAX) && size < policy.whole_below_bytes => None,
@@ -37,7 +37,7 @@ const MIN_PART_BYTES: u64 = 4 << 20;
 
 /// The size of the parts of a read of `length` bytes: `policy.part_bytes`, or less if permits would stay idle.
 ///
-/// (MetricsSnapshot with 128 MiB, 80 MB/s per connection and 20 ms to the first byte: 843 MB/s in parts of 8 MiB.)
+/// (Measured with 128 MiB, 80 MB/s per connection and 20 ms to the first byte: 843 MB/s in parts of 8 MiB.)
 pub(crate) fn part_bytes(policy: &Policy, length: u64) -> u64 {
     let even = length.div_ceil(policy.max_in_flight.max(1) as u64);
     even.clamp(MIN_PART_BYTES.min(policy.part_bytes), policy.part_bytes)

@@ -171,7 +171,7 @@ fn assign_targets(
 }
 
 fn length(range: Range<u64>) -> usize {
-    usize::try_from(range.end - range.start).expect("at max the length of the given memory, and gaps of 1 MiB")
+    usize::try_from(range.end - range.start).expect("at most the length of the given memory, and gaps of 1 MiB")
 }
 
 #[cfg(test)]

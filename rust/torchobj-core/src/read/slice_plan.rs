@@ -400,7 +400,7 @@ enum ArrayBytes {
 #[derive(Default)]
 struct Layout {
     buffer_bytes: u64,
-    /// PlannedObject, offset and target of each.
+    /// Index of the object, offset and target of each.
     ranges: Vec<(usize, u64, RangeSink)>,
     /// Number of ranges of each object.
     counts: HashMap<usize, usize>,
