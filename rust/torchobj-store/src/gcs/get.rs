@@ -93,7 +93,7 @@ fn version_parameter(version: &Version) -> &'static str {
 
 /// The checksum of the whole object, which responses with a range have as well.
 fn checksum(lease: &Lease) -> Option<ObjectChecksum> {
-    let headers = lease.get_ref().headers().filter(|(name, _)| name.eq_ignore_ascii_case("x-goog-hash"));
+    let headers = lease.headers().filter(|(name, _)| name.eq_ignore_ascii_case("x-goog-hash"));
     let mut hashes = headers.flat_map(|(_, value)| value.split(',').map(str::trim));
     hashes.find_map(|hash| decode(hash.strip_prefix("crc32c=")?)).map(ObjectChecksum::Crc32C)
 }

@@ -19,7 +19,6 @@ impl AttributeHeaders {
     pub(crate) fn parse(&self, lease: &Lease) -> Attributes {
         let text = |name| lease.header(name).map(str::to_owned);
         let mut metadata: Vec<_> = lease
-            .get_ref()
             .headers()
             .map(|(name, value)| (name.to_ascii_lowercase(), value))
             .filter_map(|(name, value)| Some((name.strip_prefix(self.metadata)?.to_owned(), value.to_owned())))

@@ -4,7 +4,8 @@ use std::io::IoSlice;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
+use httparse::Status;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use torchobj_core::buffer::Dest;
 use torchobj_core::error::ErrorKind;
@@ -18,19 +19,32 @@ const BUFFER_BYTES: usize = 8 << 10;
 /// Maximum size of a head. S3 allows 2 KiB of metadata, plus its own headers.
 const MAX_HEAD_BYTES: usize = 60 << 10;
 
+/// Maximum number of bytes of a frame of a body whose length is not known.
+const FRAME_BYTES: u64 = 64 << 10;
+
+/// Maximum number of bytes of the extensions and trailers of a chunked body.
+const MAX_EXTENSION_BYTES: usize = 16 << 10;
+
+/// Maximum number of bytes before a chunk without extensions: the end of the previous one, and a size of 16 digits.
+const CHUNK_HEAD_BYTES: usize = 2 + 16 + 2;
+
 /// Maximum number of pieces of a payload in one vectored write.
 const SLICES: usize = 16;
 
 /// A connection to a server, and the received bytes of its response that were not read yet.
 pub(crate) struct Connection {
-    transport: Transport,
+    transport: Box<dyn Transport>,
     /// The head of the current response, and bytes received with it; `start..end` were not read yet.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
     head: Head,
-    /// Number of bytes of the current body that were not read yet, if its length is known.
+    /// Number of bytes of the current body, or of its current chunk, that were not read yet.
     remaining: u64,
+    /// Number of bytes of the extensions of a chunked body, after its first chunk has begun.
+    extension_bytes: Option<usize>,
+    /// Whether no chunk follows.
+    last_chunk: bool,
     /// Whether this connection has received a response before.
     used: bool,
     /// The request was not sent completely or the response was malformed: the connection cannot be reused.
@@ -38,7 +52,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(transport: Transport) -> Self {
+    pub(super) fn new(transport: Box<dyn Transport>) -> Self {
         Self {
             transport,
             buffer: vec![0; BUFFER_BYTES],
@@ -46,6 +60,8 @@ impl Connection {
             end: 0,
             head: Head::new(),
             remaining: 0,
+            extension_bytes: None,
+            last_chunk: true,
             used: false,
             must_close: false,
         }
@@ -53,11 +69,8 @@ impl Connection {
 
     /// Returns whether the connection can be reused: the response was read to its end, and no bytes follow it.
     pub(super) fn is_reusable(&self) -> bool {
-        let done = match self.head.framing {
-            Framing::Empty | Framing::Length(_) => self.remaining == 0 && self.start == self.end,
-            Framing::Streamed => false,
-        };
-        done && self.head.keep_alive && !self.must_close
+        let done = self.remaining == 0 && self.last_chunk && self.start == self.end;
+        done && self.head.framing != Framing::UntilClosed && self.head.keep_alive && !self.must_close
     }
 
     /// Returns whether an idle connection is still open and has no unread bytes.
@@ -156,8 +169,10 @@ impl Connection {
         self.start = self.head.end;
         self.remaining = match self.head.framing {
             Framing::Length(length) => length,
-            Framing::Empty | Framing::Streamed => 0,
+            Framing::Empty | Framing::Chunked => 0,
+            Framing::UntilClosed => u64::MAX,
         };
+        (self.extension_bytes, self.last_chunk) = (None, self.head.framing != Framing::Chunked);
         Ok(())
     }
 
@@ -166,9 +181,9 @@ impl Connection {
         self.head.framing
     }
 
-    /// The head of the current response, and its bytes.
-    pub(super) fn head(&self) -> (&Head, &[u8]) {
-        (&self.head, &self.buffer[..self.head.end])
+    /// A header of the current response. Available also after its body was received.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.header(&self.buffer[..self.head.end], name)
     }
 
     /// All headers of the current response.
@@ -187,11 +202,9 @@ impl Connection {
             let unfilled = dest.unfilled_mut();
             let max = unfilled.len().min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
             let count = match self.transport.read(&mut unfilled[..max]).await {
-                Ok(0) => {
-                    return Err(Failure::new(ErrorKind::ShortBody, "the server closed the connection within the body"));
-                }
+                Ok(0) => return Err(incomplete_body()),
                 Ok(count) => count,
-                Err(error) => return Err(Failure::broken("the connection broke within the body", error)),
+                Err(error) => return Err(broken_body(error)),
             };
             dest.advance(count);
             self.remaining -= count as u64;
@@ -199,10 +212,75 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives a body of known length and at most `limit` bytes.
+    /// The next bytes of a body that is chunked or ends with the connection; `None` at its end.
+    pub(super) async fn next_frame(&mut self) -> Result<Option<Bytes>, Failure> {
+        if self.remaining == 0 && !self.last_chunk {
+            self.begin_chunk().await?;
+        }
+        if self.remaining == 0 {
+            return Ok(None);
+        }
+        let max = usize::try_from(self.remaining.min(FRAME_BYTES)).expect("a frame is small");
+        let mut frame = BytesMut::with_capacity(max);
+        let buffered = &self.buffer[self.start..self.end];
+        frame.extend_from_slice(&buffered[..buffered.len().min(max)]);
+        self.start += frame.len();
+        if frame.is_empty() && self.transport.read_buf(&mut (&mut frame).limit(max)).await.map_err(broken_body)? == 0 {
+            if self.head.framing == Framing::Chunked {
+                return Err(incomplete_body());
+            }
+            self.remaining = 0;
+            return Ok(None);
+        }
+        self.remaining -= frame.len() as u64;
+        Ok(Some(frame.freeze()))
+    }
+
+    /// Receives the head of the next chunk, or the trailers after the last one.
+    async fn begin_chunk(&mut self) -> Result<(), Failure> {
+        loop {
+            let malformed = |_| Failure::new(ErrorKind::Protocol, "the chunks of the body are malformed");
+            let head = chunk_head(&self.buffer[self.start..self.end], self.extension_bytes.is_none());
+            if let Status::Complete((length, size)) = head.map_err(malformed)? {
+                let extension_bytes = self.extension_bytes.unwrap_or(0) + length.saturating_sub(CHUNK_HEAD_BYTES);
+                if extension_bytes > MAX_EXTENSION_BYTES {
+                    return Err(malformed(httparse::Error::Token));
+                }
+                self.start += length;
+                (self.remaining, self.extension_bytes, self.last_chunk) = (size, Some(extension_bytes), size == 0);
+                return Ok(());
+            }
+            // The head of the response is kept, and the incomplete head of the chunk is moved behind it.
+            let begin = self.head.end;
+            self.buffer.copy_within(self.start..self.end, begin);
+            (self.start, self.end) = (begin, begin + self.end - self.start);
+            if self.end - begin > MAX_EXTENSION_BYTES {
+                return Err(malformed(httparse::Error::Token));
+            }
+            if self.end == self.buffer.len() {
+                self.buffer.resize(self.end + BUFFER_BYTES, 0);
+            }
+            match self.transport.read(&mut self.buffer[self.end..]).await.map_err(broken_body)? {
+                0 => return Err(incomplete_body()),
+                count => self.end += count,
+            }
+        }
+    }
+
+    /// Receives a body of at most `limit` bytes.
     pub(super) async fn read_text(&mut self, limit: usize) -> Result<Vec<u8>, Failure> {
-        let too_long = Failure::new(ErrorKind::Protocol, "the response is too long");
-        let length = usize::try_from(self.remaining).ok().filter(|length| *length <= limit).ok_or(too_long)?;
+        let too_long = || Failure::new(ErrorKind::Protocol, "the response is too long");
+        if matches!(self.head.framing, Framing::Chunked | Framing::UntilClosed) {
+            let mut text = Vec::new();
+            while let Some(bytes) = self.next_frame().await? {
+                if text.len() + bytes.len() > limit {
+                    return Err(too_long());
+                }
+                text.extend_from_slice(&bytes);
+            }
+            return Ok(text);
+        }
+        let length = usize::try_from(self.remaining).ok().filter(|length| *length <= limit).ok_or_else(too_long)?;
         let mut text = vec![0; length];
         let buffered = (self.end - self.start).min(length);
         text[..buffered].copy_from_slice(&self.buffer[self.start..self.start + buffered]);
@@ -212,7 +290,7 @@ impl Connection {
                 self.remaining = 0;
                 Ok(text)
             }
-            Err(error) => Err(Failure::broken("the connection broke within the body", error)),
+            Err(error) => Err(broken_body(error)),
         }
     }
 
@@ -224,31 +302,45 @@ impl Connection {
         }
         if self.end < end {
             let read = self.transport.read_exact(&mut self.buffer[self.end..end]).await;
-            read.map_err(|error| Failure::broken("the connection broke within the body", error))?;
+            read.map_err(broken_body)?;
             self.end = end;
         }
         Ok(&self.buffer[self.start..end])
     }
+}
 
-    /// Returns the transport, and all received bytes of the current response, including its head.
-    pub(super) fn into_parts(self) -> (Transport, Vec<u8>) {
-        let mut received = self.buffer;
-        received.truncate(self.end);
-        (self.transport, received)
-    }
+fn broken_body(error: std::io::Error) -> Failure {
+    Failure::broken("the connection broke within the body", error)
+}
 
-    /// A connection whose response was read to its end by hyper.
-    pub(super) fn responded(transport: Transport, keep_alive: bool) -> Self {
-        let mut connection = Self::new(transport);
-        connection.used = true;
-        connection.head.keep_alive = keep_alive;
-        connection
-    }
+fn incomplete_body() -> Failure {
+    Failure::new(ErrorKind::ShortBody, "the server closed the connection within the body")
+}
 
-    /// Returns whether the current response allows the connection to be reused.
-    pub(super) fn keeps_alive(&self) -> bool {
-        self.head.keep_alive && !self.must_close
+/// Parses the start of a chunk: the end of the previous one unless it is the `first`, the size, and the trailers after the
+/// last one, whose size is 0. Returns the number of its bytes, and the size.
+fn chunk_head(bytes: &[u8], first: bool) -> httparse::Result<(usize, u64)> {
+    let end = if first { &b""[..] } else { b"\r\n" };
+    let Some(rest) = bytes.strip_prefix(end) else {
+        return if end.starts_with(bytes) { Ok(Status::Partial) } else { Err(httparse::Error::NewLine) };
+    };
+    // httparse takes a size without digits for 0, and line feeds for text of an extension.
+    if rest.first().is_some_and(|digit| !digit.is_ascii_hexdigit()) {
+        return Err(httparse::Error::Token);
     }
+    let Status::Complete((length, size)) = httparse::parse_chunk_size(rest).map_err(|_| httparse::Error::Token)? else {
+        return Ok(Status::Partial);
+    };
+    if rest[..length - 2].contains(&b'\n') {
+        return Err(httparse::Error::NewLine);
+    }
+    if size > 0 {
+        return Ok(Status::Complete((end.len() + length, size)));
+    }
+    Ok(match httparse::parse_headers(&rest[length..], &mut [httparse::EMPTY_HEADER; 64])? {
+        Status::Complete((trailers, _)) => Status::Complete((end.len() + length + trailers, size)),
+        Status::Partial => Status::Partial,
+    })
 }
 
 fn stale(source: Option<std::io::Error>) -> Failure {
@@ -307,6 +399,7 @@ mod tests {
 
     use super::*;
     use crate::config::HttpConfig;
+    use crate::fake::Fake;
     use crate::http::{Dialer, HostAddress, PoolMap};
 
     /// Exceeds the socket buffers, so that the response arrives while the body is sent.
@@ -335,9 +428,56 @@ mod tests {
         let client = async {
             let pools = PoolMap::new(Arc::new(Dialer::new(&HttpConfig::default()).unwrap()));
             let mut lease = pools.pool(&HostAddress { host: "127.0.0.1".into(), port, tls: false }).lease().await?;
-            lease.connection().exchange(b"", &[vec![0; BODY_BYTES].into()], false).await
+            lease.exchange(b"", &[vec![0; BODY_BYTES].into()], false).await
         };
         tokio::join!(server, client).1
+    }
+
+    #[test]
+    fn the_head_of_a_chunk_is_parsed_strictly() {
+        for (bytes, first, expected) in [
+            (&b"5\r\nhello"[..], true, Some((3, 5))),
+            (b"\r\nfF;a=b\r\n", false, Some((10, 255))),
+            (b"0\r\n\r\n", true, Some((5, 0))),
+            (b"\r\n0\r\nX: y\r\n\r\n", false, Some((13, 0))),
+            (b"", true, None),
+            (b"\r", false, None),
+            (b"5\r", true, None),
+            (b"0\r\nX: y\r\n", true, None),
+        ] {
+            let found = match chunk_head(bytes, first).unwrap() {
+                Status::Complete(found) => Some(found),
+                Status::Partial => None,
+            };
+            assert_eq!(found, expected, "{}", bytes.escape_ascii());
+        }
+        for (bytes, first) in [
+            (&b"\r\n"[..], true),
+            (b";a\r\n", true),
+            (b"-1\r\n", true),
+            (b"11111111111111111\r\n", true),
+            (b"5;a\nb\r\n", true),
+            (b"0\r\nno trailer\r\n\r\n", true),
+            (b"5\r\n", false),
+        ] {
+            assert!(chunk_head(bytes, first).is_err(), "{}", bytes.escape_ascii());
+        }
+    }
+
+    #[tokio::test]
+    async fn the_extensions_of_a_chunked_body_are_limited() {
+        let chunk = format!("1;{}\r\nx\r\n", "e".repeat(1000));
+        for (count, received) in [(10, Ok(10)), (20, Err(ErrorKind::Protocol))] {
+            let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+            let response = format!("{head}{}0\r\nTrailer: 1\r\n\r\n", chunk.repeat(count));
+            let fake = Fake::start(move |_| response.clone()).await;
+            let pools = PoolMap::new(Arc::new(Dialer::new(&HttpConfig::default()).unwrap()));
+            let mut lease = pools.pool(&HostAddress::of(&fake.url.parse().unwrap())).lease().await.unwrap();
+            lease.exchange(b"GET / HTTP/1.1\r\n\r\n", &[], false).await.unwrap();
+            let text = lease.read_text(100).await;
+            assert_eq!(text.map(|text| text.len()).map_err(|failure| failure.kind), received);
+            assert_eq!(lease.is_reusable(), received.is_ok());
+        }
     }
 
     #[tokio::test]

@@ -13,9 +13,8 @@ use torchobj_core::fork;
 use super::HostAddress;
 use super::dns::Resolver;
 use super::proxy::{Proxies, Proxy};
-use super::socket::Socket;
+use super::socket::{Socket, Transport};
 use super::tls::TlsStream;
-use super::transport::Transport;
 use super::trust;
 use crate::config::HttpConfig;
 
@@ -71,12 +70,13 @@ impl Dialer {
     }
 
     /// Connects to `target`, directly or through its proxy.
-    pub(crate) async fn dial(&self, target: &HostAddress) -> io::Result<Transport> {
+    pub(crate) async fn dial(&self, target: &HostAddress) -> io::Result<Box<dyn Transport>> {
         let proxy = self.proxies.for_target(target);
         let (host, port) = proxy.map_or((target.host.as_str(), target.port), |proxy| (&proxy.host, proxy.port));
         let mut socket = self.connect(host, port).await?;
         if !target.tls {
-            return Ok(Transport::Plain(socket));
+            socket.is_forwarded = proxy.is_some();
+            return Ok(Box::new(socket));
         }
         let name = ServerName::try_from(target.host.trim_matches(['[', ']']).to_owned()).map_err(io::Error::other)?;
         let tls = self.tls()?;
@@ -89,7 +89,7 @@ impl Dialer {
         let stream = timeout(self.config.connect_timeout, handshake)
             .await
             .map_err(|_| self.timed_out(&format!("TLS handshake with {}", target.authority())))??;
-        Ok(Transport::Tls(Box::new(stream)))
+        Ok(Box::new(stream))
     }
 
     /// Connects to the first address of `host` that accepts a connection.

@@ -8,12 +8,12 @@ use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use torchobj_core::buffer::Dest;
 
-use super::{Failure, Lease, StreamedBody};
+use super::{Failure, Lease};
 
 /// The source of frames.
 enum FrameStream {
     /// Our own connection, which is returned to its pool at the end of the body.
-    Connection(Box<(Lease, StreamedBody)>),
+    Connection(Lease),
     Stream(BoxStream<'static, io::Result<Bytes>>),
     Ended,
 }
@@ -32,15 +32,8 @@ pub(super) struct Frames {
 impl Frames {
     /// The body of the response to the GET of `lease`, which must have `length` bytes. If the response does not have its
     /// length, a shorter body is an error of the protocol; otherwise it is incomplete.
-    pub(super) async fn of_response(mut lease: Lease, length: u64, has_length: bool) -> Result<Self, Failure> {
-        let body = lease.stream("GET").await?;
-        Ok(Self {
-            source: FrameStream::Connection(Box::new((lease, body))),
-            length,
-            received: 0,
-            pending: Bytes::new(),
-            has_length,
-        })
+    pub(super) fn of_response(lease: Lease, length: u64, has_length: bool) -> Self {
+        Self { source: FrameStream::Connection(lease), length, received: 0, pending: Bytes::new(), has_length }
     }
 
     /// The frames of a response with a body of `length` bytes.
@@ -81,18 +74,15 @@ impl Frames {
     /// The next frame; `None` at the end of the body.
     async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         let frame = match &mut self.source {
-            FrameStream::Connection(connection) => connection.1.next().await?,
+            FrameStream::Connection(lease) => lease.next_frame().await?,
             FrameStream::Stream(stream) => {
                 let frame = stream.next().await.transpose();
                 frame.map_err(|error| Failure::broken("the connection broke within the body", error))?
             }
             FrameStream::Ended => None,
         };
-        if frame.is_none()
-            && let FrameStream::Connection(connection) = std::mem::replace(&mut self.source, FrameStream::Ended)
-        {
-            let (mut lease, body) = *connection;
-            lease.return_connection(body);
+        if frame.is_none() {
+            self.source = FrameStream::Ended;
         }
         Ok(frame)
     }

@@ -80,7 +80,7 @@ impl HttpGetResult {
             encoding: response.header("content-encoding"),
         };
         let found = headers.extent(size.is_some()).map_err(|message| protocol(&url, &message))?;
-        if response.lease.get_ref().framing() == Framing::Empty {
+        if response.lease.framing() == Framing::Empty {
             return Err(protocol(&url, "the response has no body"));
         }
         let (version, is_long) = (headers.version, headers.length.is_some());
@@ -101,11 +101,8 @@ impl HttpGetResult {
             PendingBody::Length(response.lease, details)
         } else {
             let details = ((details.attributes)(&response.lease), (details.checksum)(&response.lease));
-            let frames = Frames::of_response(response.lease, range.end - range.start, has_length).await;
-            match frames {
-                Ok(frames) => PendingBody::Frames(frames, Box::new(details)),
-                Err(failure) => return Err(failure.into_error(Operation::Get, url)),
-            }
+            let frames = Frames::of_response(response.lease, range.end - range.start, has_length);
+            PendingBody::Frames(frames, Box::new(details))
         };
         Ok(Self { url, size, range, version, has_length, body })
     }
@@ -200,7 +197,7 @@ impl GetResult for HttpGetResult {
 
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
         let read = match &mut self.body {
-            PendingBody::Length(lease, _) => lease.connection().read_body(dest).await.map(|()| None),
+            PendingBody::Length(lease, _) => lease.read_body(dest).await.map(|()| None),
             PendingBody::Frames(frames, _) => frames.read_into(dest).await,
         };
         match read {

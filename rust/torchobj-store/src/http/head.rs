@@ -17,8 +17,10 @@ pub(crate) enum Framing {
     Empty,
     /// The body has this many bytes.
     Length(u64),
-    /// The body is chunked, or ends when the connection closes.
-    Streamed,
+    /// The body is chunked.
+    Chunked,
+    /// The body ends when the connection closes.
+    UntilClosed,
 }
 
 /// A parsed head, as offsets into its bytes. Reused for the next response.
@@ -51,6 +53,7 @@ impl Head {
         self.keep_alive = response.version == Some(1);
         let mut length: Option<u64> = None;
         let mut encoded = false;
+        let mut chunked = false;
         self.spans.clear();
         let origin = bytes.as_ptr() as usize;
         for header in response.headers.iter() {
@@ -63,6 +66,9 @@ impl Head {
                 }
             } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
                 encoded = true;
+                // Only the last encoding determines the end of the body (RFC 9112, section 6.3).
+                let last = header.value.rsplit(|byte| *byte == b',').next().unwrap_or_default();
+                chunked = last.trim_ascii().eq_ignore_ascii_case(b"chunked");
             } else if header.name.eq_ignore_ascii_case("connection") {
                 for token in header.value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
                     if token.eq_ignore_ascii_case(b"close") {
@@ -82,10 +88,13 @@ impl Head {
             };
             self.spans.push((a, b, c, d));
         }
-        self.framing = match (bodiless || matches!(self.status, 100..=199 | 204 | 304), encoded, length) {
-            (true, ..) => Framing::Empty,
-            (false, false, Some(length)) => Framing::Length(length),
-            (false, ..) => Framing::Streamed,
+        self.framing = match length {
+            _ if bodiless || matches!(self.status, 100..=199 | 204 | 304) => Framing::Empty,
+            // HTTP/1.0 has no transfer encodings (RFC 9112, section 6.1).
+            _ if encoded && response.version != Some(1) => return Err(malformed),
+            _ if chunked => Framing::Chunked,
+            Some(length) if !encoded => Framing::Length(length),
+            _ => Framing::UntilClosed,
         };
         Ok(true)
     }
@@ -125,8 +134,10 @@ mod tests {
             ("HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n", false, Framing::Length(12)),
             ("HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n", true, Framing::Empty),
             ("HTTP/1.1 204 No Content\r\n\r\n", false, Framing::Empty),
-            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n", false, Framing::Streamed),
-            ("HTTP/1.0 200 OK\r\n\r\n", false, Framing::Streamed),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n", false, Framing::Chunked),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, Chunked\r\n\r\n", false, Framing::Chunked),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nContent-Length: 9\r\n\r\n", false, Framing::UntilClosed),
+            ("HTTP/1.0 200 OK\r\n\r\n", false, Framing::UntilClosed),
             ("HTTP/1.1 200 OK\r\ncontent-length: 7\r\nContent-Length: 7\r\n\r\n", false, Framing::Length(7)),
         ] {
             let (head, done) = parse(text, bodiless);

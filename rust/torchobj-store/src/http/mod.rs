@@ -7,9 +7,9 @@
 //! connection or in `frames`.
 //!
 //! Below that, `dial` connects to a server (`dns`, `proxy`, `socket`, `tls`, `trust`), a `pool` keeps idle connections, and
-//! a [`Connection`] exchanges one request at a time. It parses the head with httparse and receives the body directly into
-//! its destination. hyper receives bodies that are chunked or have no length (`streamed`). `range`, `date` and `encode`
-//! write and parse parts of headers and URLs, `attributes` those of objects; `failure` classifies errors.
+//! a [`Connection`] exchanges one request at a time. It parses the head with httparse and receives a body of known length
+//! directly into its destination, others in frames. `range`, `date` and `encode` write and parse parts of headers and URLs,
+//! `attributes` those of objects; `failure` classifies errors.
 
 mod attributes;
 mod connection;
@@ -30,9 +30,7 @@ pub(crate) mod redirect;
 mod request;
 mod response;
 mod socket;
-mod streamed;
 mod tls;
-mod transport;
 mod trust;
 
 pub(crate) use attributes::{AttributeHeaders, metadata_problem};
@@ -50,8 +48,7 @@ pub(crate) use request::{
     is_token, send,
 };
 pub(crate) use response::Response;
-pub(crate) use streamed::StreamedBody;
-pub(crate) use transport::Transport;
+pub(crate) use socket::Transport;
 
 /// The server that a connection goes to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

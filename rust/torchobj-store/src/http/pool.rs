@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -12,9 +13,7 @@ use torchobj_core::client::max_connections;
 use torchobj_core::error::ErrorKind;
 
 use super::dial::is_out_of_descriptors;
-use super::head::Head;
 use super::proxy::Proxy;
-use super::streamed::StreamedBody;
 use super::{Connection, Dialer, Failure, HostAddress};
 
 /// The connection pools of one client, by server.
@@ -186,71 +185,27 @@ fn hint(error: &io::Error) -> Option<&'static str> {
 /// otherwise.
 pub(crate) struct Lease {
     pool: Arc<ConnectionPool>,
-    /// Taken when the lease is dropped, and while hyper receives a body.
+    /// Taken when the lease is dropped.
     connection: Option<Connection>,
-    /// The head of the current response and its bytes, if hyper receives the body.
-    saved_head: Option<Box<(Head, Vec<u8>)>>,
 }
 
 impl Lease {
     fn new(pool: &Arc<ConnectionPool>, connection: Connection) -> Self {
-        Self { pool: pool.clone(), connection: Some(connection), saved_head: None }
+        Self { pool: pool.clone(), connection: Some(connection) }
     }
+}
 
-    /// A header of the current response. Available also after its body was received or failed.
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        let (head, bytes) = match &self.saved_head {
-            Some(saved) => (&saved.0, saved.1.as_slice()),
-            None => self.get_ref().head(),
-        };
-        head.header(bytes, name)
+impl Deref for Lease {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.connection.as_ref().expect("the connection is taken only by drop")
     }
+}
 
-    /// The connection.
-    pub(crate) fn connection(&mut self) -> &mut Connection {
-        self.connection.as_mut().expect("the connection is taken only by drop and while hyper receives a body")
-    }
-
-    /// The connection, by shared reference.
-    pub(crate) fn get_ref(&self) -> &Connection {
-        self.connection.as_ref().expect("the connection is taken only by drop and while hyper receives a body")
-    }
-
-    /// Receives a body of any framing and at most `limit` bytes.
-    pub(crate) async fn read_text(&mut self, method: &'static str, limit: usize) -> Result<Vec<u8>, Failure> {
-        if self.get_ref().framing() != super::Framing::Streamed {
-            return self.connection().read_text(limit).await;
-        }
-        let mut body = self.stream(method).await?;
-        let mut text = Vec::new();
-        while let Some(bytes) = body.next().await? {
-            if text.len() + bytes.len() > limit {
-                return Err(Failure::new(ErrorKind::Protocol, "the response is too long"));
-            }
-            text.extend_from_slice(&bytes);
-        }
-        self.return_connection(body);
-        Ok(text)
-    }
-
-    /// Receives the body of the response to a `method` request with hyper. The lease has no connection until
-    /// [`Self::return_connection`].
-    pub(crate) async fn stream(&mut self, method: &'static str) -> Result<StreamedBody, Failure> {
-        let connection =
-            self.connection.take().expect("the connection is taken only by drop and while hyper receives a body");
-        let (head, bytes) = connection.head();
-        self.saved_head = Some(Box::new((head.clone(), bytes.to_vec())));
-        StreamedBody::open(connection, method).await
-    }
-
-    /// Takes back the connection of a body that has ended.
-    pub(crate) fn return_connection(&mut self, body: StreamedBody) {
-        self.connection = Some(body.into_connection());
-    }
-
-    /// Receives a body of known length without consuming it.
-    pub(crate) async fn peek_text(&mut self) -> Result<&[u8], Failure> {
-        self.connection().peek_text().await
+impl DerefMut for Lease {
+    fn deref_mut(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("the connection is taken only by drop")
     }
 }
 

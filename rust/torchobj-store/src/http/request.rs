@@ -131,8 +131,8 @@ pub(crate) async fn exchange(
     let head = head(request, origin, authorize)?;
     let mut lease = origin.pool.lease().await?;
     let bodiless = request.method == "HEAD";
-    let status = lease.connection().exchange(&head.0, request.payload.pieces(), bodiless).await?;
-    Ok(Response { lease, status, method: request.method })
+    let status = lease.exchange(&head.0, request.payload.pieces(), bodiless).await?;
+    Ok(Response { lease, status })
 }
 
 fn head(request: &Request<'_>, origin: &Origin, authorize: &dyn Authorize) -> Result<RequestHead, Failure> {

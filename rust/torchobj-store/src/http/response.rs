@@ -12,8 +12,6 @@ const MAX_ERROR_BYTES: usize = 64 << 10;
 pub(crate) struct Response {
     pub(crate) lease: Lease,
     pub(crate) status: u16,
-    /// Method of the request.
-    pub(crate) method: &'static str,
 }
 
 impl Response {
@@ -24,15 +22,15 @@ impl Response {
 
     /// Length of the body in bytes, if the response has it.
     pub(crate) fn length(&self) -> Option<u64> {
-        match self.lease.get_ref().framing() {
+        match self.lease.framing() {
             Framing::Length(length) => Some(length),
-            Framing::Empty | Framing::Streamed => None,
+            _ => None,
         }
     }
 
     /// Receives a body of at most `limit_bytes`.
     pub(crate) async fn read_text(&mut self, limit_bytes: usize) -> Result<Vec<u8>, Failure> {
-        self.lease.read_text(self.method, limit_bytes).await
+        self.lease.read_text(limit_bytes).await
     }
 
     /// Parses a received body as an error of the provider, for any status; `None` if it is not one.
@@ -59,9 +57,6 @@ impl Response {
 
     /// Receives the body of an error; empty if the response has none or it cannot be received.
     async fn error_body(&mut self) -> Vec<u8> {
-        if self.method == "HEAD" || self.lease.get_ref().framing() == Framing::Empty {
-            return Vec::new();
-        }
         self.read_text(MAX_ERROR_BYTES).await.unwrap_or_default()
     }
 

@@ -1,4 +1,5 @@
-//! A TCP socket that a forked child can close: opened, registered and closed inside `fork::enter`.
+//! Transports of HTTP: a TCP socket that a forked child can close, which is opened, registered and closed inside
+//! `fork::enter`. TLS over one is in `tls`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,6 +13,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use torchobj_core::fork::{self, Local};
 
+/// An open connection to a server.
+pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Sync + Unpin {
+    /// Returns whether the connection is open and has no unread bytes.
+    fn is_idle(&self) -> bool;
+
+    /// Returns whether a proxy forwards the requests.
+    fn is_forwarded(&self) -> bool {
+        false
+    }
+}
+
 /// A connected socket. Dropping it closes it.
 #[derive(Debug)]
 pub(crate) struct Socket {
@@ -19,6 +31,7 @@ pub(crate) struct Socket {
     /// belong to another file.
     stream: Local<TcpStream>,
     descriptor: RawFd,
+    pub(super) is_forwarded: bool,
 }
 
 impl Socket {
@@ -46,16 +59,21 @@ impl Socket {
         let stream = TcpStream::from_std(raw.into())?;
         let descriptor = stream.as_raw_fd();
         fork::register(&inside, descriptor);
-        Ok(Self { stream: Local::new(stream), descriptor })
+        Ok(Self { stream: Local::new(stream), descriptor, is_forwarded: false })
     }
 
     fn stream_mut(&mut self) -> Pin<&mut TcpStream> {
         Pin::new(self.stream.own_mut())
     }
+}
 
-    /// Returns whether the socket is open and has no unread bytes.
-    pub(crate) fn is_idle(&self) -> bool {
+impl Transport for Socket {
+    fn is_idle(&self) -> bool {
         matches!(self.stream.own().try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    fn is_forwarded(&self) -> bool {
+        self.is_forwarded
     }
 }
 

@@ -12,7 +12,7 @@ use rustls::pki_types::ServerName;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::socket::Socket;
+use super::socket::{Socket, Transport};
 
 /// Maximum number of bytes of one read: four records, each with at most 16 KiB of data and 2 KiB of overhead (RFC 8446,
 /// section 5.2).
@@ -70,12 +70,6 @@ impl TlsStream {
         };
         std::future::poll_fn(|cx| stream.poll_handshake(cx)).await?;
         Ok(stream)
-    }
-
-    /// Returns whether the connection is open and has no unread bytes. A session ticket that arrives between two requests counts
-    /// as unread bytes: the connection is then not reused, which is safe.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.plain.len() == self.taken && self.start == self.end && !self.ended && self.socket.is_idle()
     }
 
     fn poll_handshake(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -183,6 +177,14 @@ impl TlsStream {
         };
         self.outgoing.truncate(at + count.map_err(io::Error::other)?);
         Ok(())
+    }
+}
+
+impl Transport for TlsStream {
+    /// A session ticket that arrives between two requests counts as unread bytes: the connection is then not reused, which is
+    /// safe.
+    fn is_idle(&self) -> bool {
+        self.plain.len() == self.taken && self.start == self.end && !self.ended && self.socket.is_idle()
     }
 }
 

@@ -16,7 +16,6 @@ use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use http::{HeaderValue, Uri};
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::Error as ClientError;
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -84,9 +83,9 @@ pub(super) fn dial_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Op
 struct Dial(Arc<Dialer>);
 
 impl Service<Uri> for Dial {
-    type Response = Dialed;
+    type Response = TokioIo<Box<dyn Transport>>;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Dialed>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
@@ -94,43 +93,13 @@ impl Service<Uri> for Dial {
 
     fn call(&mut self, uri: Uri) -> Self::Future {
         let dialer = self.0.clone();
-        Box::pin(async move {
-            let target = HostAddress::of(&uri);
-            let proxied = dialer.forward_proxy(&target).is_some();
-            Ok(Dialed { io: TokioIo::new(dialer.dial(&target).await?), proxied })
-        })
+        Box::pin(async move { Ok(TokioIo::new(dialer.dial(&HostAddress::of(&uri)).await?)) })
     }
 }
 
-/// One of our connections, for hyper.
-struct Dialed {
-    io: TokioIo<Transport>,
-    proxied: bool,
-}
-
-impl Connection for Dialed {
+impl Connection for Box<dyn Transport> {
     fn connected(&self) -> Connected {
-        Connected::new().proxy(self.proxied)
-    }
-}
-
-impl Read for Dialed {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl Write for Dialed {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        Connected::new().proxy(self.is_forwarded())
     }
 }
 
