@@ -25,7 +25,7 @@ use torchobj_store::s3::{self, S3Store};
 use crate::{buffer, log};
 
 /// Cache key of a client. Stores with equal keys share a client.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct StoreKey {
     provider: ProviderConfig,
     policy: Policy,

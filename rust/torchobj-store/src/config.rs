@@ -1,7 +1,6 @@
 //! Configuration of each provider. Plain data without secrets: it can be compared and hashed, so it can be the key of a
 //! client.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -57,7 +56,7 @@ pub enum Checksum {
     Off,
 }
 
-/// Server-side encryption. `Debug` omits the path of a key file, because a user may pass the key itself by mistake.
+/// Server-side encryption. Without `Debug`, because a user may pass the key itself by mistake as the path of a key file.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub enum Encryption {
     /// The default encryption of the bucket.
@@ -76,21 +75,8 @@ pub enum Encryption {
     CustomerKeyFile(PathBuf),
 }
 
-impl fmt::Debug for Encryption {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bucket => f.write_str("Bucket"),
-            Self::Aes256 => f.write_str("Aes256"),
-            Self::Kms { key_id, dual_layer } => {
-                f.debug_struct("Kms").field("key_id", key_id).field("dual_layer", dual_layer).finish()
-            }
-            Self::CustomerKeyFile(_) => f.write_str("CustomerKeyFile(..)"),
-        }
-    }
-}
-
 /// Configuration of S3 and compatible stores.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct S3Config {
     /// Region; `None`: detected.
     pub region: Option<String>,
@@ -138,7 +124,7 @@ pub enum ParallelUpload {
 }
 
 /// Configuration of Google Cloud Storage.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct GcsConfig {
     /// Endpoint; `None`: `STORAGE_EMULATOR_HOST`, otherwise that of the universe.
     pub endpoint_url: Option<String>,
@@ -178,7 +164,7 @@ impl Default for FileConfig {
 }
 
 /// The configuration of one provider: everything that its clients depend on, and nothing of the other providers.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub enum ProviderConfig {
     /// `s3://`
     S3(Box<S3Config>),
@@ -191,7 +177,7 @@ pub enum ProviderConfig {
 }
 
 /// The configurations of all providers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct ProviderConfigs {
     /// For `s3://`.
     pub s3: S3Config,
@@ -232,6 +218,6 @@ mod tests {
         assert_eq!(changed(&other_s3), [true, false, false, false]);
         assert_eq!(changed(&other_gcs), [false, true, false, false]);
         assert_eq!(changed(&other_file), [false, false, true, false]);
-        assert_eq!(before.for_scheme("ftp"), None);
+        assert!(before.for_scheme("ftp").is_none());
     }
 }

@@ -30,7 +30,7 @@ pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// The reason why credentials could not be loaded.
 pub(crate) type LoadError = Arc<dyn Error + Send + Sync>;
 
-/// Credentials returned by a credential provider. `Debug` omits all secrets.
+/// Credentials returned by a credential provider. Types with secrets have no `Debug`.
 pub struct ProvidedCredentials {
     /// Access key id of S3.
     pub access_key_id: Option<String>,
@@ -40,12 +40,6 @@ pub struct ProvidedCredentials {
     pub token: Option<String>,
     /// Time of expiry; `None`: never.
     pub expires_at: Option<SystemTime>,
-}
-
-impl fmt::Debug for ProvidedCredentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProvidedCredentials").field("expires_at", &self.expires_at).finish_non_exhaustive()
-    }
 }
 
 /// Receives the credentials that a callable returned, or an error message without secrets.
@@ -60,7 +54,7 @@ pub trait CredentialSource: Send + Sync {
     fn start(&self, sender: CredentialSender);
 }
 
-/// The `credential_provider` of a configuration. Comparison, hash and `Debug` use its id.
+/// The `credential_provider` of a configuration. Comparison and hash use its id.
 #[derive(Clone)]
 pub struct CredentialProvider(Arc<dyn CredentialSource>);
 
@@ -92,12 +86,6 @@ impl CredentialProvider {
             }
             _ => Ok(provided),
         }
-    }
-}
-
-impl fmt::Debug for CredentialProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CredentialProvider({})", self.0.id())
     }
 }
 
@@ -436,23 +424,21 @@ mod tests {
 
     #[tokio::test]
     async fn a_provider_that_does_not_return_fails_after_the_timeout() {
-        let error = provider(None).call_within(Duration::from_millis(500)).await.unwrap_err();
+        let error = provider(None).call_within(Duration::from_millis(500)).await.err().unwrap();
         assert_eq!(error, "credential_provider did not return within 0.5 s");
     }
 
     #[tokio::test]
     async fn a_provider_that_returns_expired_credentials_fails() {
         let expired = || Ok(provided(Some(SystemTime::now() - Duration::from_secs(90))));
-        let error = provider(Some(expired)).call().await.unwrap_err();
+        let error = provider(Some(expired)).call().await.err().unwrap();
         assert!(error.starts_with("credential_provider returned credentials that expired 90."), "{error}");
         assert!(provider(Some(|| Ok(provided(None)))).call().await.is_ok());
     }
 
     #[test]
-    fn providers_are_compared_by_id_and_debug_shows_no_secret() {
-        assert_eq!(provider(None), provider(Some(|| Ok(provided(None)))));
-        let shown = format!("{:?} {:?}", provider(None), provided(None));
-        assert_eq!(shown, "CredentialProvider(7) ProvidedCredentials { expires_at: None, .. }");
+    fn providers_are_compared_by_id() {
+        assert!(provider(None) == provider(Some(|| Ok(provided(None)))));
     }
 
     #[test]

@@ -25,7 +25,6 @@ const EMULATOR_HOST: &str = "STORAGE_EMULATOR_HOST";
 const DEFAULT_UNIVERSE: &str = "googleapis.com";
 
 /// A configuration, and the state that its buckets share.
-#[derive(Debug)]
 pub struct Account {
     pub(super) config: GcsConfig,
     pub(super) origin: Origin,

@@ -27,7 +27,6 @@ const WITHOUT_FEE: [&str; 4] = ["STANDARD", "REGIONAL", "MULTI_REGIONAL", "DURAB
 const LATE_PARTS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(300), Duration::from_millis(700)];
 
 /// The uploads to a bucket.
-#[derive(Debug)]
 pub(super) struct Uploads {
     bucket: Arc<Bucket>,
     /// Found at the first upload.
@@ -37,14 +36,12 @@ pub(super) struct Uploads {
 }
 
 /// An upload of this process.
-#[derive(Debug)]
 struct UploadState {
     /// The metadata of the object.
     object: Resource,
     sending: Sending,
 }
 
-#[derive(Debug)]
 enum Sending {
     Parts(Parts),
     Resumable(Resumable),
@@ -66,7 +63,7 @@ impl Default for BucketSettings {
 }
 
 /// What is known about uploads in parts to a bucket.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Restrictions {
     /// The class of objects without one of their own.
     storage_class: String,

@@ -46,10 +46,10 @@ struct PartObject {
 }
 
 /// The parts of an upload that has begun.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Parts(Mutex<PartsState>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct PartsState {
     /// Parts by their numbers.
     parts: BTreeMap<u32, PartObject>,

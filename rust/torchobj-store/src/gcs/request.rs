@@ -21,7 +21,6 @@ use crate::http::{
 const MAX_JSON_BYTES: usize = 16 << 20;
 
 /// A bucket of an account.
-#[derive(Debug)]
 pub(super) struct Bucket {
     pub(super) account: Arc<Account>,
     pub(super) name: String,

@@ -5,7 +5,6 @@
 //! failure, the server is asked how many bytes it has.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use bytes::Bytes;
 use tokio::sync::Mutex;
@@ -21,19 +20,13 @@ const GRANULARITY: u64 = 256 << 10;
 
 /// A resumable upload.
 pub(super) struct Resumable {
-    /// Path and query of its session. They authorize writes, so `Debug` omits them.
+    /// Path and query of its session. They authorize writes.
     session: Vec<u8>,
     condition: Condition,
     /// The nonce in the metadata of the object.
     nonce: Option<String>,
     /// Held while a chunk is sent.
     state: Mutex<ResumableState>,
-}
-
-impl fmt::Debug for Resumable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resumable").finish_non_exhaustive()
-    }
 }
 
 /// What the server has.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{ConnectionPool, HostAddress, PoolMap};
 
 /// The server and path prefix of requests.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Origin {
     pub(crate) pool: Arc<ConnectionPool>,
     /// The value of the `Host` header.

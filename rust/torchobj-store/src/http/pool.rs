@@ -17,7 +17,6 @@ use super::proxy::Proxy;
 use super::{Connection, Dialer, Failure, HostAddress};
 
 /// The connection pools of one client, by server.
-#[derive(Debug)]
 pub(crate) struct PoolMap {
     dialer: Arc<Dialer>,
     pools: Mutex<HashMap<HostAddress, Arc<ConnectionPool>>>,
@@ -25,7 +24,6 @@ pub(crate) struct PoolMap {
 }
 
 /// Number of idle connections of all pools of a client, and its maximum.
-#[derive(Debug)]
 struct IdleCount {
     current: AtomicUsize,
     max: usize,
@@ -63,12 +61,6 @@ struct Idle {
     connections: Vec<(Connection, Instant)>,
     /// Whether the task that closes expired connections runs.
     task_running: bool,
-}
-
-impl std::fmt::Debug for ConnectionPool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ConnectionPool({})", self.target.authority())
-    }
 }
 
 impl ConnectionPool {

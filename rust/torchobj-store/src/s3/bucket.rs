@@ -1,7 +1,6 @@
 //! A bucket: its address, region, signer and SDK client, cached. Its operations are in the other modules.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, RwLock};
 
@@ -19,7 +18,6 @@ use crate::http::{Anonymous, Chain, ErrorResponse, Failure, Headers, Request, en
 pub(super) type Signing = (Arc<Signer>, u64);
 
 /// A bucket of an account.
-#[derive(Debug)]
 pub(super) struct Bucket {
     pub(super) account: Arc<Account>,
     pub(super) name: String,
@@ -31,7 +29,7 @@ pub(super) struct Bucket {
     pub(super) no_bulk_delete: AtomicBool,
 }
 
-/// Cached state of a bucket. `Debug` omits the SDK's client, whose own `Debug` shows sources of credentials.
+/// Cached state of a bucket.
 #[derive(Default)]
 struct Cache {
     /// The region, if a response of the store contained it.
@@ -39,13 +37,6 @@ struct Cache {
     address: Option<Arc<Address>>,
     signing: Option<Signing>,
     sdk: Option<aws_sdk_s3::Client>,
-}
-
-impl fmt::Debug for Cache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { region, address, .. } = self;
-        f.debug_struct("Cache").field("region", region).field("address", address).finish_non_exhaustive()
-    }
 }
 
 impl Bucket {

@@ -1,6 +1,5 @@
 //! State shared by the buckets of one configuration: connections, credentials, SDK configuration and clock skew.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -37,21 +36,14 @@ use crate::http::{Dialer, PoolMap, sanitize};
 /// Region of signatures for endpoints without regions. FlashBlade, SwiftStack, MinIO and Ceph accept it.
 pub(super) const DEFAULT_REGION: &str = "us-east-1";
 
-/// A key of SSE-C, in the format of its headers. `Debug` omits it.
+/// A key of SSE-C, in the format of its headers.
 #[derive(Clone)]
 pub(super) struct CustomerKey {
     pub(super) key: String,
     pub(super) md5: String,
 }
 
-impl fmt::Debug for CustomerKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CustomerKey").finish_non_exhaustive()
-    }
-}
-
 /// A configuration, and the state that its buckets share.
-#[derive(Debug)]
 pub struct Account {
     pub(super) config: S3Config,
     pub(super) pools: PoolMap,
@@ -63,8 +55,7 @@ pub struct Account {
     skew_s: AtomicI64,
 }
 
-/// Settings from environment variables and profiles. `Debug` omits the SDK configuration, whose own `Debug` shows secret
-/// keys of profiles.
+/// Settings from environment variables and profiles.
 pub(super) struct Environment {
     pub(super) sdk: SdkConfig,
     /// `None`: requests are not signed.
@@ -74,16 +65,6 @@ pub(super) struct Environment {
     pub(super) region: Option<String>,
     /// Whether `AWS_REQUEST_CHECKSUM_CALCULATION` or a profile restricts checksums to requests that require one.
     pub(super) checksums_when_required: bool,
-}
-
-impl fmt::Debug for Environment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoint_url, region, .. } = self;
-        f.debug_struct("Environment")
-            .field("endpoint_url", endpoint_url)
-            .field("region", region)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Variables that the SDK reads (AWS SDKs and Tools Reference Guide, "Environment variables"), and AWS_CA_BUNDLE. The
@@ -145,7 +126,7 @@ impl Account {
         };
         let dialer = Arc::new(Dialer::new(&config.http).expect("the environment of a test has no invalid proxy"));
         let account = Self::with_dialer(dialer, config, customer_key);
-        account.environment.set(environment).expect("it was made just above");
+        assert!(account.environment.set(environment).is_ok(), "it was made just above");
         account
     }
 

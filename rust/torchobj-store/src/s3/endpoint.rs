@@ -10,7 +10,7 @@ use crate::config::Addressing;
 use crate::http::{HostAddress, Origin, PoolMap, sanitize};
 
 /// The server of a bucket, and the region and service of its signatures.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Address {
     pub(super) origin: Origin,
     /// The host of the store, without the bucket.
@@ -163,25 +163,26 @@ mod tests {
         let point = point.await.unwrap();
         assert!(
             !point.sdk_only && point.origin.host.starts_with("mine-123456789012.s3-accesspoint.eu-west-1."),
-            "{point:?}"
+            "{}",
+            point.origin.host
         );
     }
 
     #[tokio::test]
     async fn an_endpoint_that_is_not_http_is_refused() {
-        let error = address(custom("ftp://x", Addressing::Auto), "b", "us-east-1").await.unwrap_err();
+        let error = address(custom("ftp://x", Addressing::Auto), "b", "us-east-1").await.err().unwrap();
         assert!(error.to_string().contains("ftp://x"), "{error}");
     }
 
     #[tokio::test]
     async fn a_region_with_invalid_characters_and_an_endpoint_with_secrets_are_config_errors() {
         for region in ["eu-west-1\r\nx-amz-acl: public-read", "", "a b", "a/b", &"x".repeat(65)] {
-            let error = address(custom("http://h:1", Addressing::Auto), "b", region).await.unwrap_err();
+            let error = address(custom("http://h:1", Addressing::Auto), "b", region).await.err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
             assert!(error.to_string().contains("region=") && !error.to_string().contains('\n'), "{error}");
         }
         for url in ["http://user:CANARY@h:1", "http://h:1/?token=CANARY", "http://h:1/#CANARY", "CANARY@h"] {
-            let error = address(custom(url, Addressing::Auto), "b", "us-east-1").await.unwrap_err();
+            let error = address(custom(url, Addressing::Auto), "b", "us-east-1").await.err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
             assert!(!error.to_string().contains("CANARY"), "{error}");
         }

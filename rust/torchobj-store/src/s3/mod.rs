@@ -27,6 +27,7 @@ pub mod sign;
 mod untrusted;
 mod xml;
 
+use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -44,7 +45,6 @@ pub use config::Account;
 use crate::config::Checksum;
 
 /// A store for one bucket.
-#[derive(Debug)]
 pub struct S3Store(Arc<Bucket>);
 
 impl S3Store {
@@ -81,6 +81,13 @@ fn about_condition(error: Error, condition: &Condition) -> Error {
     error.with_hint(format!(
         "the server does not implement the condition ({header}): S3Options(conditional_writes=False) declares that"
     ))
+}
+
+impl fmt::Debug for S3Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Nothing else: the parts of a store have secrets.
+        f.write_str(&self.url(""))
+    }
 }
 
 #[async_trait]
