@@ -1,31 +1,23 @@
-//! Reads files and their metadata.
+//! Reads files.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rustix::fs::OFlags;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use torchobj_core::buffer::Dest;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::store::{GetResult, ObjectChecksum, ObjectStore};
-use torchobj_core::types::{Attributes, ByteRange, GetRequest, ObjectHead, Version};
+use torchobj_core::types::{Attributes, ByteRange, GetRequest, Version};
 
 use super::FileStore;
-use super::entry::{modified_ms, version};
+use super::disk::{open_regular, version};
 
 /// Maximum number of bytes of one read call. A read can be cancelled between two calls.
 const READ_BYTES: usize = 4 << 20;
-
-/// Returns the metadata of a file. A folder is `NotFound`.
-fn file_metadata(path: &Path) -> io::Result<Metadata> {
-    let metadata = std::fs::metadata(path)?;
-    if metadata.is_file() { Ok(metadata) } else { Err(io::ErrorKind::NotFound.into()) }
-}
 
 struct FileGetResult {
     store: FileStore,
@@ -105,14 +97,6 @@ fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     }
 }
 
-/// Opens a regular file for reading; anything else is `NotFound`. `O_NONBLOCK`: opening a FIFO would wait for a writer.
-pub(super) fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
-    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let metadata = file.metadata()?;
-    if metadata.is_file() { Ok((file, metadata)) } else { Err(io::ErrorKind::NotFound.into()) }
-}
-
 impl FileStore {
     pub(super) async fn open_file(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         let (operation, key) = (Operation::Get, request.key);
@@ -129,18 +113,5 @@ impl FileStore {
         let (store, key, file) = (self.clone(), key.to_owned(), Arc::new(file));
         let at = range.start;
         Ok(Box::new(FileGetResult { store, key, file, size, version, range, at }))
-    }
-
-    pub(super) async fn head_file(&self, key: &str) -> Result<ObjectHead> {
-        self.check_key(Operation::Head, key)?;
-        let path = self.path(key);
-        let metadata = self.blocking(Operation::Head, key, move || file_metadata(&path)).await?;
-        Ok(ObjectHead {
-            size: metadata.len(),
-            version: Some(version(&metadata)),
-            modified_ms: Some(modified_ms(&metadata)),
-            attributes: Attributes::default(),
-            checksum: None,
-        })
     }
 }

@@ -1,19 +1,15 @@
 //! The store for folders: keys are relative paths. Writes are atomic, by rename; a version is inode, size and mtime.
 //!
-//! An object is written to a temporary file beside its target, which listings skip. `lock` makes conditional writes atomic.
-//! All file operations run on the blocking threads of the runtime.
+//! An object is written to a temporary file beside its target (`disk`), which listings (`walk`) skip. A lock of the folder
+//! makes conditional writes atomic. All file operations run on the blocking threads of the runtime.
 
-mod copy;
-mod delete;
-mod entry;
+mod disk;
 mod get;
-mod list;
-mod lock;
 mod multipart;
-mod put;
 mod walk;
 
-use std::io;
+use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,7 +23,12 @@ use torchobj_core::types::{
 use torchobj_core::url::ObjectUrl;
 
 use crate::config::FileConfig;
-use walk::Walks;
+use crate::id::unique_id;
+use disk::{TemporaryFile, if_version_matches, modified_ms, open_regular, remove, version};
+use walk::{Walk, Walks};
+
+/// Maximum number of entries of a page, as on S3.
+const PAGE_ENTRIES: usize = 1000;
 
 /// A folder as a store.
 #[derive(Clone, Debug)]
@@ -90,6 +91,14 @@ impl FileStore {
     }
 }
 
+/// Turns `NotFound` of a write into `InvalidKey`: a file exists where the key needs a folder, or vice versa.
+fn path_conflict(error: Error) -> Error {
+    if error.kind() != ErrorKind::NotFound || error.operation() == Operation::Copy {
+        return error;
+    }
+    error.with_kind(ErrorKind::InvalidKey).with_hint("a folder and a file cannot have the same name")
+}
+
 #[async_trait]
 impl ObjectStore for FileStore {
     fn url(&self, key: &str) -> String {
@@ -120,15 +129,53 @@ impl ObjectStore for FileStore {
     }
 
     async fn head(&self, key: &str) -> Result<ObjectHead> {
-        self.head_file(key).await
+        self.check_key(Operation::Head, key)?;
+        let path = self.path(key);
+        let metadata = self.blocking(Operation::Head, key, move || fs::metadata(path)).await?;
+        if !metadata.is_file() {
+            return Err(self.io_error(Operation::Head, key, io::ErrorKind::NotFound.into()));
+        }
+        Ok(ObjectHead {
+            size: metadata.len(),
+            version: Some(version(&metadata)),
+            modified_ms: Some(modified_ms(&metadata)),
+            attributes: Attributes::default(),
+            checksum: None,
+        })
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
-        self.list_page(request).await
+        let max = request.max_entries.map_or(PAGE_ENTRIES, |max| PAGE_ENTRIES.min(max as usize));
+        let (root, walks, saved) = (self.root.clone(), self.walks.clone(), self.walks.take(&request));
+        let new = Walk::new(&request);
+        let list = move || {
+            let mut walk = match saved {
+                Some(walk) => walk,
+                None => new.start(&root)?,
+            };
+            let page = walk.page(max)?;
+            if page.continuation.is_some() {
+                walks.save(walk);
+            }
+            Ok(page)
+        };
+        self.blocking(Operation::List, request.prefix, list).await
     }
 
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
-        self.put_file(key, payload, options).await
+        let operation = Operation::Put;
+        self.check_key(operation, key)?;
+        self.refuse_attributes(operation, key, options)?;
+        let (target, payload, condition) = (self.path(key), payload.clone(), options.condition.clone());
+        let config = self.config;
+        let write = move || {
+            let (temporary, mut file) = TemporaryFile::create(&target, &unique_id())?;
+            for piece in payload.pieces() {
+                file.write_all(piece)?;
+            }
+            temporary.publish(&file, &target, &condition, config)
+        };
+        self.blocking(operation, key, write).await.map_err(path_conflict)
     }
 
     async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
@@ -157,14 +204,42 @@ impl ObjectStore for FileStore {
     }
 
     async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
-        self.copy_file(source, key).await
+        let operation = Operation::Copy;
+        self.check_key(operation, key)?;
+        if source.scheme != "file" {
+            let message = format!("cannot copy from {source}: the source must be a file:// URL");
+            return Err(self.error(ErrorKind::Unsupported, operation, key, &message));
+        }
+        let (from, target, config) = (Path::new("/").join(&source.key), self.path(key), self.config);
+        let copy = move || {
+            let (mut from, _) = open_regular(&from)?;
+            let (temporary, mut file) = TemporaryFile::create(&target, &unique_id())?;
+            io::copy(&mut from, &mut file)?;
+            temporary.publish(&file, &target, &Condition::Always, config)
+        };
+        self.blocking(operation, key, copy).await.map_err(path_conflict)
     }
 
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
-        Ok(self.delete_files(keys).await)
+        let operation = Operation::Delete;
+        let mut failed = Vec::new();
+        for key in keys {
+            // Folders are never removed, even empty ones: they may not have been made by this store.
+            let path = self.path(key);
+            match self.blocking(operation, key, move || remove(&path)).await {
+                Err(error) if error.kind() != ErrorKind::NotFound => failed.push((key.clone(), error)),
+                _ => {}
+            }
+        }
+        Ok(failed)
     }
 
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
-        self.delete_file_if(key, version).await
+        let (path, version) = (self.path(key), version.clone());
+        let delete = move || match if_version_matches(&path, &version, |path| fs::remove_file(path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        };
+        self.blocking(Operation::Delete, key, delete).await
     }
 }

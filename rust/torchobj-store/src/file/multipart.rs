@@ -12,9 +12,9 @@ use torchobj_core::policy::within;
 use torchobj_core::store::ObjectStore;
 use torchobj_core::types::{Condition, KeyRules, PartReceipt, Payload, PutOptions, Upload, Version};
 
-use super::FileStore;
-use super::entry::{TEMPORARY, modified_ms};
-use super::put::{TemporaryFile, path_conflict};
+use super::disk::{TEMPORARY, TemporaryFile, modified_ms};
+use super::{FileStore, path_conflict};
+use crate::id::unique_id;
 
 /// Well below any idle timeout.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -51,7 +51,7 @@ impl FileStore {
         let operation = Operation::BeginUpload;
         self.check_key(operation, key)?;
         self.refuse_attributes(operation, key, options)?;
-        let (target, id) = (self.path(key), Self::new_id());
+        let (target, id) = (self.path(key), unique_id());
         let upload = Upload::of_other_client(key.to_owned(), id.clone(), None);
         let key_text = key.to_owned();
         let create = move || {

@@ -1,0 +1,249 @@
+//! Opens, writes, replaces and deletes files. A write is to a temporary file beside the target, which is renamed. A file is replaced
+//! or deleted only if it has an expected version, under the lock of its folder. Knows no keys.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use torchobj_core::types::{Condition, Version};
+
+use crate::config::FileConfig;
+
+/// Prefix of the names of temporary files.
+pub(super) const TEMPORARY: &str = ".torchobj-";
+
+/// The version of a file: inode, size and mtime, which change if the file is replaced or rewritten.
+pub(super) fn version(metadata: &Metadata) -> Version {
+    let (inode, size) = (metadata.ino(), metadata.len());
+    Version::new(format!("{inode:x}-{size:x}-{:x}.{:x}", metadata.mtime(), metadata.mtime_nsec()))
+}
+
+pub(super) fn modified_ms(metadata: &Metadata) -> i64 {
+    metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000
+}
+
+/// Opens a regular file for reading; anything else is `NotFound`. `O_NONBLOCK`: opening a FIFO would wait for a writer.
+pub(super) fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
+    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.is_file() { Ok((file, metadata)) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+/// A file that is written beside its target. Dropping it removes the file, unless it was published or kept.
+pub(super) struct TemporaryFile {
+    path: PathBuf,
+}
+
+impl TemporaryFile {
+    /// Creates the file and the folders above it.
+    pub(super) fn create(target: &Path, id: &str) -> io::Result<(Self, File)> {
+        let folder = target.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        fs::create_dir_all(folder)?;
+        let path = Self::path_for(target, id);
+        let file = File::create_new(&path)?;
+        Ok((Self { path }, file))
+    }
+
+    /// Takes over an existing file.
+    pub(super) fn adopt(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Keeps the file for a later call.
+    pub(super) fn keep(mut self) {
+        self.path = PathBuf::new();
+    }
+
+    /// Path of the file of upload `id`. It does not contain the name of the target, which may have 255 bytes.
+    pub(super) fn path_for(target: &Path, id: &str) -> PathBuf {
+        target.with_file_name(format!("{TEMPORARY}{id}"))
+    }
+
+    /// Renames the file to `target`, durably if `config.sync`.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if the condition is not met.
+    pub(super) fn publish(
+        self,
+        file: &File,
+        target: &Path,
+        condition: &Condition,
+        config: FileConfig,
+    ) -> io::Result<Version> {
+        if config.sync {
+            file.sync_all()?;
+        }
+        if target.is_dir() {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        let folder = open_folder(target)?;
+        match condition {
+            Condition::Always => {
+                // Only conditional writes need the lock; a file system without locks does not support them.
+                let _lock = FolderLock::acquire(&folder).ok();
+                fs::rename(&self.path, target)?;
+            }
+            // `hard_link` never replaces a file. Dropping `self` removes the temporary name.
+            Condition::Absent => fs::hard_link(&self.path, target)?,
+            Condition::Matches(version) => {
+                match if_version_matches(target, version, |path| fs::rename(&self.path, path)) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        return Err(io::ErrorKind::AlreadyExists.into());
+                    }
+                    done => done?,
+                }
+            }
+        }
+        if config.sync {
+            folder.sync_all()?;
+        }
+        Ok(version(&file.metadata()?))
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            // It does not exist any more after a rename.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The lock of a folder. Every process that writes through this store holds it while it replaces or deletes a file of the
+/// folder. Creating a file under a new name needs no lock.
+pub(super) struct FolderLock<'a>(&'a File);
+
+impl<'a> FolderLock<'a> {
+    /// Waits for the lock.
+    ///
+    /// # Errors
+    /// The file system does not support locks.
+    pub(super) fn acquire(folder: &'a File) -> io::Result<Self> {
+        loop {
+            match folder.lock() {
+                // A signal handler ran.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                locked => return locked.map(|()| Self(folder)),
+            }
+        }
+    }
+}
+
+impl Drop for FolderLock<'_> {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a forked child has a copy of the descriptor, which keeps the lock.
+        let _ = self.0.unlock();
+    }
+}
+
+/// Opens the folder of a file. `O_DIRECTORY`: opening a FIFO would block.
+pub(super) fn open_folder(path: &Path) -> io::Result<File> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let flags = (OFlags::DIRECTORY | OFlags::CLOEXEC).bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(folder)
+}
+
+/// Calls `change` if the file has the version `expected`. No other call replaces or deletes the file meanwhile.
+///
+/// # Errors
+/// `AlreadyExists` if the file has another version; `NotFound` if it does not exist.
+pub(super) fn if_version_matches(
+    path: &Path,
+    expected: &Version,
+    change: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let folder = open_folder(path)?;
+    let _lock = FolderLock::acquire(&folder).map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
+    match fs::metadata(path) {
+        Ok(metadata) if version(&metadata) == *expected => change(path),
+        Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a file under the lock of its folder, so that a conditional write of it is atomic.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    // Removing a file does not need permission to open its folder; a conditional write does.
+    let folder = open_folder(path).ok();
+    let _lock = folder.as_ref().and_then(|folder| FolderLock::acquire(folder).ok());
+    fs::remove_file(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::id::unique_id;
+
+    /// Returns a new folder with one file, and the version of the file.
+    fn one_file(name: &str) -> (PathBuf, PathBuf, Version) {
+        let folder = std::env::temp_dir().join(format!("torchobj-{name}-{}", unique_id()));
+        let target = folder.join("k");
+        let version = write(&target, b"one").unwrap();
+        (folder, target, version)
+    }
+
+    fn write(target: &Path, content: &[u8]) -> io::Result<Version> {
+        let (temporary, mut file) = TemporaryFile::create(target, &unique_id())?;
+        file.write_all(content)?;
+        temporary.publish(&file, target, &Condition::Always, FileConfig::default())
+    }
+
+    /// Runs `change` in another thread, and returns when it has ended, or 100 ms after it has begun.
+    fn run_concurrently(change: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
+        let (progress, receiver) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let _ = progress.send("begun");
+            change();
+            let _ = progress.send("ended");
+        });
+        assert_eq!(receiver.recv(), Ok("begun"));
+        let _ = receiver.recv_timeout(Duration::from_millis(100));
+        thread
+    }
+
+    #[test]
+    fn a_conditional_delete_does_not_remove_a_file_written_after_its_check() {
+        let (folder, target, version) = one_file("delete-if");
+        let (temporary, mut file) = TemporaryFile::create(&target, &unique_id()).unwrap();
+        file.write_all(b"two").unwrap();
+        let mut writer = None;
+        if_version_matches(&target, &version, |path| {
+            let target = target.clone();
+            writer = Some(run_concurrently(move || {
+                temporary.publish(&file, &target, &Condition::Always, FileConfig::default()).unwrap();
+            }));
+            fs::remove_file(path)
+        })
+        .unwrap();
+        writer.unwrap().join().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"two");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_conditional_write_does_not_restore_a_file_deleted_after_its_check() {
+        let (folder, target, version) = one_file("put-if");
+        let id = unique_id();
+        let (_temporary, _file) = TemporaryFile::create(&target, &id).unwrap();
+        let written = TemporaryFile::path_for(&target, &id);
+        let mut deleter = None;
+        if_version_matches(&target, &version, |path| {
+            let target = target.clone();
+            deleter = Some(run_concurrently(move || remove(&target).unwrap()));
+            fs::rename(&written, path)
+        })
+        .unwrap();
+        deleter.unwrap().join().unwrap();
+        assert!(!target.exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
