@@ -32,17 +32,6 @@ struct Failed {
     message: String,
 }
 
-impl Failed {
-    fn field(&mut self, element: &str) -> Option<&mut String> {
-        match element {
-            "Key" => Some(&mut self.key),
-            "Code" => Some(&mut self.code),
-            "Message" => Some(&mut self.message),
-            _ => None,
-        }
-    }
-}
-
 impl Bucket {
     /// Deletes objects: one with DeleteObject, several with DeleteObjects, if the server supports it.
     pub(super) async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
@@ -162,19 +151,17 @@ fn is_unsupported(error: &Error) -> bool {
 
 /// Parses the errors in `<DeleteResult>`.
 fn failed_in(document: &[u8]) -> std::result::Result<Vec<Failed>, String> {
-    let (mut failed, mut is_result) = (Vec::<Failed>::new(), false);
-    let parsed = xml::for_each_leaf(document, |path, text| {
-        is_result |= path.first().is_some_and(|root| root == "DeleteResult");
-        let [_, section, name] = path else { return };
-        if section != "Error" {
-            return;
-        }
-        // A field that the last error has already is one of the next error.
-        if failed.last_mut().is_none_or(|last| last.field(name).is_some_and(|known| !known.is_empty())) {
-            failed.push(Failed::default());
-        }
-        if let Some(field) = failed.last_mut().and_then(|last| last.field(name)) {
-            *field = text;
+    let (mut failed, mut is_result) = (Vec::new(), false);
+    let mut last = Failed::default();
+    let parsed = xml::for_each_element(document, |path, text| {
+        let (["DeleteResult", path @ ..], text) = (path, text.unwrap_or_default()) else { return };
+        match path {
+            [] => is_result = true,
+            ["Error", "Key"] => text.clone_into(&mut last.key),
+            ["Error", "Code"] => text.clone_into(&mut last.code),
+            ["Error", "Message"] => text.clone_into(&mut last.message),
+            ["Error"] => failed.push(std::mem::take(&mut last)),
+            _ => {}
         }
     });
     parsed.map_err(|problem| problem.to_string())?;

@@ -19,15 +19,17 @@ impl ErrorDocument {
     pub(super) fn parse(text: &[u8]) -> Self {
         let mut error = Self::default();
         // An incomplete document keeps the fields before its end.
-        let _ = xml::for_each_leaf(text, |path, text| {
+        let _ = xml::for_each_element(text, |path, text| {
             let field = match path.last() {
-                Some(name) if name == "Code" => &mut error.code,
-                Some(name) if name == "Message" => &mut error.message,
-                Some(name) if name == "RequestId" => &mut error.request_id,
-                Some(name) if name == "Region" => &mut error.region,
+                Some(&"Code") => &mut error.code,
+                Some(&"Message") => &mut error.message,
+                Some(&"RequestId") => &mut error.request_id,
+                Some(&"Region") => &mut error.region,
                 _ => return,
             };
-            field.get_or_insert(text);
+            if field.is_none() {
+                *field = text.map(str::to_owned);
+            }
         });
         error
     }

@@ -194,12 +194,9 @@ impl Bucket {
 /// Parses the version in `<CompleteMultipartUploadResult>`.
 fn result(document: &[u8]) -> std::result::Result<Version, String> {
     let mut etag = None;
-    let read = xml::for_each_leaf(document, |path, text| {
-        if let [root, name] = path
-            && root == "CompleteMultipartUploadResult"
-            && name == "ETag"
-        {
-            etag = Some(xml::quoted(&text));
+    let read = xml::for_each_element(document, |path, text| {
+        if path == ["CompleteMultipartUploadResult", "ETag"] {
+            etag = text.map(xml::quoted);
         }
     });
     read.map_err(|problem| problem.to_string())?;

@@ -25,32 +25,16 @@ impl std::fmt::Display for XmlError {
     }
 }
 
-/// Calls `leaf` with the path and the text of each element that contains no other element.
-pub(super) fn for_each_leaf(document: &[u8], mut leaf: impl FnMut(&[String], String)) -> Result<(), XmlError> {
-    let mut path: Vec<String> = Vec::new();
-    parse(document, |event| match event {
-        XmlEvent::Start(name) => path.push(name.to_owned()),
-        XmlEvent::End(text) => {
-            if let Some(text) = text {
-                leaf(&path, text.to_owned());
-            }
-            path.pop();
-        }
-    })
-}
-
-enum XmlEvent<'a> {
-    /// The name of an element, without its namespace.
-    Start(&'a str),
-    /// The end of an element, with its text if it contains no other element.
-    End(Option<&'a str>),
-}
-
 /// Maximum depth of elements; that of S3 is 4.
 const MAX_DEPTH: usize = 16;
 
-fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), XmlError> {
+/// Calls `on_end` at the end of each element, with the names of the open elements from the root to itself, without namespaces,
+/// and with its text if it contains no other element.
+pub(super) fn for_each_element(document: &[u8], mut on_end: impl FnMut(&[&str], Option<&str>)) -> Result<(), XmlError> {
     let mut reader = Reader::from_reader(document);
+    reader.config_mut().expand_empty_elements = true;
+    // The first `depth` are open; the others are reused.
+    let mut names: Vec<String> = Vec::new();
     let mut depth = 0;
     let mut text = String::new();
     let mut is_leaf = false;
@@ -60,15 +44,14 @@ fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), 
                 return Err(XmlError(format!("more than {MAX_DEPTH} nested elements")));
             }
             Event::Start(tag) => {
+                if depth == names.len() {
+                    names.push(String::new());
+                }
+                names[depth].clear();
+                names[depth].push_str(tag.local_name().as_ref());
                 depth += 1;
                 text.clear();
                 is_leaf = true;
-                on_event(XmlEvent::Start(tag.local_name().as_ref()));
-            }
-            Event::Empty(tag) => {
-                on_event(XmlEvent::Start(tag.local_name().as_ref()));
-                on_event(XmlEvent::End(Some("")));
-                is_leaf = false;
             }
             Event::Text(piece) => text.push_str(&piece),
             Event::CData(piece) => text.push_str(&piece),
@@ -81,7 +64,9 @@ fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), 
                 },
             },
             Event::End(_) => {
-                on_event(XmlEvent::End(is_leaf.then_some(text.as_str())));
+                let mut path = [""; MAX_DEPTH];
+                path.iter_mut().zip(&names[..depth]).for_each(|(element, name)| *element = name);
+                on_end(&path[..depth], is_leaf.then_some(text.as_str()));
                 depth -= 1;
                 is_leaf = false;
             }
@@ -95,29 +80,8 @@ fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), 
 /// Parses a page of ListObjectsV2. Decodes keys by the encoding in the response, which may differ from the requested one.
 pub(super) fn list_page(document: &[u8]) -> Result<ListPage, XmlError> {
     let mut page = PageBuilder::default();
-    parse(document, |event| match event {
-        XmlEvent::Start(name) => page.start(name),
-        XmlEvent::End(text) => page.end(text),
-    })?;
+    for_each_element(document, |path, text| page.end(path, text))?;
     page.finish()
-}
-
-/// An element of a listing that is read.
-#[derive(Clone, Copy, Default)]
-enum Element {
-    EncodingType,
-    IsTruncated,
-    NextContinuationToken,
-    Contents,
-    CommonPrefixes,
-    Prefix,
-    Key,
-    Size,
-    ETag,
-    LastModified,
-    StorageClass,
-    #[default]
-    Other,
 }
 
 /// A page that is being parsed.
@@ -129,11 +93,6 @@ struct PageBuilder {
     truncated: bool,
     next: Option<String>,
     entry: Entry,
-    /// Depth of the current element; the root has 1.
-    depth: usize,
-    /// The current element of depth 2, and the current element.
-    section: Element,
-    element: Element,
     problem: Option<String>,
     /// The last date and the last storage class; those of the next entry are often the same.
     date: (String, Option<i64>),
@@ -141,76 +100,46 @@ struct PageBuilder {
 }
 
 impl PageBuilder {
-    fn start(&mut self, name: &str) {
-        self.depth += 1;
-        self.element = match (self.depth, name) {
-            (1, _) => {
-                self.is_listing = name == "ListBucketResult";
-                Element::Other
-            }
-            (2, "EncodingType") => Element::EncodingType,
-            (2, "IsTruncated") => Element::IsTruncated,
-            (2, "NextContinuationToken") => Element::NextContinuationToken,
-            (2, "Contents") => Element::Contents,
-            (2, "CommonPrefixes") => Element::CommonPrefixes,
-            (3, "Prefix") => Element::Prefix,
-            (3, "Key") => Element::Key,
-            (3, "Size") => Element::Size,
-            (3, "ETag") => Element::ETag,
-            (3, "LastModified") => Element::LastModified,
-            (3, "StorageClass") => Element::StorageClass,
-            _ => Element::Other,
-        };
-        if self.depth == 2 {
-            self.section = self.element;
-        }
-    }
-
-    fn end(&mut self, text: Option<&str>) {
-        match (text, self.section, self.element) {
-            (Some(text), Element::EncodingType, _) => self.encoded = text == "url",
-            (Some(text), Element::IsTruncated, _) => match text.trim() {
+    fn end(&mut self, path: &[&str], text: Option<&str>) {
+        let ["ListBucketResult", path @ ..] = path else { return };
+        match (path, text) {
+            ([], _) => self.is_listing = true,
+            (["Contents", name], Some(text)) => self.field(name, text),
+            (["Contents"], _) => match std::mem::take(&mut self.entry).into_list_entry() {
+                Some(entry) => self.page.entries.push(entry),
+                None => self.problem = Some("an object without a key".to_owned()),
+            },
+            (["CommonPrefixes", "Prefix"], Some(text)) => self.page.prefixes.push(text.to_owned()),
+            (["EncodingType"], Some(text)) => self.encoded = text == "url",
+            (["NextContinuationToken"], Some(text)) => self.next = Some(text.to_owned()),
+            (["IsTruncated"], Some(text)) => match text.trim() {
                 "true" | "True" | "TRUE" => self.truncated = true,
                 "false" | "False" | "FALSE" => self.truncated = false,
                 other => self.problem = Some(format!("IsTruncated is {other:?}")),
             },
-            (Some(text), Element::NextContinuationToken, _) => self.next = Some(text.to_owned()),
-            (Some(text), Element::CommonPrefixes, Element::Prefix) => self.page.prefixes.push(text.to_owned()),
-            (Some(text), Element::Contents, element) => self.field(element, text),
             _ => {}
-        }
-        if let (2, Element::Contents) = (self.depth, self.section) {
-            match std::mem::take(&mut self.entry).into_list_entry() {
-                Some(entry) => self.page.entries.push(entry),
-                None => self.problem = Some("an object without a key".to_owned()),
-            }
-        }
-        self.depth -= 1;
-        self.element = Element::Other;
-        if self.depth == 1 {
-            self.section = Element::Other;
         }
     }
 
     /// Adds an element of `Contents`.
-    fn field(&mut self, element: Element, text: &str) {
+    fn field(&mut self, name: &str, text: &str) {
         let Self { entry, date, storage_class, .. } = self;
-        match element {
-            Element::Key => {
+        match name {
+            "Key" => {
                 let earlier = entry.key.replace(text.to_owned());
                 if earlier.is_some() {
                     self.problem = Some("an object with two keys".to_owned());
                 }
             }
-            Element::Size => entry.size = text.trim().parse().ok().filter(|size| *size <= i64::MAX as u64),
-            Element::ETag => entry.version = listed_version(text),
-            Element::LastModified => {
+            "Size" => entry.size = text.trim().parse().ok().filter(|size| *size <= i64::MAX as u64),
+            "ETag" => entry.version = listed_version(text),
+            "LastModified" => {
                 if date.0 != text {
                     *date = (text.to_owned(), date::rfc3339_ms(text));
                 }
                 entry.modified_ms = date.1;
             }
-            Element::StorageClass => {
+            "StorageClass" => {
                 if **storage_class != *text {
                     *storage_class = text.into();
                 }
