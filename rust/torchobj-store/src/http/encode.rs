@@ -1,30 +1,18 @@
 //! Percent-encoding of paths and queries. Encodes all bytes except the unreserved ones of RFC 3986.
 
-const HEX: &[u8; 16] = b"0123456789ABCDEF";
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-const fn unreserved(byte: u8) -> bool {
-    matches!(byte, b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~')
-}
-
-fn encode_into(out: &mut Vec<u8>, text: &str, keep_slash: bool) {
-    out.reserve(text.len());
-    for &byte in text.as_bytes() {
-        if unreserved(byte) || (keep_slash && byte == b'/') {
-            out.push(byte);
-        } else {
-            out.extend_from_slice(&[b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
-        }
-    }
-}
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const RESERVED_IN_PATH: &AsciiSet = &RESERVED.remove(b'/');
 
 /// Appends an object's key as a request path. Keys are raw: `a//b`, `..` and `%41` stay what they are.
 pub(crate) fn key_into(out: &mut Vec<u8>, key: &str) {
-    encode_into(out, key, true);
+    utf8_percent_encode(key, RESERVED_IN_PATH).for_each(|piece| out.extend_from_slice(piece.as_bytes()));
 }
 
 /// Appends a name or a value of a query string.
 pub(crate) fn query_into(out: &mut Vec<u8>, text: &str) {
-    encode_into(out, text, false);
+    utf8_percent_encode(text, RESERVED).for_each(|piece| out.extend_from_slice(piece.as_bytes()));
 }
 
 /// Decodes a key of a listing with `encoding-type=url`: `%XX`, and `+` for a space.

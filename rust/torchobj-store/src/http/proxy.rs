@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use http::Uri;
+use ipnet::IpNet;
+use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::HostAddress;
@@ -64,8 +66,8 @@ impl Proxies {
         }
         let address = host.trim_matches(['[', ']']).parse::<IpAddr>().ok();
         self.no_proxy.iter().any(|rule| {
-            if let (Some(address), Some(network)) = (address, Network::parse(rule)) {
-                return network.contains(address);
+            if let (Some(address), Some(network)) = (address, network(rule)) {
+                return network.contains(&address);
             }
             let (rule, of_port) = match rule.rsplit_once(':') {
                 Some((name, of_port)) if !name.contains(':') => (name, of_port.parse::<u16>().ok()),
@@ -80,29 +82,10 @@ impl Proxies {
     }
 }
 
-/// An IP network in CIDR notation, or a single address.
-struct Network {
-    address: IpAddr,
-    prefix_bits: u32,
-}
-
-impl Network {
-    fn parse(rule: &str) -> Option<Self> {
-        let (address, prefix_bits) = rule.split_once('/').map_or((rule, None), |(address, bits)| (address, Some(bits)));
-        let address: IpAddr = address.trim_matches(['[', ']']).parse().ok()?;
-        let max = if address.is_ipv4() { 32 } else { 128 };
-        let prefix_bits = prefix_bits.map_or(Some(max), |bits| bits.parse().ok().filter(|bits| *bits <= max))?;
-        Some(Self { address, prefix_bits })
-    }
-
-    fn contains(&self, address: IpAddr) -> bool {
-        let common_bits = match (self.address, address) {
-            (IpAddr::V4(ours), IpAddr::V4(other)) => (ours.to_bits() ^ other.to_bits()).leading_zeros(),
-            (IpAddr::V6(ours), IpAddr::V6(other)) => (ours.to_bits() ^ other.to_bits()).leading_zeros(),
-            _ => return false,
-        };
-        common_bits >= self.prefix_bits
-    }
+/// Parses an IP network in CIDR notation, or a single address.
+fn network(rule: &str) -> Option<IpNet> {
+    let rule = rule.replace(['[', ']'], "");
+    rule.parse().ok().or_else(|| rule.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
 fn parse(name: &str, url: &str) -> io::Result<Proxy> {
@@ -125,15 +108,10 @@ fn parse(name: &str, url: &str) -> io::Result<Proxy> {
         return Err(refuse("has a path or a query (in a password, write / ? # @ as %2F %3F %23 %40)"));
     }
     let authorization = authority.as_str().rsplit_once('@').map(|(user, _)| {
-        let user = percent_decode(user);
+        let user: Vec<u8> = percent_decode_str(user).collect();
         format!("Basic {}", BASE64_STANDARD.encode(user))
     });
     Ok(Proxy { host: authority.host().to_owned(), port: authority.port_u16().unwrap_or(80), authorization })
-}
-
-fn percent_decode(text: &str) -> Vec<u8> {
-    // `decode_listed` would decode `+` as a space.
-    super::encode::decode_listed(&text.replace('+', "%2B")).unwrap_or_else(|| text.to_owned()).into_bytes()
 }
 
 impl Proxy {

@@ -6,6 +6,7 @@
 use std::sync::RwLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use aws_smithy_types::date_time::{DateTime, Format};
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -27,44 +28,27 @@ pub struct Identity {
 }
 
 /// The time of a request in the format of SigV4: `20260102T030405Z`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Timestamp([u8; 16]);
+#[derive(Clone, PartialEq, Eq)]
+pub struct Timestamp(String);
 
 impl Timestamp {
     /// The timestamp of `time`. Times before 1970 are clamped to 1970.
     pub fn new(time: SystemTime) -> Self {
         let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let (year, month, day) = civil_date(seconds / 86_400);
-        let of_day = seconds % 86_400;
-        let text =
-            format!("{year:04}{month:02}{day:02}T{:02}{:02}{:02}Z", of_day / 3600, of_day / 60 % 60, of_day % 60);
-        let mut bytes = [0; 16];
-        bytes.copy_from_slice(text.as_bytes());
-        Self(bytes)
+        let date = DateTime::from_secs(seconds.cast_signed()).fmt(Format::DateTime);
+        let mut text = date.expect("the clock is before the year 10 000");
+        text.retain(|letter| !matches!(letter, '-' | ':'));
+        Self(text)
     }
 
     /// `20260102T030405Z`.
     pub fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.0).expect("digits, T and Z were written by new()")
+        &self.0
     }
 
     fn day(&self) -> &str {
-        &self.as_str()[..8]
+        &self.0[..8]
     }
-}
-
-/// Converts days since 1970-01-01 to (year, month, day). Source: Howard Hinnant, "chrono-compatible low-level date
-/// algorithms".
-fn civil_date(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let era = shifted / 146_097;
-    let of_era = shifted % 146_097;
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_shifted = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month_shifted + 2) / 5 + 1;
-    let month = if month_shifted < 10 { month_shifted + 3 } else { month_shifted - 9 };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
 }
 
 /// The signed elements of a request. `path` and `query` are encoded; `headers` are sorted by their lower-case names, and
@@ -126,12 +110,12 @@ impl Signer {
         let key = self.key_of(time.day());
         let mut mac = key.mac.clone();
         mac.update(b"AWS4-HMAC-SHA256\n");
-        mac.update(&time.0);
+        mac.update(time.0.as_bytes());
         mac.update(b"\n");
         mac.update(key.scope.as_bytes());
         mac.update(b"\n");
         let mut hex = [0; 64];
-        hex_into(&mut hex, &digest(request));
+        hex::encode_to_slice(digest(request), &mut hex).expect("32 bytes are 64 digits");
         mac.update(&hex);
         out.extend_from_slice(b"AWS4-HMAC-SHA256 Credential=");
         out.extend_from_slice(self.identity.access_key.as_bytes());
@@ -145,7 +129,7 @@ impl Signer {
             out.extend_from_slice(name.as_bytes());
         }
         out.extend_from_slice(b", Signature=");
-        hex_into(&mut hex, &mac.finalize().into_bytes());
+        hex::encode_to_slice(mac.finalize().into_bytes(), &mut hex).expect("32 bytes are 64 digits");
         out.extend_from_slice(&hex);
     }
 }
@@ -184,9 +168,7 @@ pub(super) fn payload_hash(pieces: &[Bytes]) -> String {
     for piece in pieces {
         hash.update(piece);
     }
-    let mut hex = [0; 64];
-    hex_into(&mut hex, &hash.finalize());
-    String::from_utf8_lossy(&hex).into_owned()
+    hex::encode(hash.finalize())
 }
 
 /// Hashes the value of a header without leading and trailing spaces, and with each run of spaces collapsed to one.
@@ -216,14 +198,6 @@ fn derive(identity: &Identity, day: &str, region: &str, service: &str) -> Derive
 
 fn keyed(key: &[u8]) -> HmacSha256 {
     HmacSha256::new_from_slice(key).expect("HMAC takes a key of any length")
-}
-
-fn hex_into(out: &mut [u8; 64], bytes: &[u8]) {
-    const HEX: &[u8; 16] = b"0123456789abcdef";
-    for (pair, byte) in out.chunks_exact_mut(2).zip(bytes) {
-        pair[0] = HEX[usize::from(byte >> 4)];
-        pair[1] = HEX[usize::from(byte & 15)];
-    }
 }
 
 #[cfg(test)]
