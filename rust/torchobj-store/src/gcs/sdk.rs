@@ -88,36 +88,24 @@ impl Bucket {
             Condition::Absent => write.set_if_generation_match(0_i64),
             Condition::Matches(version) => write.set_if_generation_match(generation(version)),
         };
-        if let Some(project) = &self.account.config.user_project {
-            write = write.with_quota_project(project);
-        }
-        if let Some(name) = &self.account.config.kms_key_name {
-            write = write.set_kms_key(name);
-        }
-        if let Some(class) = &resource.storage_class {
-            write = write.set_storage_class(class);
+        macro_rules! set {
+            ($($setter:ident: $value:expr,)*) => {
+                $(if let Some(value) = $value {
+                    write = write.$setter(value);
+                })*
+            };
         }
         let [content_type, encoding, disposition, language, cache] = resource.headers();
-        write = match content_type {
-            Some(value) => write.set_content_type(value),
-            None => write,
-        };
-        write = match encoding {
-            Some(value) => write.set_content_encoding(value),
-            None => write,
-        };
-        write = match disposition {
-            Some(value) => write.set_content_disposition(value),
-            None => write,
-        };
-        write = match language {
-            Some(value) => write.set_content_language(value),
-            None => write,
-        };
-        write = match cache {
-            Some(value) => write.set_cache_control(value),
-            None => write,
-        };
+        set! {
+            with_quota_project: &self.account.config.user_project,
+            set_kms_key: &self.account.config.kms_key_name,
+            set_storage_class: &resource.storage_class,
+            set_content_type: content_type,
+            set_content_encoding: encoding,
+            set_content_disposition: disposition,
+            set_content_language: language,
+            set_cache_control: cache,
+        }
         match write.with_known_crc32c(crc32c).send_unbuffered().await {
             Ok(object) => Ok(Resource::of_sdk(object)),
             Err(error) => Err(self.sdk_error(operation, key, error).await),

@@ -8,10 +8,10 @@ use tokio::sync::Mutex;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::types::{Payload, Version};
 
-use super::config::{Account, DEFAULT_REGION};
+use super::config::Account;
 use super::endpoint::{Address, is_region};
 use super::error::refusal;
-use super::sign::Signer;
+use super::sign::{DEFAULT_REGION, Signer};
 use crate::http::{Anonymous, Chain, ErrorResponse, Failure, Headers, Request, encode, exchange, sanitize};
 
 /// A signer, and the generation of its credentials.

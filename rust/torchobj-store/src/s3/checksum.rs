@@ -17,30 +17,23 @@ pub(super) enum Algorithm {
 }
 
 impl Algorithm {
-    fn crc(self) -> CrcAlgorithm {
+    /// The CRC, the name of its header, and that of its XML element.
+    fn properties(self) -> (CrcAlgorithm, &'static str, &'static str) {
         match self {
-            Self::Crc64Nvme => CrcAlgorithm::Crc64Nvme,
-            Self::Crc32C => CrcAlgorithm::Crc32Iscsi,
-            Self::Crc32 => CrcAlgorithm::Crc32IsoHdlc,
+            Self::Crc64Nvme => (CrcAlgorithm::Crc64Nvme, "x-amz-checksum-crc64nvme", "ChecksumCRC64NVME"),
+            Self::Crc32C => (CrcAlgorithm::Crc32Iscsi, "x-amz-checksum-crc32c", "ChecksumCRC32C"),
+            Self::Crc32 => (CrcAlgorithm::Crc32IsoHdlc, "x-amz-checksum-crc32", "ChecksumCRC32"),
         }
     }
 
     /// Name of its header.
     pub(super) fn header(self) -> &'static str {
-        match self {
-            Self::Crc64Nvme => "x-amz-checksum-crc64nvme",
-            Self::Crc32C => "x-amz-checksum-crc32c",
-            Self::Crc32 => "x-amz-checksum-crc32",
-        }
+        self.properties().1
     }
 
     /// Name of its XML element.
     pub(super) fn element(self) -> &'static str {
-        match self {
-            Self::Crc64Nvme => "ChecksumCRC64NVME",
-            Self::Crc32C => "ChecksumCRC32C",
-            Self::Crc32 => "ChecksumCRC32",
-        }
+        self.properties().2
     }
 
     /// Computes the checksum of `payload`.
@@ -48,7 +41,7 @@ impl Algorithm {
         if let (Self::Crc32, Some(known)) = (self, payload.crc32()) {
             return known.into();
         }
-        let mut digest = Digest::new(self.crc());
+        let mut digest = Digest::new(self.properties().0);
         for piece in payload.pieces() {
             digest.update(piece);
         }
@@ -60,7 +53,7 @@ impl Algorithm {
         let mut parts = parts.iter();
         let mut whole = parts.next()?.checksum?;
         for part in parts {
-            whole = checksum_combine(self.crc(), whole, part.checksum?, part.size);
+            whole = checksum_combine(self.properties().0, whole, part.checksum?, part.size);
         }
         Some(whole)
     }

@@ -1,15 +1,11 @@
 //! State shared by the buckets of one configuration: connections, credentials, SDK configuration and clock skew.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use aws_config::environment::EnvironmentVariableRegionProvider;
-use aws_config::meta::region::RegionProviderChain;
-use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider, ProfileSet};
-use aws_config::provider_config::ProviderConfig;
-use aws_config::{BehaviorVersion, ConfigLoader, SdkConfig};
+use aws_config::profile::ProfileSet;
+use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
@@ -25,16 +21,15 @@ use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::fork;
 
 use super::connector::Connector;
-use super::credentials::{CredentialsForSdk, SdkChain};
-use super::sign::Identity;
+#[cfg(test)]
+use super::credentials::Fixed;
+use super::credentials::{CredentialsForSdk, SdkChain, load_sdk_config};
+use super::sign::{DEFAULT_REGION, Identity};
 use crate::config::{Addressing, Encryption, S3Config};
-use crate::credentials::Credentials;
+use crate::credentials::{Credentials, Loader};
 use crate::env::{self, Variables};
 use crate::http::date::skew_s;
 use crate::http::{Dialer, PoolMap, sanitize};
-
-/// Region of signatures for endpoints without regions. FlashBlade, SwiftStack, MinIO and Ceph accept it.
-pub(super) const DEFAULT_REGION: &str = "us-east-1";
 
 /// A key of SSE-C, in the format of its headers.
 #[derive(Clone)]
@@ -110,16 +105,9 @@ impl Account {
     /// An account with the credentials of a test, instead of those of the environment.
     #[cfg(test)]
     pub(super) fn with_identity(config: S3Config, customer_key: Option<CustomerKey>, identity: Identity) -> Self {
-        use aws_credential_types::provider::SharedCredentialsProvider;
-        let Identity { access_key, secret_key, session_token } = identity;
-        let keys = aws_credential_types::Credentials::new(access_key, secret_key, session_token, None, "test");
-        let provider = SharedCredentialsProvider::new(keys);
-        let same = provider.clone();
-        let source =
-            move || -> Pin<Box<dyn Future<Output = _> + Send>> { Box::pin(std::future::ready(Some(same.clone()))) };
         let environment = Environment {
             sdk: SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build(),
-            credentials: Some(Arc::new(Credentials::new(Box::new(SdkChain::new(provider, Box::new(source)))))),
+            credentials: Some(Arc::new(Credentials::new(Box::new(Fixed(identity))))),
             endpoint_url: config.endpoint_url.clone(),
             region: Some(DEFAULT_REGION.to_owned()),
             checksums_when_required: false,
@@ -137,19 +125,12 @@ impl Account {
 
     async fn load_environment(&self) -> Environment {
         let config = &self.config;
-        let sdk = loader(config, &self.connector).await.load().await;
-        let (same_config, connector) = (config.clone(), self.connector.clone());
-        let source = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let (config, connector) = (same_config.clone(), connector.clone());
-            Box::pin(async move { loader(&config, &connector).await.load().await.credentials_provider() })
+        let sdk = load_sdk_config(config, &self.connector).await;
+        let loader: Option<Box<dyn Loader<Identity>>> = match &config.credential_provider {
+            Some(provider) => Some(Box::new(provider.clone())),
+            None => SdkChain::new(&sdk, config, &self.connector).map(|chain| Box::new(chain) as _),
         };
-        let credentials = match &config.credential_provider {
-            Some(provider) => Some(Credentials::new(Box::new(provider.clone()))),
-            None => sdk
-                .credentials_provider()
-                .map(|chain| Credentials::new(Box::new(SdkChain::new(chain, Box::new(source))))),
-        };
-        let credentials = credentials.map(Arc::new);
+        let credentials = loader.map(|loader| Arc::new(Credentials::new(loader)));
         let endpoint_url = config.endpoint_url.clone().or_else(|| configured_endpoint(&sdk));
         // If the path of the endpoint has no trailing slash, the rules of the SDK append the bucket to its last component.
         let endpoint_url = endpoint_url.map(|url| if url.ends_with('/') { url } else { url + "/" });
@@ -284,49 +265,6 @@ fn initialize_sdk() {
     aws_sdk_sts::Client::new(&config);
     aws_sdk_sso::Client::new(&config);
     aws_sdk_ssooidc::Client::new(&config);
-}
-
-/// Loads settings from the environment, the profiles and the instance.
-async fn loader(config: &S3Config, connector: &Connector) -> ConfigLoader {
-    let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(connector.clone());
-    if let Some(profile) = &config.profile {
-        loader = loader.profile_name(profile);
-    }
-    if let Some(region) = &config.region {
-        loader = loader.region(Region::new(region.clone()));
-    } else {
-        // Without the region of the instance: the bucket may be in another one, which its responses contain.
-        let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
-        loader = loader.region(chain.or_else(profile_region(config)));
-    }
-    if config.anonymous || config.credential_provider.is_some() {
-        loader = loader.no_credentials();
-    } else if let Some(profile) = &config.profile {
-        loader = loader.credentials_provider(profile_credentials(profile, config, connector).await);
-    }
-    loader
-}
-
-fn profile_region(config: &S3Config) -> ProfileFileRegionProvider {
-    let builder = ProfileFileRegionProvider::builder();
-    match &config.profile {
-        Some(profile) => builder.profile_name(profile).build(),
-        None => builder.build(),
-    }
-}
-
-/// The credentials of a profile that the caller has named. The chain of the SDK would look into the environment first.
-async fn profile_credentials(
-    profile: &str,
-    config: &S3Config,
-    connector: &Connector,
-) -> ProfileFileCredentialsProvider {
-    let configured = config.region.clone().map(Region::new);
-    let chain = RegionProviderChain::first_try(configured).or_else(EnvironmentVariableRegionProvider::new());
-    // A role of the profile is assumed in this region.
-    let region = chain.or_else(profile_region(config)).or_else(Region::from_static(DEFAULT_REGION)).region().await;
-    let settings = ProviderConfig::without_region().with_http_client(connector.clone()).with_region(region);
-    ProfileFileCredentialsProvider::builder().configure(&settings).profile_name(profile).build()
 }
 
 /// The endpoint in `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or a profile, as the SDK reads it.

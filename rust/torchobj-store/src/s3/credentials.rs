@@ -1,38 +1,90 @@
-//! Loads credentials of S3: from the provider chain of the SDK, or from a credential provider of the user.
+//! Loads the configuration of the SDK, and credentials of S3: from the provider chain of the SDK, or from a credential provider
+//! of the user.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, RwLock};
 
 use async_trait::async_trait;
+use aws_config::environment::EnvironmentVariableRegionProvider;
+use aws_config::meta::region::RegionProviderChain;
+use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider};
+use aws_config::provider_config::ProviderConfig;
+use aws_config::{BehaviorVersion, SdkConfig};
 use aws_credential_types::Credentials as SdkCredentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
+use aws_types::region::Region;
 
-use super::sign::Identity;
+use super::connector::Connector;
+use super::sign::{DEFAULT_REGION, Identity};
+use crate::config::S3Config;
 use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, failed, required};
 use crate::env;
 
-/// Makes a new provider of the SDK. A provider reads the shared configuration files only once.
-pub(super) type ProviderFactory =
-    Box<dyn Fn() -> Pin<Box<dyn Future<Output = Option<SharedCredentialsProvider>> + Send>> + Send + Sync>;
+/// Loads settings from the environment, the profiles and the instance.
+pub(super) async fn load_sdk_config(config: &S3Config, connector: &Connector) -> SdkConfig {
+    let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(connector.clone());
+    if let Some(profile) = &config.profile {
+        loader = loader.profile_name(profile);
+    }
+    if let Some(region) = &config.region {
+        loader = loader.region(Region::new(region.clone()));
+    } else {
+        // Without the region of the instance: the bucket may be in another one, which its responses contain.
+        let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
+        loader = loader.region(chain.or_else(profile_region(config)));
+    }
+    if config.anonymous || config.credential_provider.is_some() {
+        loader = loader.no_credentials();
+    } else if let Some(profile) = &config.profile {
+        loader = loader.credentials_provider(profile_credentials(profile, config, connector).await);
+    }
+    loader.load().await
+}
+
+fn profile_region(config: &S3Config) -> ProfileFileRegionProvider {
+    let builder = ProfileFileRegionProvider::builder();
+    match &config.profile {
+        Some(profile) => builder.profile_name(profile).build(),
+        None => builder.build(),
+    }
+}
+
+/// The credentials of a profile that the caller has named. The chain of the SDK would look into the environment first.
+async fn profile_credentials(
+    profile: &str,
+    config: &S3Config,
+    connector: &Connector,
+) -> ProfileFileCredentialsProvider {
+    let configured = config.region.clone().map(Region::new);
+    let chain = RegionProviderChain::first_try(configured).or_else(EnvironmentVariableRegionProvider::new());
+    // A role of the profile is assumed in this region.
+    let region = chain.or_else(profile_region(config)).or_else(Region::from_static(DEFAULT_REGION)).region().await;
+    let settings = ProviderConfig::without_region().with_http_client(connector.clone()).with_region(region);
+    ProfileFileCredentialsProvider::builder().configure(&settings).profile_name(profile).build()
+}
 
 /// The provider chain of the SDK: environment, profiles, roles, instance.
 pub(super) struct SdkChain {
-    new_provider: ProviderFactory,
+    config: S3Config,
+    connector: Connector,
     provider: RwLock<SharedCredentialsProvider>,
 }
 
 impl SdkChain {
-    pub(super) fn new(provider: SharedCredentialsProvider, new_provider: ProviderFactory) -> Self {
-        Self { new_provider, provider: RwLock::new(provider) }
+    /// The chain of a configuration; `None`: requests are not signed.
+    pub(super) fn new(sdk: &SdkConfig, config: &S3Config, connector: &Connector) -> Option<Self> {
+        let provider = RwLock::new(sdk.credentials_provider()?);
+        Some(Self { config: config.clone(), connector: connector.clone(), provider })
     }
 }
 
 #[async_trait]
 impl Loader<Identity> for SdkChain {
     async fn load(&self, bypass_cache: bool) -> Result<Fresh<Identity>, LoadError> {
-        if bypass_cache && let Some(provider) = (self.new_provider)().await {
+        // A provider reads the shared configuration files only once.
+        if bypass_cache
+            && let Some(provider) = load_sdk_config(&self.config, &self.connector).await.credentials_provider()
+        {
             *self.provider.write().expect("no holder of this lock panics") = provider;
         }
         let provider = self.provider.read().expect("no holder of this lock panics").clone();
@@ -98,5 +150,17 @@ impl ProvideCredentials for CredentialsForSdk {
             let Identity { access_key, secret_key, session_token } = loaded.identity.clone();
             Ok(SdkCredentials::new(access_key, secret_key, session_token, loaded.expires, "torchobj"))
         })
+    }
+}
+
+/// The credentials of a test.
+#[cfg(test)]
+pub(super) struct Fixed(pub(super) Identity);
+
+#[cfg(test)]
+#[async_trait]
+impl Loader<Identity> for Fixed {
+    async fn load(&self, _bypass_cache: bool) -> Result<Fresh<Identity>, LoadError> {
+        Ok(Fresh { identity: self.0.clone(), expires: None })
     }
 }

@@ -98,14 +98,7 @@ impl Bucket {
             headers.push((algorithm.header(), Cow::Owned(algorithm.encode(algorithm.of(&payload)))));
         }
         let request = self.request(operation, "POST", None, &[("delete", "")], headers, &payload);
-        let dialect = self.dialect(operation).await?;
-        let mut response = dialect.send(&request).await?;
-        let text = response.read_text(MAX_RESPONSE_BYTES).await;
-        let text = text.map_err(|failure| self.failure(operation, None, failure))?;
-        let failed = failed_in(&text).map_err(|problem| {
-            let protocol = || self.error(ErrorKind::Protocol, operation, None, &problem);
-            response.error_in(&text, operation, None, &dialect).unwrap_or_else(protocol)
-        })?;
+        let failed = self.dialect(operation).await?.document(&request, MAX_RESPONSE_BYTES, failed_in).await?;
         self.failed_deletes(keys, failed)
     }
 

@@ -1,6 +1,6 @@
 //! ListObjectsV2, without the SDK, and ListBuckets.
 
-use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::error::{Operation, Result};
 use torchobj_core::types::{ListEntry, ListPage, ListRequest, Payload};
 
 use super::Bucket;
@@ -48,15 +48,8 @@ impl Bucket {
         let payload = Payload::default();
         let operation = Operation::List;
         let request = self.request(operation, "GET", None, &query, Vec::new(), &payload);
-        let dialect = self.dialect(operation).await?;
         // Error messages contain the prefix.
         let request = Request { key: Some(listing.prefix), ..request };
-        let mut response = dialect.send(&request).await?;
-        let text = response.read_text(MAX_PAGE_BYTES).await;
-        let text = text.map_err(|failure| self.failure(operation, request.key, failure))?;
-        xml::list_page(&text).map_err(|problem| {
-            let protocol = || self.error(ErrorKind::Protocol, operation, request.key, &problem.to_string());
-            response.error_in(&text, operation, request.key, &dialect).unwrap_or_else(protocol)
-        })
+        self.dialect(operation).await?.document(&request, MAX_PAGE_BYTES, xml::list_page).await
     }
 }

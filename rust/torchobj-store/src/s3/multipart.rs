@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Write;
 
-use aws_sdk_s3::types::{ChecksumType, EncodingType, StorageClass};
+use aws_sdk_s3::types::{ChecksumType, EncodingType};
 use bytes::Bytes;
 use quick_xml::escape::escape;
 use torchobj_core::error::{ErrorKind, Operation, Result};
@@ -14,7 +14,7 @@ use super::bucket::Bucket;
 use super::checksum::Algorithm;
 use super::get::{METADATA, NONCE};
 use super::put::condition_header;
-use super::sdk::customer_key;
+use super::sdk::{customer_key, new_object};
 use super::xml;
 use crate::id::unique_id;
 
@@ -40,26 +40,9 @@ impl Bucket {
         let algorithm = self.algorithm(options.checksum).await;
         // Other stores than AWS support checksums of parts, but not all of them those of the whole object.
         let checksum_type = (algorithm == Some(Algorithm::Crc64Nvme)).then_some(ChecksumType::FullObject);
-        let (encryption, key_id) = self.server_side_encryption();
-        let request = self
-            .sdk(operation)
-            .await?
-            .create_multipart_upload()
-            .bucket(&self.name)
-            .key(key)
-            .set_metadata(Some(metadata))
-            .content_type(attributes.content_type.as_deref().unwrap_or("application/octet-stream"))
-            .set_content_encoding(attributes.content_encoding.clone())
-            .set_content_disposition(attributes.content_disposition.clone())
-            .set_content_language(attributes.content_language.clone())
-            .set_cache_control(attributes.cache_control.clone())
-            .set_storage_class(self.storage_class(attributes).map(StorageClass::from))
-            .set_checksum_algorithm(algorithm.map(Into::into))
-            .set_checksum_type(checksum_type)
-            .set_server_side_encryption(encryption)
-            .set_ssekms_key_id(key_id)
-            .set_request_payer(self.request_payer());
-        let request = customer_key!(self, request);
+        let request = self.sdk(operation).await?.create_multipart_upload().bucket(&self.name).key(key);
+        let request = new_object!(self, request.set_metadata(Some(metadata)), attributes);
+        let request = request.set_checksum_algorithm(algorithm.map(Into::into)).set_checksum_type(checksum_type);
         let output = self.sdk_output(operation, Some(key), request.send()).await?;
         let id = output
             .upload_id
@@ -111,15 +94,7 @@ impl Bucket {
         let payload = Payload::from(Bytes::from(document(parts, algorithm)));
         let query = [("uploadId", upload.id.as_str())];
         let request = self.request(operation, "POST", key, &query, headers, &payload);
-        let dialect = self.dialect(operation).await?;
-        let mut response = dialect.send(&request).await?;
-        let text = response.read_text(MAX_RESPONSE_BYTES).await;
-        let text = text.map_err(|failure| self.failure(operation, key, failure))?;
-        result(text.trim_ascii()).map_err(|problem| {
-            // S3 sends status 200 before it knows whether the commit succeeds.
-            let protocol = || self.error(ErrorKind::Protocol, operation, key, &problem);
-            response.error_in(&text, operation, key, &dialect).unwrap_or_else(protocol)
-        })
+        self.dialect(operation).await?.document(&request, MAX_RESPONSE_BYTES, result).await
     }
 
     /// Returns the version of the object if its metadata contains the nonce of this upload.
@@ -194,7 +169,7 @@ impl Bucket {
 /// Parses the version in `<CompleteMultipartUploadResult>`.
 fn result(document: &[u8]) -> std::result::Result<Version, String> {
     let mut etag = None;
-    let read = xml::for_each_element(document, |path, text| {
+    let read = xml::for_each_element(document.trim_ascii(), |path, text| {
         if path == ["CompleteMultipartUploadResult", "ETag"] {
             etag = text.map(xml::quoted);
         }

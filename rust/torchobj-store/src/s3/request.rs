@@ -1,6 +1,7 @@
 //! Sends requests to a bucket without the SDK: every GET, HEAD, LIST, PUT, part and commit. Signs them, and interprets
 //! their redirects and errors.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -83,6 +84,24 @@ impl BucketDialect<'_> {
             return Err(error.with_status(response.status, None));
         }
         Ok(response)
+    }
+
+    /// Sends a request and parses the document in its response, which has at most `max_bytes`. S3 may send an error with
+    /// status 200, before it knows whether the request succeeds.
+    pub(super) async fn document<T, E: Display>(
+        &self,
+        request: &Request<'_>,
+        max_bytes: usize,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Result<T> {
+        let Request { operation, key, .. } = *request;
+        let mut response = self.send(request).await?;
+        let text = response.read_text(max_bytes).await;
+        let text = text.map_err(|failure| self.bucket.failure(operation, key, failure))?;
+        parse(&text).map_err(|problem| {
+            let protocol = || self.bucket.error(ErrorKind::Protocol, operation, key, &problem.to_string());
+            response.error_in(&text, operation, key, self).unwrap_or_else(protocol)
+        })
     }
 }
 

@@ -13,6 +13,9 @@ use sha2::{Digest, Sha256};
 
 type HmacSha256 = Hmac<Sha256>;
 
+/// Region of signatures for endpoints without regions. FlashBlade, SwiftStack, MinIO and Ceph accept it.
+pub(super) const DEFAULT_REGION: &str = "us-east-1";
+
 /// Value of `x-amz-content-sha256` for an unsigned body. TLS and a checksum header protect its integrity.
 pub const UNSIGNED_PAYLOAD: &str = "UNSIGNED-PAYLOAD";
 

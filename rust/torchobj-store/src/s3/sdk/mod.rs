@@ -27,17 +27,31 @@ macro_rules! customer_key {
     };
 }
 
+/// Adds the headers of attributes and encryption to a request that creates an object.
+macro_rules! new_object {
+    ($bucket:ident, $request:expr, $attributes:expr) => {{
+        let (encryption, key_id) = $bucket.server_side_encryption();
+        let request = $request
+            .content_type($attributes.content_type.as_deref().unwrap_or("application/octet-stream"))
+            .set_content_encoding($attributes.content_encoding.clone())
+            .set_content_disposition($attributes.content_disposition.clone())
+            .set_content_language($attributes.content_language.clone())
+            .set_cache_control($attributes.cache_control.clone())
+            .set_storage_class($bucket.storage_class($attributes).map(aws_sdk_s3::types::StorageClass::from))
+            .set_server_side_encryption(encryption)
+            .set_ssekms_key_id(key_id)
+            .set_request_payer($bucket.request_payer());
+        customer_key!($bucket, request)
+    }};
+}
+
 mod requests;
 
-pub(super) use customer_key;
+pub(super) use {customer_key, new_object};
 
 impl From<Algorithm> for ChecksumAlgorithm {
     fn from(algorithm: Algorithm) -> Self {
-        match algorithm {
-            Algorithm::Crc64Nvme => Self::Crc64Nvme,
-            Algorithm::Crc32C => Self::Crc32C,
-            Algorithm::Crc32 => Self::Crc32,
-        }
+        Self::from(algorithm.element().trim_start_matches("Checksum"))
     }
 }
 

@@ -5,9 +5,7 @@ use std::io;
 use std::pin::Pin;
 
 use aws_sdk_s3::primitives::ByteStream;
-use aws_sdk_s3::types::{
-    ChecksumMode, ChecksumType, CompletedMultipartUpload, CompletedPart, EncodingType, StorageClass,
-};
+use aws_sdk_s3::types::{ChecksumMode, ChecksumType, CompletedMultipartUpload, CompletedPart, EncodingType};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::poll_fn;
@@ -182,25 +180,8 @@ impl Bucket {
         self.check_options(operation, key, options)?;
         let metadata = self.metadata_headers(operation, key, attributes)?.into_iter();
         let metadata = metadata.map(|(header, value)| (header[METADATA.len()..].to_owned(), value.to_owned()));
-        let (encryption, key_id) = self.server_side_encryption();
-        let mut call = self
-            .sdk(operation)
-            .await?
-            .put_object()
-            .bucket(&self.name)
-            .key(key)
-            .body(stream(payload))
-            .set_metadata(Some(metadata.collect()))
-            .content_type(attributes.content_type.as_deref().unwrap_or("application/octet-stream"))
-            .set_content_encoding(attributes.content_encoding.clone())
-            .set_content_disposition(attributes.content_disposition.clone())
-            .set_content_language(attributes.content_language.clone())
-            .set_cache_control(attributes.cache_control.clone())
-            .set_storage_class(self.storage_class(attributes).map(StorageClass::from))
-            .set_server_side_encryption(encryption)
-            .set_ssekms_key_id(key_id)
-            .set_request_payer(self.request_payer());
-        call = customer_key!(self, call);
+        let call = self.sdk(operation).await?.put_object().bucket(&self.name).key(key).body(stream(payload));
+        let mut call = new_object!(self, call.set_metadata(Some(metadata.collect())), attributes);
         let checksum = self.algorithm(options.checksum).await.map(|algorithm| (algorithm, algorithm.of(payload)));
         call = checksum!(call, checksum).set_checksum_algorithm(checksum.map(|(algorithm, _)| algorithm.into()));
         call = condition!(call, &options.condition);
