@@ -77,7 +77,7 @@ impl Bucket {
     /// Path and query of a session, which must be on the server of the bucket.
     fn session_path(&self, location: &str) -> std::result::Result<Vec<u8>, String> {
         let origin = &self.account.origin;
-        if let Some(()) = redirect::resolve(location, origin.pool.target(), |_| None::<()>)? {
+        if let Some(()) = redirect::resolve(location, origin.pool.server(), |_| None::<()>)? {
             unreachable!("no other host is accepted");
         }
         let path = match location.split_once("://") {

@@ -54,9 +54,9 @@ impl Dialer {
         self.config.keep_alive
     }
 
-    /// The proxy that forwards plain HTTP requests to `target`. Such requests have the absolute URL in their request line.
-    pub(crate) fn forward_proxy(&self, target: &HostAddress) -> Option<&Proxy> {
-        self.proxies.for_target(target).filter(|_| !target.tls)
+    /// The proxy that forwards plain HTTP requests to `server`. Such requests have the absolute URL in their request line.
+    pub(crate) fn forward_proxy(&self, server: &HostAddress) -> Option<&Proxy> {
+        self.proxies.for_server(server).filter(|_| !server.tls)
     }
 
     fn tls(&self) -> io::Result<Arc<ClientConfig>> {
@@ -69,26 +69,26 @@ impl Dialer {
         Ok(self.tls.get_or_init(|| config).clone())
     }
 
-    /// Connects to `target`, directly or through its proxy.
-    pub(crate) async fn dial(&self, target: &HostAddress) -> io::Result<Box<dyn Transport>> {
-        let proxy = self.proxies.for_target(target);
-        let (host, port) = proxy.map_or((target.host.as_str(), target.port), |proxy| (&proxy.host, proxy.port));
+    /// Connects to `server`, directly or through its proxy.
+    pub(crate) async fn dial(&self, server: &HostAddress) -> io::Result<Box<dyn Transport>> {
+        let proxy = self.proxies.for_server(server);
+        let (host, port) = proxy.map_or((server.host.as_str(), server.port), |proxy| (&proxy.host, proxy.port));
         let mut socket = self.connect(host, port).await?;
-        if !target.tls {
+        if !server.tls {
             socket.is_forwarded = proxy.is_some();
             return Ok(Box::new(socket));
         }
-        let name = ServerName::try_from(target.host.trim_matches(['[', ']']).to_owned()).map_err(io::Error::other)?;
+        let name = ServerName::try_from(server.host.trim_matches(['[', ']']).to_owned()).map_err(io::Error::other)?;
         let tls = self.tls()?;
         let handshake = async move {
             if let Some(proxy) = proxy {
-                proxy.tunnel(&mut socket, target).await?;
+                proxy.tunnel(&mut socket, server).await?;
             }
             TlsStream::connect(socket, tls, name).await
         };
         let stream = timeout(self.config.connect_timeout, handshake)
             .await
-            .map_err(|_| self.timed_out(&format!("TLS handshake with {}", target.authority())))??;
+            .map_err(|_| self.timed_out(&format!("TLS handshake with {}", server.authority())))??;
         Ok(Box::new(stream))
     }
 

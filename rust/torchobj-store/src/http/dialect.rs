@@ -14,9 +14,9 @@ pub(crate) trait Dialect: Send + Sync {
     /// Parses an error response.
     fn refusal(&self, operation: Operation, response: &ErrorResponse<'_>) -> Refusal;
 
-    /// Returns where to send requests that are redirected to `target`; `None` if it does not belong to the same store, and so
+    /// Returns where to send requests that are redirected to `server`; `None` if it does not belong to the same store, and so
     /// must not receive signatures, tokens or keys.
-    fn redirected(&self, target: &HostAddress) -> Option<Origin>;
+    fn redirected(&self, server: &HostAddress) -> Option<Origin>;
 
     /// Updates the region, the clock skew or the credentials from an error response. Returns the error with the kind that
     /// determines whether the request is retried.
@@ -70,8 +70,8 @@ mod tests {
             Self { pools, refusals: AtomicU32::new(0) }
         }
 
-        fn origin(&self, target: &HostAddress) -> Origin {
-            Origin { pool: self.pools.pool(target), host: target.host_header(), path: b"/v1/".to_vec() }
+        fn origin(&self, server: &HostAddress) -> Origin {
+            Origin { pool: self.pools.pool(server), host: server.host_header(), path: b"/v1/".to_vec() }
         }
 
         async fn get(&self, fake: &Fake, token: &'static str) -> Result<Response> {
@@ -108,8 +108,8 @@ mod tests {
             Refusal { kind, code, message, request_id: (response.header)("x-id"), hint: Some("log in") }
         }
 
-        fn redirected(&self, target: &HostAddress) -> Option<Origin> {
-            (target.host == "localhost").then(|| self.origin(target))
+        fn redirected(&self, server: &HostAddress) -> Option<Origin> {
+            (server.host == "localhost").then(|| self.origin(server))
         }
 
         async fn recover(&self, _: Operation, response: &ErrorResponse<'_>, error: Error) -> Error {

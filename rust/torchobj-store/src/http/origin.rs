@@ -17,17 +17,17 @@ pub(crate) struct Origin {
 impl Origin {
     /// The server of `url`, with its path.
     pub(crate) fn of(url: &http::Uri, pools: &PoolMap) -> Self {
-        let target = HostAddress::of(url);
+        let server = HostAddress::of(url);
         let mut path = url.path().as_bytes().to_vec();
         if path.last() != Some(&b'/') {
             path.push(b'/');
         }
-        Self { host: target.host_header(), pool: pools.pool(&target), path }
+        Self { host: server.host_header(), pool: pools.pool(&server), path }
     }
 
     /// The URL of the server, for messages.
     pub(crate) fn url(&self) -> String {
-        let scheme = if self.pool.target().tls { "https" } else { "http" };
+        let scheme = if self.pool.server().tls { "https" } else { "http" };
         format!("{scheme}://{}", self.host)
     }
 

@@ -35,12 +35,12 @@ impl PoolMap {
         Self { dialer, pools: Mutex::default(), idle }
     }
 
-    /// The pool of connections to `target`.
-    pub(crate) fn pool(&self, target: &HostAddress) -> Arc<ConnectionPool> {
+    /// The pool of connections to `server`.
+    pub(crate) fn pool(&self, server: &HostAddress) -> Arc<ConnectionPool> {
         let mut pools = self.pools.lock().expect("no holder of this lock panics");
-        let pool = pools.entry(target.clone()).or_insert_with(|| {
+        let pool = pools.entry(server.clone()).or_insert_with(|| {
             let (dialer, idle_count) = (self.dialer.clone(), self.idle.clone());
-            Arc::new(ConnectionPool { target: target.clone(), dialer, idle: Mutex::default(), idle_count })
+            Arc::new(ConnectionPool { server: server.clone(), dialer, idle: Mutex::default(), idle_count })
         });
         pool.clone()
     }
@@ -48,7 +48,7 @@ impl PoolMap {
 
 /// All pooled connections to one server.
 pub(crate) struct ConnectionPool {
-    target: HostAddress,
+    server: HostAddress,
     dialer: Arc<Dialer>,
     idle: Mutex<Idle>,
     /// Includes the other pools of the client.
@@ -65,13 +65,13 @@ struct Idle {
 
 impl ConnectionPool {
     /// The server.
-    pub(crate) fn target(&self) -> &HostAddress {
-        &self.target
+    pub(crate) fn server(&self) -> &HostAddress {
+        &self.server
     }
 
     /// The proxy that forwards plain HTTP requests.
     pub(crate) fn forward_proxy(&self) -> Option<&Proxy> {
-        self.dialer.forward_proxy(&self.target)
+        self.dialer.forward_proxy(&self.server)
     }
 
     /// A connection for one request: an idle one, or a new one.
@@ -81,7 +81,7 @@ impl ConnectionPool {
                 return Ok(Lease::new(self, connection));
             }
         }
-        match self.dialer.dial(&self.target).await {
+        match self.dialer.dial(&self.server).await {
             Ok(transport) => Ok(Lease::new(self, Connection::new(transport))),
             Err(error) => Err(connect_failure(&error)),
         }

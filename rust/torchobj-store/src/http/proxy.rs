@@ -1,4 +1,4 @@
-//! Selects the proxy for a target, and opens tunnels through it. Does not connect to the proxy.
+//! Selects the proxy for a server, and opens tunnels through it. Does not connect to the proxy.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -51,10 +51,10 @@ impl Proxies {
         Self { http: Some(parse("http_proxy", url).unwrap()), ..Self::default() }
     }
 
-    /// The proxy for `target`; `None`: connections to it are direct.
-    pub(super) fn for_target(&self, target: &HostAddress) -> Option<&Proxy> {
-        let proxy = if target.tls { self.https.as_ref() } else { self.http.as_ref() };
-        proxy.filter(|_| !self.is_direct(&target.host, target.port))
+    /// The proxy for `server`; `None`: connections to it are direct.
+    pub(super) fn for_server(&self, server: &HostAddress) -> Option<&Proxy> {
+        let proxy = if server.tls { self.https.as_ref() } else { self.http.as_ref() };
+        proxy.filter(|_| !self.is_direct(&server.host, server.port))
     }
 
     /// Returns whether `NO_PROXY` contains a host: its name or address, a domain of it, either of them with its port, a network
@@ -120,9 +120,9 @@ impl Proxy {
         self.authorization.as_deref()
     }
 
-    /// Opens a tunnel to `target` over `socket`, which is connected to the proxy.
-    pub(super) async fn tunnel(&self, socket: &mut Socket, target: &HostAddress) -> io::Result<()> {
-        let authority = target.authority();
+    /// Opens a tunnel to `server` over `socket`, which is connected to the proxy.
+    pub(super) async fn tunnel(&self, socket: &mut Socket, server: &HostAddress) -> io::Result<()> {
+        let authority = server.authority();
         let mut request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n");
         if let Some(authorization) = &self.authorization {
             request.push_str(&format!("Proxy-Authorization: {authorization}\r\n"));

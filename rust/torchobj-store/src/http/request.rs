@@ -88,7 +88,7 @@ pub(crate) async fn send(
         }
         match response.header("location") {
             Some(location) if matches!(response.status, 307 | 308) => {
-                let to = redirect::resolve(location, origin.pool.target(), |target| dialect.redirected(target));
+                let to = redirect::resolve(location, origin.pool.server(), |server| dialect.redirected(server));
                 let to = to.map_err(|message| {
                     let failure = Failure::new(ErrorKind::InvalidRequest, message);
                     let error = failure.into_error(operation, url()).with_status(response.status, None);

@@ -84,10 +84,10 @@ pub(super) fn is_region(region: &str) -> bool {
 }
 
 impl Address {
-    /// The origin of the same bucket at `target`; `None` if `target` does not belong to the same store.
-    pub(super) fn redirected(&self, target: &HostAddress, bucket: &str, pools: &PoolMap) -> Option<Origin> {
-        let (host, bucket_in_host) = redirect::accept(&target.host, &self.endpoint_host, bucket)?;
-        let target = HostAddress { host, ..target.clone() };
+    /// The origin of the same bucket at `server`; `None` if `server` does not belong to the same store.
+    pub(super) fn redirected(&self, server: &HostAddress, bucket: &str, pools: &PoolMap) -> Option<Origin> {
+        let (host, bucket_in_host) = redirect::accept(&server.host, &self.endpoint_host, bucket)?;
+        let server = HostAddress { host, ..server.clone() };
         let mut path = self.origin.path.clone();
         let in_path = format!("{bucket}/");
         match (self.bucket_in_host, bucket_in_host) {
@@ -95,7 +95,7 @@ impl Address {
             (false, true) if path.ends_with(in_path.as_bytes()) => path.truncate(path.len() - in_path.len()),
             _ => {}
         }
-        Some(Origin { host: target.host_header(), pool: pools.pool(&target), path })
+        Some(Origin { host: server.host_header(), pool: pools.pool(&server), path })
     }
 }
 

@@ -119,8 +119,8 @@ impl Dialect for BucketDialect<'_> {
         refusal
     }
 
-    fn redirected(&self, target: &HostAddress) -> Option<Origin> {
-        self.address.redirected(target, &self.bucket.name, &self.bucket.account.pools)
+    fn redirected(&self, server: &HostAddress) -> Option<Origin> {
+        self.address.redirected(server, &self.bucket.name, &self.bucket.account.pools)
     }
 
     /// Updates region, clock skew or credentials from the response, so that the request can be retried. If nothing changed, a
