@@ -55,15 +55,12 @@ impl Bucket {
                 Rewritten { done: true, resource: Some(resource), .. } => {
                     if resource.name != key {
                         let message = format!("the response is for the object {:?}", resource.name);
-                        return Err(self.error(ErrorKind::Protocol, operation, Some(key), &message));
+                        return Err(self.protocol(operation, key, &message));
                     }
                     return self.version_of(operation, key, &resource);
                 }
                 Rewritten { done: false, rewrite_token: Some(next), .. } => token = Some(next),
-                _ => {
-                    let message = "the response has neither an object nor a token";
-                    return Err(self.error(ErrorKind::Protocol, operation, Some(key), message));
-                }
+                _ => return Err(self.protocol(operation, key, "the response has neither an object nor a token")),
             }
         }
     }

@@ -34,12 +34,7 @@ impl Bucket {
         let version = response.header("x-goog-generation").map(Version::new);
         if version.is_none() {
             // Later ranges could be those of another object.
-            return Err(self.error(
-                ErrorKind::Protocol,
-                operation,
-                request.key,
-                "the response has no x-goog-generation",
-            ));
+            return Err(self.protocol(operation, get.key, "the response has no x-goog-generation"));
         }
         let (url, head) = (self.url_of(request.key), || self.head(get.key));
         Ok(Box::new(HttpGetResult::of_response(response, url, version, get.size, DETAILS, head).await?))
@@ -48,10 +43,9 @@ impl Bucket {
     /// Size, version and attributes of an object.
     pub(super) async fn head(&self, key: &str) -> Result<ObjectHead> {
         let resource = self.resource(Operation::Head, key).await?;
-        resource.into_head().ok_or_else(|| {
-            let message = "the response has no size, or no generation";
-            self.error(ErrorKind::Protocol, Operation::Head, Some(key), message)
-        })
+        resource
+            .into_head()
+            .ok_or_else(|| self.protocol(Operation::Head, key, "the response has no size, or no generation"))
     }
 
     /// The metadata of an object.

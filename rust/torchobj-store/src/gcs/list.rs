@@ -1,7 +1,7 @@
 //! Lists objects and buckets.
 
 use serde::Deserialize;
-use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::error::{Operation, Result};
 use torchobj_core::types::{ListPage, ListRequest, Payload};
 
 use super::parts;
@@ -52,8 +52,7 @@ impl Bucket {
         let mut prefixes = page.prefixes;
         prefixes.retain(|prefix| !prefix.starts_with(parts::PREFIX));
         if entries.iter().map(|entry| &entry.key).chain(&prefixes).any(String::is_empty) {
-            let message = "the response has an object without a name";
-            return Err(self.error(ErrorKind::Protocol, Operation::List, Some(listing.prefix), message));
+            return Err(self.protocol(Operation::List, listing.prefix, "the response has an object without a name"));
         }
         Ok(ListPage { entries, prefixes, continuation })
     }

@@ -311,7 +311,7 @@ impl Bucket {
 
     /// Lists objects whose names begin with `prefix`. `key` is used in error messages.
     async fn list_objects(&self, operation: Operation, key: &str, prefix: &str) -> Result<Vec<Resource>> {
-        let wrong = |problem: &str| self.error(ErrorKind::Protocol, operation, Some(key), problem);
+        let wrong = |problem: &str| self.protocol(operation, key, problem);
         let (mut found, mut token, mut tokens) = (Vec::<Resource>::new(), None::<String>, HashSet::new());
         let mut empty_pages = 0;
         loop {

@@ -43,7 +43,7 @@ impl Bucket {
 
     /// The version in the response to a write, which must have one.
     pub(super) fn version_of(&self, operation: Operation, key: &str, resource: &Resource) -> Result<Version> {
-        let missing = || self.error(ErrorKind::Protocol, operation, Some(key), "the response has no generation");
+        let missing = || self.protocol(operation, key, "the response has no generation");
         resource.version().ok_or_else(missing)
     }
 
@@ -118,7 +118,7 @@ impl Bucket {
             let found = self.resource_of(Operation::Head, key, written.name, generation.as_ref()).await;
             made = found.map_err(|error| {
                 let message = "the response omits fields of the object, and its metadata could not be read";
-                self.error(ErrorKind::Protocol, operation, Some(key), message).with_source(error)
+                self.protocol(operation, key, message).with_source(error)
             })?;
             shown = written.is_shown_by(&made);
         }

@@ -44,6 +44,11 @@ impl Bucket {
         Error::new(kind, operation, self.url_of(key), sanitize(message, 1000))
     }
 
+    /// The error of a response that is not valid.
+    pub(super) fn protocol(&self, operation: Operation, key: &str, message: &str) -> Error {
+        self.error(ErrorKind::Protocol, operation, Some(key), message)
+    }
+
     /// The path of the bucket, or of an object or a collection in it: a suffix such as `/o/` and a name.
     pub(super) fn path(&self, suffix: &str, name: &str) -> Vec<u8> {
         path_in(&self.name, suffix, name)

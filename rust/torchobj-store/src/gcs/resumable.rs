@@ -68,7 +68,7 @@ impl Bucket {
         let location = response.header("location").unwrap_or_default();
         let session = self.session_path(location).map_err(|message| {
             // The message must not contain the location: it authorizes writes.
-            self.error(ErrorKind::Protocol, operation, Some(key), &message)
+            self.protocol(operation, key, &message)
         })?;
         let nonce = object.nonce().map(str::to_owned);
         Ok(Resumable { session, condition: condition.clone(), nonce, state: Mutex::default() })
@@ -102,7 +102,7 @@ impl Bucket {
         let operation = Operation::PutPart;
         let crc32c = self.crc32c(operation, key, payload)?;
         let mut state = upload.state.lock().await;
-        let wrong = |message: &str| self.error(ErrorKind::Protocol, operation, Some(key), message);
+        let wrong = |message: &str| self.protocol(operation, key, message);
         let end = offset + payload.len() as u64;
         if state.uncertain {
             match self.chunk(operation, key, upload, &Payload::default(), "bytes */*".to_owned(), None).await? {
@@ -172,8 +172,7 @@ impl Bucket {
         }
         if let ChunkResponse::Stored(stored) = chunk {
             if stored != state.stored && stored != size {
-                let message = format!("the server has {stored} of {size} bytes");
-                return Err(self.error(ErrorKind::Protocol, operation, Some(key), &message));
+                return Err(self.protocol(operation, key, &format!("the server has {stored} of {size} bytes")));
             }
             let rest = if stored == size { Bytes::new() } else { state.rest.clone() };
             let range =
@@ -187,8 +186,7 @@ impl Bucket {
                 self.verify(operation, key, &written, *object).await
             }
             ChunkResponse::Stored(stored) => {
-                let message = format!("the server has {stored} of {size} bytes");
-                Err(self.error(ErrorKind::Protocol, operation, Some(key), &message))
+                Err(self.protocol(operation, key, &format!("the server has {stored} of {size} bytes")))
             }
         }
     }
@@ -228,8 +226,7 @@ impl Bucket {
                 None => Ok(ChunkResponse::Stored(0)),
                 Some(range) => {
                     let last = range.strip_prefix("bytes=0-").and_then(|last| last.parse::<u64>().ok());
-                    let invalid =
-                        || self.error(ErrorKind::Protocol, operation, Some(key), "the Range header is not valid");
+                    let invalid = || self.protocol(operation, key, "the Range header is not valid");
                     Ok(ChunkResponse::Stored(last.and_then(|last| last.checked_add(1)).ok_or_else(invalid)?))
                 }
             },
