@@ -8,16 +8,7 @@ use pyo3::types::PyDict;
 use torchobj_core::types;
 
 /// Attributes of an object, as a dict. A missing entry is not set.
-#[derive(IntoPyObject)]
-pub(crate) struct Attributes {
-    content_type: Option<String>,
-    content_encoding: Option<String>,
-    content_disposition: Option<String>,
-    content_language: Option<String>,
-    cache_control: Option<String>,
-    storage_class: Option<String>,
-    metadata: BTreeMap<String, String>,
-}
+pub(crate) struct Attributes(pub(crate) types::Attributes);
 
 impl<'py> FromPyObject<'_, 'py> for Attributes {
     type Error = PyErr;
@@ -30,45 +21,35 @@ impl<'py> FromPyObject<'_, 'py> for Attributes {
             value.map(|value| value.extract().map_err(|_| wrong(name, "a str"))).transpose()
         };
         let metadata = dict.get_item("metadata")?.map(|value| {
-            let strings = value.extract();
+            let strings = value.extract::<BTreeMap<String, String>>();
             strings.map_err(|_| wrong("metadata", "a dict whose keys and values are str"))
         });
-        Ok(Self {
+        Ok(Self(types::Attributes {
             content_type: text("content_type")?,
             content_encoding: text("content_encoding")?,
             content_disposition: text("content_disposition")?,
             content_language: text("content_language")?,
             cache_control: text("cache_control")?,
             storage_class: text("storage_class")?,
-            metadata: metadata.transpose()?.unwrap_or_default(),
-        })
+            metadata: metadata.transpose()?.unwrap_or_default().into_iter().collect(),
+        }))
     }
 }
 
-impl From<types::Attributes> for Attributes {
-    fn from(attributes: types::Attributes) -> Self {
-        Self {
-            content_type: attributes.content_type,
-            content_encoding: attributes.content_encoding,
-            content_disposition: attributes.content_disposition,
-            content_language: attributes.content_language,
-            cache_control: attributes.cache_control,
-            storage_class: attributes.storage_class,
-            metadata: attributes.metadata.into_iter().collect(),
-        }
-    }
-}
+impl<'py> IntoPyObject<'py> for Attributes {
+    type Target = PyDict;
+    type Output = Bound<'py, PyDict>;
+    type Error = PyErr;
 
-impl From<Attributes> for types::Attributes {
-    fn from(attributes: Attributes) -> Self {
-        Self {
-            content_type: attributes.content_type,
-            content_encoding: attributes.content_encoding,
-            content_disposition: attributes.content_disposition,
-            content_language: attributes.content_language,
-            cache_control: attributes.cache_control,
-            storage_class: attributes.storage_class,
-            metadata: attributes.metadata.into_iter().collect(),
-        }
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("content_type", self.0.content_type)?;
+        dict.set_item("content_encoding", self.0.content_encoding)?;
+        dict.set_item("content_disposition", self.0.content_disposition)?;
+        dict.set_item("content_language", self.0.content_language)?;
+        dict.set_item("cache_control", self.0.cache_control)?;
+        dict.set_item("storage_class", self.0.storage_class)?;
+        dict.set_item("metadata", self.0.metadata.into_iter().collect::<BTreeMap<_, _>>())?;
+        Ok(dict)
     }
 }

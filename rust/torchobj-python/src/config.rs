@@ -1,10 +1,10 @@
 //! Converts configurations of Python to those of Rust. The dataclasses of `torchobj.config` have validated all values.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
+use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 use torchobj_core::policy::Policy;
 use torchobj_store::config::{
     Addressing, Checksum, Encryption, FileConfig, GcsConfig, HttpConfig, ParallelUpload, ProviderConfigs, S3Config,
@@ -12,201 +12,136 @@ use torchobj_store::config::{
 use torchobj_store::env::local_ranks;
 use torchobj_store::{gcs, s3};
 
-use crate::credentials::Provider;
+use crate::credentials;
 
 /// Bytes of 10^6 bits.
 const BYTES_PER_MBIT: f64 = 125_000.0;
 
-/// A `torchobj.S3Options`.
-#[derive(FromPyObject)]
-struct S3Options {
-    region: Option<String>,
-    endpoint_url: Option<String>,
-    profile: Option<String>,
-    #[pyo3(attribute("_credential_source"))]
-    credential_source: Option<Provider>,
-    anonymous: bool,
-    addressing_style: String,
-    requester_pays: bool,
-    encryption: Option<String>,
-    kms_key_id: Option<String>,
-    customer_key_file: Option<PathBuf>,
-    storage_class: Option<String>,
-    checksum: String,
-    key_rules: String,
-    conditional_writes: AutoOr<bool>,
-    force_sdk: bool,
-}
-
-/// A `torchobj.GCSOptions`.
-#[derive(FromPyObject)]
-struct GcsOptions {
-    endpoint_url: Option<String>,
-    user_project: Option<String>,
-    universe_domain: Option<String>,
-    #[pyo3(attribute("_credential_source"))]
-    credential_source: Option<Provider>,
-    anonymous: bool,
-    storage_class: Option<String>,
-    kms_key_name: Option<String>,
-    parallel_upload: AutoOr<bool>,
-    force_sdk: bool,
-}
-
-/// A `torchobj.FileOptions`.
-#[derive(FromPyObject)]
-struct FileOptions {
-    sync: bool,
-}
-
-/// A `torchobj.AdvancedOptions`.
-#[derive(FromPyObject)]
-struct AdvancedOptions {
-    whole_below_bytes: u64,
-    max_in_flight_cap: usize,
-    connect_timeout_s: f64,
-    commit_timeout_s: f64,
-    min_bytes_per_s: u64,
-    keep_alive_s: f64,
-}
-
-/// A value, or "auto".
-#[derive(FromPyObject)]
-enum AutoOr<T> {
-    Fixed(T),
-    Auto(#[expect(dead_code, reason = "the dataclass has checked the word")] String),
-}
-
-/// A `torchobj.StoreConfig`.
-#[derive(FromPyObject)]
+/// A `torchobj.StoreConfig`, at the time of the call that it is an argument of.
 pub(crate) struct StoreConfig {
-    s3: S3Options,
-    gcs: GcsOptions,
-    file: FileOptions,
-    advanced: AdvancedOptions,
-    verify_tls: bool,
-    ca_bundle: Option<PathBuf>,
-    part_bytes: u64,
-    write_buffer_bytes: u64,
-    upload_mbit_s: Option<f64>,
-    max_in_flight: AutoOr<usize>,
-    hedge: bool,
-    verify_checksums: bool,
-    max_attempts: u32,
-    retry_timeout_s: f64,
-    first_byte_timeout_s: f64,
-    idle_timeout_s: f64,
-}
-
-impl StoreConfig {
     /// The configuration of each provider, with the fingerprint of the current environment.
-    pub(crate) fn providers(&self) -> ProviderConfigs {
-        ProviderConfigs {
-            s3: self.s3.config(self.http()),
-            gcs: self.gcs.config(self.http()),
-            file: FileConfig { sync: self.file.sync },
-        }
-    }
-
-    fn http(&self) -> HttpConfig {
-        HttpConfig {
-            connect_timeout: Duration::from_secs_f64(self.advanced.connect_timeout_s),
-            keep_alive: Duration::from_secs_f64(self.advanced.keep_alive_s),
-            verify_tls: self.verify_tls,
-            ca_bundle: self.ca_bundle.clone(),
-        }
-    }
-
+    pub(crate) providers: ProviderConfigs,
     /// Retries, timeouts and concurrency.
-    pub(crate) fn policy(&self) -> Policy {
-        let (max_in_flight, max_in_flight_cap) = match self.max_in_flight {
-            AutoOr::Fixed(number) => (number, None),
-            AutoOr::Auto(_) => {
-                let start = Policy::default().max_in_flight;
-                (start.min(self.advanced.max_in_flight_cap), Some(self.advanced.max_in_flight_cap))
+    pub(crate) policy: Policy,
+}
+
+impl<'py> FromPyObject<'_, 'py> for StoreConfig {
+    type Error = PyErr;
+
+    fn extract(config: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let advanced = config.getattr("advanced")?;
+        let http = HttpConfig {
+            connect_timeout: seconds(&advanced, "connect_timeout_s")?,
+            keep_alive: seconds(&advanced, "keep_alive_s")?,
+            verify_tls: field(&config, "verify_tls")?,
+            ca_bundle: field(&config, "ca_bundle")?,
+        };
+        let providers = ProviderConfigs {
+            s3: s3_config(&config.getattr("s3")?, http.clone())?,
+            gcs: gcs_config(&config.getattr("gcs")?, http)?,
+            file: FileConfig { sync: field(&config.getattr("file")?, "sync")? },
+        };
+        Ok(Self { providers, policy: policy(&config, &advanced)?.shared_by(local_ranks()) })
+    }
+}
+
+/// A field of a dataclass.
+fn field<'py, T: FromPyObjectOwned<'py>>(options: &Bound<'py, PyAny>, name: &str) -> PyResult<T> {
+    options.getattr(name)?.extract().map_err(Into::into)
+}
+
+/// A field whose value may be "auto", which is `None`.
+fn unless_auto<'py, T: FromPyObjectOwned<'py>>(options: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<T>> {
+    if options.getattr(name)?.is_instance_of::<PyString>() { Ok(None) } else { field(options, name).map(Some) }
+}
+
+fn seconds(options: &Bound<'_, PyAny>, name: &str) -> PyResult<Duration> {
+    field(options, name).map(Duration::from_secs_f64)
+}
+
+/// The policy of a `StoreConfig` and its `AdvancedOptions`.
+fn policy(config: &Bound<'_, PyAny>, advanced: &Bound<'_, PyAny>) -> PyResult<Policy> {
+    let cap = field(advanced, "max_in_flight_cap")?;
+    let (max_in_flight, max_in_flight_cap) = match unless_auto(config, "max_in_flight")? {
+        Some(number) => (number, None),
+        None => (Policy::default().max_in_flight.min(cap), Some(cap)),
+    };
+    let upload_mbit_s: Option<f64> = field(config, "upload_mbit_s")?;
+    Ok(Policy {
+        part_bytes: field(config, "part_bytes")?,
+        whole_below_bytes: field(advanced, "whole_below_bytes")?,
+        max_in_flight,
+        max_in_flight_cap,
+        hedge: field(config, "hedge")?,
+        verify_checksums: field(config, "verify_checksums")?,
+        write_buffer_bytes: field(config, "write_buffer_bytes")?,
+        upload_bytes_per_s: upload_mbit_s.map(|rate| (rate * BYTES_PER_MBIT) as u64),
+        max_attempts: field(config, "max_attempts")?,
+        retry_timeout: seconds(config, "retry_timeout_s")?,
+        first_byte_timeout: seconds(config, "first_byte_timeout_s")?,
+        idle_timeout: seconds(config, "idle_timeout_s")?,
+        commit_timeout: seconds(advanced, "commit_timeout_s")?,
+        min_bytes_per_s: field(advanced, "min_bytes_per_s")?,
+    })
+}
+
+/// The configuration of an `S3Options`.
+fn s3_config(options: &Bound<'_, PyAny>, http: HttpConfig) -> PyResult<S3Config> {
+    let encryption: Option<String> = field(options, "encryption")?;
+    Ok(S3Config {
+        region: field(options, "region")?,
+        endpoint_url: field(options, "endpoint_url")?,
+        profile: field(options, "profile")?,
+        credential_provider: credentials::provider(options)?,
+        anonymous: field(options, "anonymous")?,
+        addressing: match field::<String>(options, "addressing_style")?.as_str() {
+            "path" => Addressing::Path,
+            "virtual" => Addressing::Virtual,
+            _ => Addressing::Auto,
+        },
+        requester_pays: field(options, "requester_pays")?,
+        encryption: match (encryption.as_deref(), field(options, "customer_key_file")?) {
+            (_, Some(file)) => Encryption::CustomerKeyFile(file),
+            (Some("AES256"), None) => Encryption::Aes256,
+            (Some(kms), None) => {
+                Encryption::Kms { key_id: field(options, "kms_key_id")?, dual_layer: kms == "aws:kms:dsse" }
             }
-        };
-        let policy = Policy {
-            part_bytes: self.part_bytes,
-            whole_below_bytes: self.advanced.whole_below_bytes,
-            max_in_flight,
-            max_in_flight_cap,
-            hedge: self.hedge,
-            verify_checksums: self.verify_checksums,
-            write_buffer_bytes: self.write_buffer_bytes,
-            upload_bytes_per_s: self.upload_mbit_s.map(|rate| (rate * BYTES_PER_MBIT) as u64),
-            max_attempts: self.max_attempts,
-            retry_timeout: Duration::from_secs_f64(self.retry_timeout_s),
-            first_byte_timeout: Duration::from_secs_f64(self.first_byte_timeout_s),
-            idle_timeout: Duration::from_secs_f64(self.idle_timeout_s),
-            commit_timeout: Duration::from_secs_f64(self.advanced.commit_timeout_s),
-            min_bytes_per_s: self.advanced.min_bytes_per_s,
-        };
-        policy.shared_by(local_ranks())
-    }
+            (None, None) => Encryption::Bucket,
+        },
+        storage_class: field(options, "storage_class")?,
+        checksum: match field::<String>(options, "checksum")?.as_str() {
+            "crc64nvme" => Checksum::Crc64Nvme,
+            "crc32c" => Checksum::Crc32C,
+            "none" => Checksum::Off,
+            _ => Checksum::Auto,
+        },
+        conditional_writes: unless_auto(options, "conditional_writes")?,
+        keys_are_paths: field::<String>(options, "key_rules")? == "path",
+        force_sdk: field(options, "force_sdk")?,
+        environment: s3::Account::fingerprint(),
+        http,
+    })
 }
 
-impl S3Options {
-    fn config(&self, http: HttpConfig) -> S3Config {
-        S3Config {
-            region: self.region.clone(),
-            endpoint_url: self.endpoint_url.clone(),
-            profile: self.profile.clone(),
-            credential_provider: self.credential_source.clone().map(|provider| provider.0),
-            anonymous: self.anonymous,
-            addressing: match self.addressing_style.as_str() {
-                "path" => Addressing::Path,
-                "virtual" => Addressing::Virtual,
-                _ => Addressing::Auto,
-            },
-            requester_pays: self.requester_pays,
-            encryption: match (self.encryption.as_deref(), &self.customer_key_file) {
-                (_, Some(file)) => Encryption::CustomerKeyFile(file.clone()),
-                (Some("AES256"), None) => Encryption::Aes256,
-                (Some(kms), None) => {
-                    Encryption::Kms { key_id: self.kms_key_id.clone(), dual_layer: kms == "aws:kms:dsse" }
-                }
-                (None, None) => Encryption::Bucket,
-            },
-            storage_class: self.storage_class.clone(),
-            checksum: match self.checksum.as_str() {
-                "crc64nvme" => Checksum::Crc64Nvme,
-                "crc32c" => Checksum::Crc32C,
-                "none" => Checksum::Off,
-                _ => Checksum::Auto,
-            },
-            conditional_writes: match self.conditional_writes {
-                AutoOr::Auto(_) => None,
-                AutoOr::Fixed(conditional) => Some(conditional),
-            },
-            keys_are_paths: self.key_rules == "path",
-            force_sdk: self.force_sdk,
-            environment: s3::Account::fingerprint(),
-            http,
-        }
-    }
-}
-
-impl GcsOptions {
-    fn config(&self, http: HttpConfig) -> GcsConfig {
-        GcsConfig {
-            endpoint_url: self.endpoint_url.clone(),
-            user_project: self.user_project.clone(),
-            universe_domain: self.universe_domain.clone(),
-            credential_provider: self.credential_source.clone().map(|provider| provider.0),
-            anonymous: self.anonymous,
-            storage_class: self.storage_class.clone(),
-            kms_key_name: self.kms_key_name.clone(),
-            parallel_upload: match self.parallel_upload {
-                AutoOr::Auto(_) => ParallelUpload::Auto,
-                AutoOr::Fixed(true) => ParallelUpload::On,
-                AutoOr::Fixed(false) => ParallelUpload::Off,
-            },
-            force_sdk: self.force_sdk,
-            environment: gcs::Account::fingerprint(),
-            http,
-        }
-    }
+/// The configuration of a `GCSOptions`.
+fn gcs_config(options: &Bound<'_, PyAny>, http: HttpConfig) -> PyResult<GcsConfig> {
+    Ok(GcsConfig {
+        endpoint_url: field(options, "endpoint_url")?,
+        user_project: field(options, "user_project")?,
+        universe_domain: field(options, "universe_domain")?,
+        credential_provider: credentials::provider(options)?,
+        anonymous: field(options, "anonymous")?,
+        storage_class: field(options, "storage_class")?,
+        kms_key_name: field(options, "kms_key_name")?,
+        parallel_upload: match unless_auto(options, "parallel_upload")? {
+            None => ParallelUpload::Auto,
+            Some(true) => ParallelUpload::On,
+            Some(false) => ParallelUpload::Off,
+        },
+        force_sdk: field(options, "force_sdk")?,
+        environment: gcs::Account::fingerprint(),
+        http,
+    })
 }
 
 /// Returns the default configuration of Rust, with the field names of Python. A test compares both.

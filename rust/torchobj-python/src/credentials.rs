@@ -68,14 +68,7 @@ impl CredentialAnswer {
 }
 
 /// The provider of an `S3Options` or a `GCSOptions`.
-#[derive(Clone)]
-pub(crate) struct Provider(pub(crate) CredentialProvider);
-
-impl<'a, 'py> FromPyObject<'a, 'py> for Provider {
-    type Error = PyErr;
-
-    fn extract(source: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        let source: PythonSource = source.extract()?;
-        Ok(Self(CredentialProvider::new(Arc::new(source))))
-    }
+pub(crate) fn provider(options: &Bound<'_, PyAny>) -> PyResult<Option<CredentialProvider>> {
+    let source: Option<PythonSource> = options.getattr("_credential_source")?.extract()?;
+    Ok(source.map(|source| CredentialProvider::new(Arc::new(source))))
 }

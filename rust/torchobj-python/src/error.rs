@@ -1,89 +1,71 @@
 //! Converts errors to exceptions of `torchobj.exceptions`, by their kind.
 
-use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
 use torchobj_core::error::{Error, ErrorKind};
 use torchobj_core::tar::TarError;
 
-/// The exception classes.
-mod classes {
-    pyo3::import_exception!(torchobj.exceptions, AccessDeniedError);
-    pyo3::import_exception!(torchobj.exceptions, BucketNotFoundError);
-    pyo3::import_exception!(torchobj.exceptions, ConfigError);
-    pyo3::import_exception!(torchobj.exceptions, CredentialsError);
-    pyo3::import_exception!(torchobj.exceptions, IntegrityError);
-    pyo3::import_exception!(torchobj.exceptions, InvalidKeyError);
-    pyo3::import_exception!(torchobj.exceptions, ObjectChangedError);
-    pyo3::import_exception!(torchobj.exceptions, ObjectNotFoundError);
-    pyo3::import_exception!(torchobj.exceptions, PreconditionFailedError);
-    pyo3::import_exception!(torchobj.exceptions, RangeError);
-    pyo3::import_exception!(torchobj.exceptions, StoreConnectionError);
-    pyo3::import_exception!(torchobj.exceptions, StoreError);
-    pyo3::import_exception!(torchobj.exceptions, StoreTimeoutError);
-    pyo3::import_exception!(torchobj.exceptions, TarError);
-    pyo3::import_exception!(torchobj.exceptions, ThrottledError);
-    pyo3::import_exception!(torchobj.exceptions, UnsupportedError);
-}
+pyo3::import_exception!(torchobj.exceptions, ConfigError);
 
-fn new<E: PyTypeInfo>(message: String) -> PyErr {
-    PyErr::new::<E, _>(message)
+/// An exception of a class of `torchobj.exceptions`, whose attributes `describe` sets.
+fn made(
+    py: Python<'_>,
+    class: &str,
+    message: String,
+    describe: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>,
+) -> PyErr {
+    let make = || {
+        let exception = py.import("torchobj.exceptions")?.getattr(class)?.call1((message,))?;
+        describe(&exception)?;
+        PyResult::Ok(PyErr::from_value(exception))
+    };
+    make().unwrap_or_else(|problem| problem)
 }
 
 /// Converts an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
-    let build = match error.kind() {
-        ErrorKind::NotFound => new::<classes::ObjectNotFoundError>,
-        ErrorKind::NoBucket => new::<classes::BucketNotFoundError>,
-        ErrorKind::AccessDenied => new::<classes::AccessDeniedError>,
-        ErrorKind::Credentials | ErrorKind::ExpiredCredentials => new::<classes::CredentialsError>,
-        ErrorKind::Changed => new::<classes::ObjectChangedError>,
-        ErrorKind::Precondition => new::<classes::PreconditionFailedError>,
-        ErrorKind::Range => new::<classes::RangeError>,
-        ErrorKind::InvalidKey => new::<classes::InvalidKeyError>,
-        ErrorKind::Unsupported => new::<classes::UnsupportedError>,
-        ErrorKind::Config => new::<classes::ConfigError>,
-        ErrorKind::Throttled => new::<classes::ThrottledError>,
-        ErrorKind::Timeout => new::<classes::StoreTimeoutError>,
-        ErrorKind::Connect | ErrorKind::Reset | ErrorKind::Stale | ErrorKind::ShortBody => {
-            new::<classes::StoreConnectionError>
-        }
-        ErrorKind::Integrity => new::<classes::IntegrityError>,
-        _ => new::<classes::StoreError>,
+    let class = match error.kind() {
+        ErrorKind::NotFound => "ObjectNotFoundError",
+        ErrorKind::NoBucket => "BucketNotFoundError",
+        ErrorKind::AccessDenied => "AccessDeniedError",
+        ErrorKind::Credentials | ErrorKind::ExpiredCredentials => "CredentialsError",
+        ErrorKind::Changed => "ObjectChangedError",
+        ErrorKind::Precondition => "PreconditionFailedError",
+        ErrorKind::Range => "RangeError",
+        ErrorKind::InvalidKey => "InvalidKeyError",
+        ErrorKind::Unsupported => "UnsupportedError",
+        ErrorKind::Config => "ConfigError",
+        ErrorKind::Throttled => "ThrottledError",
+        ErrorKind::Timeout => "StoreTimeoutError",
+        ErrorKind::Connect | ErrorKind::Reset | ErrorKind::Stale | ErrorKind::ShortBody => "StoreConnectionError",
+        ErrorKind::Integrity => "IntegrityError",
+        _ => "StoreError",
     };
-    let exception = build(error.to_string());
-    let value = exception.value(py);
-    let set = [
-        value.setattr("url", error.url()),
-        value.setattr("operation", error.operation().to_string()),
-        value.setattr("status", error.status()),
-        value.setattr("code", error.code()),
-        value.setattr("request_id", error.request_id()),
-        value.setattr("attempts", error.attempts()),
-    ];
-    match set.into_iter().find_map(Result::err) {
-        Some(problem) => problem,
-        None => exception,
-    }
+    made(py, class, error.to_string(), |exception| {
+        exception.setattr("url", error.url())?;
+        exception.setattr("operation", error.operation().to_string())?;
+        exception.setattr("status", error.status())?;
+        exception.setattr("code", error.code())?;
+        exception.setattr("request_id", error.request_id())?;
+        exception.setattr("attempts", error.attempts())
+    })
 }
 
 /// Converts an error of a tar shard.
 pub(crate) fn tar_exception(py: Python<'_>, url: &str, error: &TarError) -> PyErr {
-    let exception = classes::TarError::new_err(format!("tar shard {url}: {error}"));
-    let value = exception.value(py);
-    match value.setattr("url", url).and_then(|()| value.setattr("offset", error.offset)) {
-        Ok(()) => exception,
-        Err(problem) => problem,
-    }
+    made(py, "TarError", format!("tar shard {url}: {error}"), |exception| {
+        exception.setattr("url", url)?;
+        exception.setattr("offset", error.offset)
+    })
 }
 
 /// A `ConfigError` about a negative argument of an `ObjectRef`.
 pub(crate) fn out_of_range(url: &str, name: &str, value: i64) -> PyErr {
-    classes::ConfigError::new_err(format!("{url}: {name}={value}: must be 0 or more"))
+    ConfigError::new_err(format!("{url}: {name}={value}: must be 0 or more"))
 }
 
 /// A `ConfigError` about an argument.
 pub(crate) fn invalid(message: String) -> PyErr {
-    classes::ConfigError::new_err(message)
+    ConfigError::new_err(message)
 }
 
 /// Converts the error of a result.

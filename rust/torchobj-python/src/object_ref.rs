@@ -138,10 +138,8 @@ pub(crate) fn referenced(refs: &[PyRef<'_, ObjectRef>]) -> Vec<Arc<Named>> {
 /// Returns a function that returns the client of an object. `configs` maps prefixes of URLs to configurations: `s3://b/folder`,
 /// `s3://b`, `s3://`, and last an empty prefix for all others. Clients use the environment at the time of this call.
 pub(crate) fn client_of(
-    configs: &[(String, StoreConfig)],
+    configs: Vec<(String, StoreConfig)>,
 ) -> impl Fn(&Named) -> Done<Arc<Client>> + Send + Sync + use<> + 'static {
-    let convert = |(prefix, config): &(String, StoreConfig)| (prefix.clone(), config.providers(), config.policy());
-    let configs: Vec<_> = configs.iter().map(convert).collect();
     // For each configuration by base.
     let known: Mutex<Vec<HashMap<String, Arc<Client>>>> = Mutex::new(vec![HashMap::new(); configs.len()]);
     move |object| {
@@ -151,14 +149,14 @@ pub(crate) fn client_of(
                 prefix.is_empty() || prefix.ends_with("://") || rest.is_empty() || rest.starts_with('/')
             })
         };
-        let position = configs.iter().position(|(prefix, ..)| applies(prefix));
+        let position = configs.iter().position(|(prefix, _)| applies(prefix));
         let position = position.expect("the last prefix is empty and matches all");
         let known = &mut known.lock().expect("no holder of this lock panics")[position];
         if let Some(client) = known.get(object.base()) {
             return Ok(client.clone());
         }
         let ObjectUrl { scheme, bucket, .. } = ObjectUrl::parse(object.base())?;
-        let (_, providers, policy) = &configs[position];
+        let StoreConfig { providers, policy } = &configs[position].1;
         let client = process::client(&StoreKey::new(&scheme, bucket, String::new(), providers, policy.clone())?)?;
         known.insert(object.base().to_owned(), client.clone());
         Ok(client)
@@ -200,7 +198,7 @@ pub(crate) fn read_refs<'py>(
     refs: Vec<PyRef<'py, ObjectRef>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let names = referenced(&refs);
-    let client_of = client_of(&configs);
+    let client_of = client_of(configs);
     let mut jobs = Vec::with_capacity(names.len());
     let mut refused: Vec<Option<Error>> = Vec::with_capacity(names.len());
     py.detach(|| {

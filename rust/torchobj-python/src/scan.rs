@@ -22,7 +22,7 @@ type Head = (String, u64, Option<String>, Option<i64>, Attributes, Option<String
 fn head((key, head): (String, ObjectHead)) -> Head {
     let version = head.version.map(|version| version.as_str().to_owned());
     let checksum = head.checksum.map(|checksum| checksum.to_string());
-    (key, head.size, version, head.modified_ms, head.attributes.into(), checksum)
+    (key, head.size, version, head.modified_ms, Attributes(head.attributes), checksum)
 }
 
 /// Returns the attributes of objects, by concurrent HEAD requests.

@@ -72,9 +72,8 @@ impl ObjectSource {
     ///     configs: Pairs of a URL prefix and its configuration, the most specific first; the last prefix is empty.
     ///     budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
     #[staticmethod]
-    #[expect(clippy::needless_pass_by_value, reason = "extracted from Python")]
     fn of_refs(py: Python<'_>, configs: Vec<(String, StoreConfig)>, budget: u64) -> PyResult<Self> {
-        Self::started(py, budget, None, |prefetcher| prefetcher.add_names(Arc::new(client_of(&configs))))
+        Self::started(py, budget, None, |prefetcher| prefetcher.add_names(Arc::new(client_of(configs))))
     }
 
     /// Makes the source of another process available in this one.

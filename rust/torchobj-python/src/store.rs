@@ -49,8 +49,7 @@ impl NativeStore {
     #[new]
     #[pyo3(signature = (scheme, bucket, config, prefix=""))]
     fn new(py: Python<'_>, scheme: &str, bucket: String, config: StoreConfig, prefix: &str) -> PyResult<Self> {
-        let key =
-            StoreKey::new(scheme, bucket, prefix.to_owned(), &config.providers(), config.policy()).or_raise(py)?;
+        let key = StoreKey::new(scheme, bucket, prefix.to_owned(), &config.providers, config.policy).or_raise(py)?;
         Ok(Self { key })
     }
 
@@ -143,7 +142,7 @@ impl NativeStore {
         let client = self.client(py)?;
         let head = wait(py, async move { client.head(&key).await })?.or_raise(py)?;
         let version = head.version.map(|version| version.as_str().to_owned());
-        Ok((head.size, version, head.modified_ms, head.attributes.into()))
+        Ok((head.size, version, head.modified_ms, Attributes(head.attributes)))
     }
 
     /// Returns the buckets of the account: names, and times of creation in milliseconds since 1970. The store needs no bucket.
@@ -292,5 +291,5 @@ pub(crate) fn put_options(attributes: Attributes, if_none_match: bool, if_match:
         (false, Some(version)) => Condition::Matches(Version::new(version)),
         (false, None) => Condition::Always,
     };
-    PutOptions { attributes: attributes.into(), condition, checksum: None }
+    PutOptions { attributes: attributes.0, condition, checksum: None }
 }

@@ -17,6 +17,8 @@ use crate::error::{OrRaise, invalid};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
+pyo3::import_exception!(io, UnsupportedOperation);
+
 /// Number of bytes that `readline` fetches in advance and keeps for later lines.
 const LINE_BYTES: usize = 64 << 10;
 
@@ -131,17 +133,6 @@ impl ObjectReader {
         };
         let (start, bytes) = self.lines.insert((start, bytes));
         Ok(&bytes.as_slice()[usize::try_from(position - *start).expect("the position is within the buffer")..])
-    }
-
-    /// The exception of files for unsupported operations.
-    fn unsupported(py: Python<'_>, what: &str) -> PyErr {
-        match py.import("io").and_then(|io| io.getattr("UnsupportedOperation")) {
-            Ok(class) => match class.call1((what,)) {
-                Ok(error) => PyErr::from_value(error),
-                Err(error) => error,
-            },
-            Err(error) => error,
-        }
     }
 }
 
@@ -395,34 +386,34 @@ impl ObjectReader {
     fn flush(&self) {}
 
     /// Raises `io.UnsupportedOperation`: an object has no file descriptor.
-    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        Err(Self::unsupported(py, "fileno: an object has no file descriptor"))
+    fn fileno(&self) -> PyResult<i32> {
+        Err(UnsupportedOperation::new_err("fileno: an object has no file descriptor"))
     }
 
     /// Raises `io.UnsupportedOperation`: a reader cannot write.
     #[pyo3(signature = (data, /))]
-    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
+    fn write(&self, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         let _ = data;
-        Err(Self::unsupported(py, "not writable"))
+        Err(UnsupportedOperation::new_err("not writable"))
     }
 
     /// Raises `io.UnsupportedOperation`: a reader cannot write.
     #[pyo3(signature = (lines, /))]
-    fn writelines(&self, py: Python<'_>, lines: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn writelines(&self, lines: &Bound<'_, PyAny>) -> PyResult<()> {
         let _ = lines;
-        Err(Self::unsupported(py, "not writable"))
+        Err(UnsupportedOperation::new_err("not writable"))
     }
 
     /// Raises `io.UnsupportedOperation`: a reader cannot write.
     #[pyo3(signature = (size=None, /))]
-    fn truncate(&self, py: Python<'_>, size: Option<i64>) -> PyResult<u64> {
+    fn truncate(&self, size: Option<i64>) -> PyResult<u64> {
         let _ = size;
-        Err(Self::unsupported(py, "not writable"))
+        Err(UnsupportedOperation::new_err("not writable"))
     }
 
     /// Raises `io.UnsupportedOperation`: the reader has no raw stream.
-    fn detach(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Err(Self::unsupported(py, "detach: the reader has no raw stream"))
+    fn detach(&self) -> PyResult<Py<PyAny>> {
+        Err(UnsupportedOperation::new_err("detach: the reader has no raw stream"))
     }
 
     /// Returns all bytes of the object, regardless of the position.
@@ -435,7 +426,7 @@ impl ObjectReader {
     fn getbuffer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
         match &self.bytes {
             ReaderBytes::Buffer(buffer) => PyMemoryView::from(buffer.bind(py)),
-            ReaderBytes::Ahead(_) => Err(Self::unsupported(py, "getbuffer: this reader fetches on demand")),
+            ReaderBytes::Ahead(_) => Err(UnsupportedOperation::new_err("getbuffer: this reader fetches on demand")),
             ReaderBytes::Closed { .. } => Err(closed()),
         }
     }
@@ -497,7 +488,7 @@ impl ObjectReader {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let buffer = match &slf.borrow().bytes {
             ReaderBytes::Buffer(buffer) => buffer.clone_ref(slf.py()),
-            ReaderBytes::Ahead(_) => return Err(Self::unsupported(slf.py(), "this reader fetches on demand")),
+            ReaderBytes::Ahead(_) => return Err(UnsupportedOperation::new_err("this reader fetches on demand")),
             ReaderBytes::Closed { .. } => return Err(closed()),
         };
         // SAFETY: the caller passes a valid `view`. It takes a reference to the buffer, so it remains valid after the reader is
