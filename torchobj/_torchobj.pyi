@@ -216,8 +216,8 @@ def upload_file(
     path: str | os.PathLike[str],
     key: str,
     attributes: Attributes,
-    if_none_match: bool,
-    if_match: str | None,
+    overwrite: bool,
+    if_version: str | None,
     skip_unchanged: bool,
     progress: Callable[..., None] | None = None,
 ) -> tuple[int, str | None, bool]:
@@ -228,8 +228,8 @@ def upload_file(
         path: The file.
         key: Key of the object.
         attributes: Headers and metadata of the object.
-        if_none_match: Whether the object must not exist.
-        if_match: The version that the existing object must have.
+        overwrite: Whether an existing object may be replaced.
+        if_version: The version that is replaced.
         skip_unchanged: Whether an object that is equal to the file is kept.
         progress: Called about every 0.1 s with the files done, all files, the bytes done, all bytes, and the files
             that were skipped; totals are None until they are known.
@@ -249,7 +249,7 @@ def upload_tree(
     patterns: Sequence[tuple[bool, str]],
     attributes: Attributes,
     content_types: Mapping[str, str],
-    if_none_match: bool,
+    overwrite: bool,
     skip_unchanged: bool,
     progress: Callable[..., None] | None = None,
 ) -> tuple[int, int, int, list[tuple[str, Exception]]]:
@@ -263,7 +263,7 @@ def upload_tree(
         patterns: Whether relative paths that match a pattern of a shell are selected; the last one that matches counts.
         attributes: Headers and metadata of the objects.
         content_types: Content types by the ends of names, in lower case, for attributes without one.
-        if_none_match: Whether the objects must not exist.
+        overwrite: Whether existing objects may be replaced.
         skip_unchanged: Whether objects that are equal to their files are kept.
         progress: As for `upload_file`.
 
@@ -821,7 +821,7 @@ class NativeStore:
         time is in milliseconds since 1970.
         """
     def put(
-        self, key: str, data: Any, attributes: Attributes, if_none_match: bool = False, if_match: str | None = None
+        self, key: str, data: Any, attributes: Attributes, overwrite: bool = True, if_version: str | None = None
     ) -> str:
         """Writes an object.
 
@@ -829,8 +829,8 @@ class NativeStore:
             key: Key of the object.
             data: A contiguous buffer. It must not change during the call, and is not used afterwards.
             attributes: Headers and metadata of the object.
-            if_none_match: Whether the object must not exist.
-            if_match: The version that the existing object must have.
+            overwrite: Whether an existing object may be replaced.
+            if_version: The version that is replaced.
 
         Returns:
             The version of the object.
@@ -1249,8 +1249,8 @@ class NativeGather:
         store: The store of the object.
         key: Key of the object.
         attributes: Headers and metadata of the object.
-        if_none_match: Whether the object must not exist.
-        if_match: The version that the existing object must have.
+        overwrite: Whether an existing object may be replaced.
+        if_version: The version that is replaced.
         limit_bytes: Maximum number of bytes of pieces in flight. None: the pieces do not count, and the write
             buffer of the store's configuration limits the copies of small pieces.
     """
@@ -1259,8 +1259,8 @@ class NativeGather:
         store: NativeStore,
         key: str,
         attributes: Attributes,
-        if_none_match: bool = False,
-        if_match: str | None = None,
+        overwrite: bool = True,
+        if_version: str | None = None,
         limit_bytes: int | None = None,
     ) -> Self: ...
     def write(self, pieces: Sequence[Any]) -> None:
@@ -1310,16 +1310,16 @@ class NativeWriter:
         store: The store of the object.
         key: Key of the object.
         attributes: Headers and metadata of the object.
-        if_none_match: Whether the object must not exist.
-        if_match: The version that the existing object must have.
+        overwrite: Whether an existing object may be replaced.
+        if_version: The version that is replaced.
     """
     def __new__(
         cls,
         store: NativeStore,
         key: str,
         attributes: Attributes,
-        if_none_match: bool = False,
-        if_match: str | None = None,
+        overwrite: bool = True,
+        if_version: str | None = None,
     ) -> Self: ...
     def write(self, data: Any) -> int:
         """Writes all bytes of a buffer. Waits for parts to be sent while the write buffer is full.

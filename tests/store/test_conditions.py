@@ -4,13 +4,18 @@ import pytest
 
 import torchobj
 from torchobj import exceptions
-from torchobj.store.conditions import condition
 
 
-def test_each_form_gives_its_condition():
-    assert condition(True, None) == (False, None)
-    assert condition(False, None) == (True, None)
-    assert condition(True, '"v"') == (False, '"v"')
+def test_each_form_is_the_condition_of_a_write():
+    store = torchobj.Store("memory://forms")
+    first = store.put("k", b"1", overwrite=False)
+    with pytest.raises(exceptions.PreconditionFailedError):
+        store.put("k", b"2", overwrite=False)
+    assert store.put("k", b"2", if_version=first) != first
+    with pytest.raises(exceptions.PreconditionFailedError):
+        store.put("k", b"3", if_version=first)
+    store.put("k", b"4")
+    assert bytes(store.get("k")) == b"4"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torchobj.checkpoint.device_memory import BLOCKS_BYTES, blocks_of, bytes_of,
 from torchobj.checkpoint.plan import Field, Plan, PlanError, plan_of
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
-from torchobj.store.conditions import condition
+from torchobj.store.conditions import check_condition
 from torchobj.store.file_objects import NO_ATTRIBUTES, ObjectWriter, store_of
 from torchobj.store.tensor_memory import memory_of
 
@@ -75,7 +75,7 @@ def save(
         'memory://example/saved.pt'
     """
     settings = store_config(config, region, endpoint_url, url=url)
-    conditions = condition(overwrite, if_version)
+    check_condition(overwrite, if_version)
     parsed, store = store_of(url, settings, is_written=True)
     if parsed.key.lower().endswith(".safetensors"):
         raise ConfigError(
@@ -87,13 +87,13 @@ def save(
         plan = obj if isinstance(obj, Plan) else plan_of(obj, copies_small=True, checksum=checksum)
     except PlanError as reason:
         logger.info("%s: streamed by torch.save: %s", parsed, reason)
-        with ObjectWriter(url, config=settings, overwrite=not conditions[0], if_version=if_version) as writer:
+        with ObjectWriter(url, config=settings, overwrite=overwrite, if_version=if_version) as writer:
             torch.save(obj, writer)
             size = writer.tell()
         return SavedObject(str(parsed), size, writer.version)
     staged = not all(is_reachable(hole.storage.device) for hole in plan.holes)
     limit_bytes = BLOCKS_BYTES // 2 if staged else None
-    gather = _torchobj.NativeGather(store, parsed.key, NO_ATTRIBUTES, *conditions, limit_bytes)
+    gather = _torchobj.NativeGather(store, parsed.key, NO_ATTRIBUTES, overwrite, if_version, limit_bytes)
     try:
         for batch in _batches(plan):
             gather.write(batch)

@@ -9,7 +9,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
-from torchobj.store.conditions import condition
+from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import ProgressCallback, Transfer, counters_to
 from torchobj.urls import parse_object_url
 
@@ -63,8 +63,8 @@ def upload_stream(
     parsed = parse_object_url(url)
     chunks = _chunks(stream)
     native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(str(parsed), store_config(config, url=url)))
-    conditions = condition(overwrite, if_version)
-    writer = _torchobj.NativeWriter(native, parsed.key, native_attributes(attributes), *conditions)
+    check_condition(overwrite, if_version)
+    writer = _torchobj.NativeWriter(native, parsed.key, native_attributes(attributes), overwrite, if_version)
     size, reported = 0, time.monotonic()
     try:
         for chunk in chunks:

@@ -12,7 +12,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import TransferError
 from torchobj.files.patterns import Pattern, native_patterns
 from torchobj.store.attributes import ObjectAttributes, native_attributes
-from torchobj.store.conditions import condition
+from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import FilePath, ProgressCallback, Transfer, counters_to, file_from_store, file_to_store
 from torchobj.urls import parse_object_url, parse_url
 
@@ -204,7 +204,7 @@ def upload(
         # Raises FileNotFoundError, or an error of the file system.
         root.stat()
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder; upload_file uploads a file", os.fspath(folder))
-    absent, _ = condition(overwrite, None)
+    check_condition(overwrite, None)
     done = _torchobj.upload_tree(
         native,
         root,
@@ -213,7 +213,7 @@ def upload(
         native_patterns(patterns),
         native_attributes(attributes),
         {end.lower(): value for end, value in (content_types or {}).items()},
-        absent,
+        overwrite,
         skip_unchanged,
         counters_to(progress),
     )

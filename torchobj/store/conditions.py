@@ -1,12 +1,12 @@
-"""The conditions of a write, in one form for all providers. The store checks them."""
+"""Checks the conditions of a write. The store verifies that they hold."""
 
 from torchobj.exceptions import ConfigError
 
-__all__ = ["condition"]
+__all__ = ["check_condition"]
 
 
-def condition(overwrite: bool, if_version: str | None) -> tuple[bool, str | None]:  # noqa: FBT001  passed by name
-    """Returns whether the object must not exist, and the version that it must have.
+def check_condition(overwrite: bool, if_version: str | None) -> None:  # noqa: FBT001  passed by name
+    """Checks the condition of a write, before a request is sent.
 
     Args:
         overwrite: Whether an existing object may be replaced.
@@ -24,4 +24,3 @@ def condition(overwrite: bool, if_version: str | None) -> tuple[bool, str | None
             f"overwrite=False, if_version={if_version!r}: exclude each other; the first creates an object, the second "
             "replaces one"
         )
-    return not overwrite, if_version

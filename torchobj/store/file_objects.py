@@ -16,7 +16,7 @@ from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.store.archive import records_in
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
-from torchobj.store.conditions import condition
+from torchobj.store.conditions import check_condition
 from torchobj.urls import Url, parse_object_url, parse_url
 
 __all__ = ["ObjectWriter", "TextFile", "open"]
@@ -102,12 +102,12 @@ class ObjectWriter(_BinaryFile):
         self._failed: BaseException | None = None
         self._suffix = _Suffix()
         parsed, store = store_of(url, store_config(config, region, endpoint_url, url=url), is_written=True)
-        conditions = condition(overwrite, if_version)
+        check_condition(overwrite, if_version)
         native = native_attributes(attributes)
         self._url = parsed
         self._position = 0
         self._version = ""
-        self._native = _torchobj.NativeWriter(store, parsed.key, native, *conditions)
+        self._native = _torchobj.NativeWriter(store, parsed.key, native, overwrite, if_version)
 
     @property
     def url(self) -> str:

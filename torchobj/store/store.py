@@ -11,7 +11,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store.attributes import ObjectAttributes
 from torchobj.store.buffers import contiguous
-from torchobj.store.conditions import condition
+from torchobj.store.conditions import check_condition
 from torchobj.store.file_objects import ObjectWriter, TextFile
 from torchobj.store.file_objects import open as open_object
 from torchobj.store.object_info import Listing, ObjectInfo, Scan, UnfinishedUpload, info_of, time_of
@@ -220,8 +220,8 @@ class Store:
             "storage_class": storage_class,
             "metadata": metadata or {},
         }
-        conditions = condition(overwrite, if_version)
-        return self._native.put(key, contiguous(data), attributes, *conditions)
+        check_condition(overwrite, if_version)
+        return self._native.put(key, contiguous(data), attributes, overwrite, if_version)
 
     def head(self, key: str) -> ObjectInfo:
         """Returns size, version, headers and metadata of an object.
@@ -349,13 +349,13 @@ class Store:
             UnsupportedError: The store does not support conditional deletes.
         """
         names = [keys] if isinstance(keys, str) else list(keys)
-        _, version = condition(True, if_version)  # noqa: FBT003  deletes any version
-        if version is None:
+        check_condition(overwrite=True, if_version=if_version)
+        if if_version is None:
             self._native.delete(names)
         elif len(names) == 1:
-            self._native.delete_if(names[0], version)
+            self._native.delete_if(names[0], if_version)
         else:
-            raise ConfigError(f"if_version={version!r}: requires a single key, got {len(names)}")
+            raise ConfigError(f"if_version={if_version!r}: requires a single key, got {len(names)}")
 
     @overload
     def open(self, key: str, mode: Literal["rb"] = "rb") -> ObjectReader: ...

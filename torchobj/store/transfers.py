@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, Unpack
 from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
-from torchobj.store.conditions import condition
+from torchobj.store.conditions import check_condition
 
 __all__ = ["FilePath", "Progress", "ProgressCallback", "Transfer", "counters_to", "file_from_store", "file_to_store"]
 
@@ -100,9 +100,9 @@ def file_to_store(
 ) -> Transfer:
     """Uploads a file as `upload_file`, given a native store."""
     file = Path(path)
-    conditions = condition(overwrite, if_version)
+    check_condition(overwrite, if_version)
     size, version, skipped = _torchobj.upload_file(
-        native, file, key, native_attributes(attributes), *conditions, skip_unchanged, counters_to(progress)
+        native, file, key, native_attributes(attributes), overwrite, if_version, skip_unchanged, counters_to(progress)
     )
     return Transfer(native.url(key), file, size, version, skipped)
 

@@ -63,8 +63,8 @@ fn tree_done<'py>(py: Python<'py>, result: TreeResult) -> PyResult<TreeDone<'py>
 ///     path: The file.
 ///     key: Key of the object.
 ///     attributes: Headers and metadata of the object.
-///     if_none_match: Whether the object must not exist.
-///     if_match: The version that the existing object must have.
+///     overwrite: Whether an existing object may be replaced.
+///     if_version: The version that is replaced.
 ///     skip_unchanged: Whether an object that is equal to the file is kept.
 ///     progress: Called about every 0.1 s with the files done, all files, the bytes done, all bytes, and the files that
 ///         were skipped; totals are None until they are known.
@@ -75,7 +75,7 @@ fn tree_done<'py>(py: Python<'py>, result: TreeResult) -> PyResult<TreeDone<'py>
 /// Raises:
 ///     StoreError: The file could not be read, or the object could not be written.
 #[pyfunction]
-#[pyo3(signature = (store, path, key, attributes, if_none_match, if_match, skip_unchanged, progress=None))]
+#[pyo3(signature = (store, path, key, attributes, overwrite, if_version, skip_unchanged, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn upload_file<'py>(
     py: Python<'py>,
@@ -83,13 +83,13 @@ pub(crate) fn upload_file<'py>(
     path: PathBuf,
     key: String,
     attributes: Attributes,
-    if_none_match: bool,
-    if_match: Option<String>,
+    overwrite: bool,
+    if_version: Option<String>,
     skip_unchanged: bool,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Done> {
     let client = store.client(py)?;
-    let options = put_options(attributes, if_none_match, if_match);
+    let options = put_options(attributes, overwrite, if_version);
     let upload = UploadFile { path, key, options, skip_unchanged };
     run(py, progress.as_ref(), |counters| async move { client.upload_one(upload, &counters).await }).map(done)
 }
@@ -139,7 +139,7 @@ pub(crate) fn download_file<'py>(
 ///     patterns: Whether relative paths that match a pattern of a shell are selected; the last one that matches counts.
 ///     attributes: Headers and metadata of the objects.
 ///     content_types: Content types by the ends of names, in lower case, for attributes without one.
-///     if_none_match: Whether the objects must not exist.
+///     overwrite: Whether existing objects may be replaced.
 ///     skip_unchanged: Whether objects that are equal to their files are kept.
 ///     progress: As for `upload_file`.
 ///
@@ -151,7 +151,7 @@ pub(crate) fn download_file<'py>(
 ///     ConfigError: `glob` is not valid.
 ///     StoreError: The folder could not be read.
 #[pyfunction]
-#[pyo3(signature = (store, folder, prefix, glob, patterns, attributes, content_types, if_none_match, skip_unchanged, progress=None))]
+#[pyo3(signature = (store, folder, prefix, glob, patterns, attributes, content_types, overwrite, skip_unchanged, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn upload_tree<'py>(
     py: Python<'py>,
@@ -162,13 +162,13 @@ pub(crate) fn upload_tree<'py>(
     patterns: Vec<(bool, String)>,
     attributes: Attributes,
     content_types: HashMap<String, String>,
-    if_none_match: bool,
+    overwrite: bool,
     skip_unchanged: bool,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<TreeDone<'py>> {
     let client = store.client(py)?;
     let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?.with_patterns(patterns);
-    let put = put_options(attributes, if_none_match, None);
+    let put = put_options(attributes, overwrite, None);
     let options = TreeOptions { filter, put, content_types, skip_unchanged };
     let result = run(py, progress.as_ref(), |counters| async move {
         client.upload_tree(&folder, &prefix, options, &counters).await

@@ -31,8 +31,8 @@ const COPIED_BYTES: usize = 4 << 10;
 ///     store: The store of the object.
 ///     key: Key of the object.
 ///     attributes: Headers and metadata of the object.
-///     if_none_match: Whether the object must not exist.
-///     if_match: The version that the existing object must have.
+///     overwrite: Whether an existing object may be replaced.
+///     if_version: The version that is replaced.
 ///     limit_bytes: Maximum number of bytes of pieces in flight. None: the pieces do not count, and the write buffer of
 ///         the store's configuration limits the copies of small pieces.
 #[pyclass(module = "torchobj._torchobj", frozen)]
@@ -138,17 +138,17 @@ pub(crate) fn close_gathers(
 #[pymethods]
 impl NativeGather {
     #[new]
-    #[pyo3(signature = (store, key, attributes, if_none_match=false, if_match=None, limit_bytes=None))]
+    #[pyo3(signature = (store, key, attributes, overwrite=true, if_version=None, limit_bytes=None))]
     fn new(
         py: Python<'_>,
         store: &NativeStore,
         key: &str,
         attributes: Attributes,
-        if_none_match: bool,
-        if_match: Option<String>,
+        overwrite: bool,
+        if_version: Option<String>,
         limit_bytes: Option<u64>,
     ) -> PyResult<Self> {
-        let options = put_options(attributes, if_none_match, if_match);
+        let options = put_options(attributes, overwrite, if_version);
         let gather = Gather::new(store.client(py)?, key, options, limit_bytes).or_raise(py)?;
         Ok(Self { gather: Local::new(Arc::new(Mutex::new(Some(gather)))) })
     }

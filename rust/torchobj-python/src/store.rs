@@ -162,26 +162,26 @@ impl NativeStore {
     ///     key: Key of the object.
     ///     data: A contiguous buffer. It must not change during the call, and is not used afterwards.
     ///     attributes: Headers and metadata of the object.
-    ///     if_none_match: Whether the object must not exist.
-    ///     if_match: The version that the existing object must have.
+    ///     overwrite: Whether an existing object may be replaced.
+    ///     if_version: The version that is replaced.
     ///
     /// Returns:
     ///     The version of the object.
     ///
     /// Raises:
     ///     PreconditionFailedError: The condition is not met.
-    #[pyo3(signature = (key, data, attributes, if_none_match=false, if_match=None))]
+    #[pyo3(signature = (key, data, attributes, overwrite=true, if_version=None))]
     fn put(
         &self,
         py: Python<'_>,
         key: String,
         data: &Bound<'_, PyAny>,
         attributes: Attributes,
-        if_none_match: bool,
-        if_match: Option<String>,
+        overwrite: bool,
+        if_version: Option<String>,
     ) -> PyResult<String> {
         let client = self.client(py)?;
-        let options = put_options(attributes, if_none_match, if_match);
+        let options = put_options(attributes, overwrite, if_version);
         let payload = buffer::share(data)?.into();
         let version = wait(py, async move { client.put(&key, payload, &options).await })?.or_raise(py)?;
         Ok(version.as_str().to_owned())
@@ -285,11 +285,11 @@ fn byte_range(start: i64, end: Option<u64>) -> ByteRange {
 }
 
 /// Options of a write from arguments of Python.
-pub(crate) fn put_options(attributes: Attributes, if_none_match: bool, if_match: Option<String>) -> PutOptions {
-    let condition = match (if_none_match, if_match) {
-        (true, _) => Condition::Absent,
-        (false, Some(version)) => Condition::Matches(Version::new(version)),
-        (false, None) => Condition::Always,
+pub(crate) fn put_options(attributes: Attributes, overwrite: bool, if_version: Option<String>) -> PutOptions {
+    let condition = match (overwrite, if_version) {
+        (false, _) => Condition::Absent,
+        (true, Some(version)) => Condition::Matches(Version::new(version)),
+        (true, None) => Condition::Always,
     };
     PutOptions { attributes: attributes.0, condition, checksum: None }
 }

@@ -22,8 +22,8 @@ use crate::wait::wait;
 ///     store: The store of the object.
 ///     key: Key of the object.
 ///     attributes: Headers and metadata of the object.
-///     if_none_match: Whether the object must not exist.
-///     if_match: The version that the existing object must have.
+///     overwrite: Whether an existing object may be replaced.
+///     if_version: The version that is replaced.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeWriter {
     /// Taken when the writer ends.
@@ -44,16 +44,16 @@ fn ended() -> PyErr {
 #[pymethods]
 impl NativeWriter {
     #[new]
-    #[pyo3(signature = (store, key, attributes, if_none_match=false, if_match=None))]
+    #[pyo3(signature = (store, key, attributes, overwrite=true, if_version=None))]
     fn new(
         py: Python<'_>,
         store: &NativeStore,
         key: &str,
         attributes: Attributes,
-        if_none_match: bool,
-        if_match: Option<String>,
+        overwrite: bool,
+        if_version: Option<String>,
     ) -> PyResult<Self> {
-        let options = put_options(attributes, if_none_match, if_match);
+        let options = put_options(attributes, overwrite, if_version);
         let writer = Writer::new(store.client(py)?, key, options).or_raise(py)?;
         Ok(Self { writer: Local::new(Arc::new(Mutex::new(Some(writer)))) })
     }
