@@ -10,8 +10,7 @@ use torchobj_core::arena::Worker;
 use torchobj_core::fork;
 use torchobj_core::prefetch::{ObjectId, Prefetcher};
 
-use crate::loader;
-use crate::prefetcher::{PrefetcherHandle, existing};
+use crate::prefetcher::{PrefetcherHandle, existing, loader_of_thread};
 
 /// The number of an iterator, and the process that has assigned it. Dropping it cancels its announcements.
 pub(crate) struct AnnouncingIterator {
@@ -37,7 +36,7 @@ impl AnnouncingIterator {
     /// Starts an iterator over objects that process `owner` reads.
     pub(crate) fn new(handle: &PrefetcherHandle, owner: u32) -> PyResult<Self> {
         if let Some(prefetcher) = handle.prefetcher(owner) {
-            return Ok(Self::in_owner(prefetcher.clone(), loader::of_thread()));
+            return Ok(Self::in_owner(prefetcher.clone(), loader_of_thread()));
         }
         let worker = handle.worker(owner)?;
         let iterator = worker.new_iterator();

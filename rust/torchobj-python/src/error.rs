@@ -58,11 +58,6 @@ pub(crate) fn tar_exception(py: Python<'_>, url: &str, error: &TarError) -> PyEr
     })
 }
 
-/// A `ConfigError` about a negative argument of an `ObjectRef`.
-pub(crate) fn out_of_range(url: &str, name: &str, value: i64) -> PyErr {
-    ConfigError::new_err(format!("{url}: {name}={value}: must be 0 or more"))
-}
-
 /// A `ConfigError` about an argument.
 pub(crate) fn invalid(message: String) -> PyErr {
     ConfigError::new_err(message)

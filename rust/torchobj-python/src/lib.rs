@@ -1,7 +1,7 @@
 //! Python bindings: extract arguments, release the GIL, call torchobj-core and torchobj-store, and wrap the result.
 //!
-//! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer`, `tar` and `gather` define classes. `arrow` exports listings.
-//! `get_many` reads objects, `scatter` into Python buffers, and `slice_plan` slices of arrays.
+//! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `upload` and `tar` define classes. `arrow`
+//! exports listings. `get_many` reads objects, also into Python buffers, and `slice_plan` slices of arrays.
 //! A `source` reads ahead, through the `prefetcher` of this process or of another one, and `announcing` iterators announce.
 //! `blocks` is the memory of batches. `buffer` shares memory
 //! with Python, and reads it as files. `process` keeps one client per configuration and process. `wait` runs a future while
@@ -19,10 +19,7 @@ mod config;
 mod credentials;
 mod error;
 mod files;
-mod gather;
 mod get_many;
-#[cfg(target_os = "linux")]
-mod loader;
 mod log;
 mod manifest;
 mod object_ref;
@@ -32,16 +29,13 @@ mod pickle;
 mod prefetcher;
 mod process;
 mod scan;
-mod scatter;
 mod slice_plan;
 #[cfg(target_os = "linux")]
 mod source;
-#[cfg(target_os = "linux")]
-mod stats;
 mod store;
 mod tar;
+mod upload;
 mod wait;
-mod writer;
 
 use pyo3::prelude::*;
 
@@ -63,12 +57,7 @@ mod native {
     #[pymodule_export]
     use crate::files::{download_file, download_tree, upload_file, upload_tree};
     #[pymodule_export]
-    use crate::gather::{NativeGather, close_gathers};
-    #[pymodule_export]
-    use crate::get_many::get_many;
-    #[cfg(target_os = "linux")]
-    #[pymodule_export]
-    use crate::loader::enter_loader;
+    use crate::get_many::{get_many, scatter};
     #[pymodule_export]
     use crate::manifest::{ManifestBuilder, ManifestPages, NativeManifest};
     #[pymodule_export]
@@ -79,27 +68,25 @@ mod native {
     use crate::pickle::pickle_nesting;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::prefetcher::{adopt, offer, remove_loader, start_prefetcher, work_for_loader};
+    use crate::prefetcher::{
+        adopt, enter_loader, offer, prefetch_stats, release_free_memory, remove_loader, start_prefetcher,
+        work_for_loader,
+    };
     #[pymodule_export]
     use crate::process::finish;
     #[pymodule_export]
     use crate::scan::{ScanPages, heads};
     #[pymodule_export]
-    use crate::scatter::scatter;
-    #[pymodule_export]
     use crate::slice_plan::{NativeSlicePlan, NativeWave};
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::source::{ObjectSource, SourceIterator};
-    #[cfg(target_os = "linux")]
-    #[pymodule_export]
-    use crate::stats::{prefetch_stats, release_free_memory};
     #[pymodule_export]
     use crate::store::NativeStore;
     #[pymodule_export]
     use crate::tar::{TarIndexer, TarReader};
     #[pymodule_export]
-    use crate::writer::NativeWriter;
+    use crate::upload::{NativeGather, NativeWriter, close_gathers};
 
     use pyo3::prelude::*;
 

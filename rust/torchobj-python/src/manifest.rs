@@ -13,9 +13,9 @@ use torchobj_core::manifest::{Columns, Manifest};
 use torchobj_core::read::{ClientRead, ReadRequest};
 use torchobj_core::url::ObjectUrl;
 
-use crate::buffer::ObjectReader;
-use crate::error::{OrRaise, exception};
+use crate::error::OrRaise;
 use crate::get_many::read_each;
+use crate::object_ref::readers;
 use crate::pages::{Listing, NextPage, own};
 use crate::store::NativeStore;
 use crate::wait::wait;
@@ -240,14 +240,9 @@ impl NativeManifest {
                 base.and_then(|base| clients.get(base)).ok_or_else(|| PyIndexError::new_err("a store is missing"))?;
             jobs.push(ClientRead::new(client.clone(), ReadRequest::listed(object, pinned)));
         }
-        let list = PyList::empty(py);
-        for (index, result) in indices.iter().zip(read_each(py, jobs, return_errors)?) {
-            match result {
-                Ok(fetched) => list.append(ObjectReader::fetched(py, self.object(*index)?, fetched)?)?,
-                Err(error) => list.append(exception(py, &error).into_value(py))?,
-            }
-        }
-        Ok(list)
+        let results = read_each(py, jobs, return_errors)?.into_iter();
+        let objects = indices.iter().map(|index| self.packed.get(*index).expect("it was found above"));
+        readers(py, objects, results.map(|result| result.map(|fetched| fetched.buffer.into())), true)
     }
 }
 
@@ -327,21 +322,16 @@ struct ManifestPageState {
     base: String,
     filter: Filter,
     listed: ManifestListing,
-    ended: bool,
 }
 
 impl Listing for ManifestPageState {
     type Page = Manifest;
 
-    async fn next(&mut self) -> Result<Option<Manifest>> {
+    async fn next(&mut self) -> Result<(Option<Manifest>, bool)> {
         let mut page = Manifest::default();
-        let Self { client, base, filter, listed, .. } = self;
-        self.ended = !client.list_page_into(&mut page, base, filter, listed).await?;
-        Ok(Some(page))
-    }
-
-    fn ended(&self) -> bool {
-        self.ended
+        let Self { client, base, filter, listed } = self;
+        let more = client.list_page_into(&mut page, base, filter, listed).await?;
+        Ok((Some(page), more))
     }
 }
 
@@ -360,7 +350,7 @@ impl ManifestPages {
         let filter = Filter::new(glob, suffixes, limit).or_raise(py)?;
         let client = store.client(py)?;
         let listed = ManifestListing::new(&client, &prefix, &filter);
-        let objects = ManifestPageState { client, base, filter, listed, ended: false };
+        let objects = ManifestPageState { client, base, filter, listed };
         Ok(Self { next: Local::new(NextPage::Unused(objects)), whole: Manifest::default() })
     }
 

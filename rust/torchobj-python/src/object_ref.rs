@@ -15,7 +15,7 @@ use torchobj_core::url::ObjectUrl;
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::config::StoreConfig;
-use crate::error::{OrRaise, exception, out_of_range};
+use crate::error::{OrRaise, exception, invalid};
 use crate::process::{self, StoreKey};
 use crate::wait::wait;
 
@@ -41,7 +41,7 @@ use crate::wait::wait;
 #[pyclass(module = "torchobj", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct ObjectRef {
-    named: Arc<Named>,
+    pub(crate) named: Arc<Named>,
 }
 
 #[pymethods]
@@ -57,7 +57,8 @@ impl ObjectRef {
         version: Option<String>,
     ) -> PyResult<Self> {
         let number = |name: &str, value: Option<i64>| {
-            value.map(|value| u64::try_from(value).map_err(|_| out_of_range(&url, name, value))).transpose()
+            let negative = |value| invalid(format!("{url}: {name}={value}: must be 0 or more"));
+            value.map(|value| u64::try_from(value).map_err(|_| negative(value))).transpose()
         };
         let (start, end, size) = (number("start", start)?, number("end", end)?, number("size", size)?);
         let named = Named::new(url, start.unwrap_or(0), end, size, version.map(Version::new)).or_raise(py)?;
@@ -124,15 +125,9 @@ impl ObjectRef {
     }
 }
 
-impl ObjectRef {
-    pub(crate) fn named(&self) -> Arc<Named> {
-        self.named.clone()
-    }
-}
-
 /// The references that Python objects hold.
 pub(crate) fn referenced(refs: &[PyRef<'_, ObjectRef>]) -> Vec<Arc<Named>> {
-    refs.iter().map(|object| object.named()).collect()
+    refs.iter().map(|object| object.named.clone()).collect()
 }
 
 /// Returns a function that returns the client of an object. `configs` maps prefixes of URLs to configurations: `s3://b/folder`,

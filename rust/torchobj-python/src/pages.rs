@@ -19,15 +19,12 @@ use crate::wait::wait;
 pub(crate) trait Listing: Sized + Send + 'static {
     type Page: Send + 'static;
 
-    /// Requests the next page. Advances the position.
-    fn next(&mut self) -> impl Future<Output = Result<Option<Self::Page>>> + Send;
-
-    /// Returns whether the last page was returned.
-    fn ended(&self) -> bool;
+    /// Requests the next page. Advances the position. Returns `None` at the end, and whether another page may follow.
+    fn next(&mut self) -> impl Future<Output = Result<(Option<Self::Page>, bool)>> + Send;
 }
 
-/// A listing and its next page; `None` at its end.
-type Requested<L> = (L, Result<Option<<L as Listing>::Page>>);
+/// A listing, and the result of its next request.
+type Requested<L> = (L, Result<(Option<<L as Listing>::Page>, bool)>);
 
 /// A listing. After its second page, the next one is requested in the background: a caller may need the first page only.
 pub(crate) enum NextPage<L: Listing> {
@@ -52,14 +49,14 @@ impl<L: Listing> NextPage<L> {
         let ahead = !matches!(current, Self::Unused(_));
         let (page, next) = wait(py, async move {
             let (listing, page) = match current {
-                Self::Ended => return (Ok(None), Self::Ended),
+                Self::Ended => return (Ok((None, false)), Self::Ended),
                 Self::Unused(mut listing) | Self::Used(mut listing) => {
                     let page = listing.next().await;
                     (listing, page)
                 }
                 Self::Requested(next) => next.await.unwrap_or_else(|lost| resume_unwind(lost.into_panic())),
             };
-            let next = match page.is_ok() && !listing.ended() {
+            let next = match page.as_ref().is_ok_and(|(_, more)| *more) {
                 true if ahead => Self::Requested(Self::request(listing)),
                 true => Self::Used(listing),
                 false => Self::Ended,
@@ -67,7 +64,7 @@ impl<L: Listing> NextPage<L> {
             (page, next)
         })?;
         *self = next;
-        page.or_raise(py)
+        Ok(page.or_raise(py)?.0)
     }
 }
 
@@ -110,12 +107,8 @@ pub(crate) struct ListPages {
 impl Listing for ListStream {
     type Page = ListPage;
 
-    async fn next(&mut self) -> Result<Option<ListPage>> {
-        self.next().await
-    }
-
-    fn ended(&self) -> bool {
-        self.ended()
+    async fn next(&mut self) -> Result<(Option<ListPage>, bool)> {
+        Ok((self.next().await?, !self.ended()))
     }
 }
 

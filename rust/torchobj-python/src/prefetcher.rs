@@ -1,22 +1,25 @@
-//! Access to the prefetcher of a source: in the process that owns it, or as a worker through the arena. Also the transfer of
-//! buffers from workers to the trainer.
+//! Access to the prefetcher of a source: in the process that owns it, or as a worker through the arena. Also its statistics, the
+//! loader that a read is counted for, and the transfer of buffers from workers to the trainer.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use torchobj_core::arena::{Reply, Unanswered, Worker};
 use torchobj_core::error::Error;
 use torchobj_core::fork::{self, Local};
+use torchobj_core::policy::Counts;
 use torchobj_core::prefetch::Prefetcher;
 use torchobj_core::runtime::start;
 
 use crate::buffer::Buffer;
 use crate::error::OrRaise;
-use crate::loader;
 
 /// The prefetcher of this process.
 static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
@@ -25,6 +28,30 @@ static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
 static ATTACHED: Mutex<Option<Local<Workers>>> = Mutex::new(None);
 
 type Workers = HashMap<u32, Arc<Worker>>;
+
+thread_local! {
+    static OF_THREAD: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The loader that this process, a worker, works for; 0 for none.
+static OF_WORKER: AtomicU64 = AtomicU64::new(0);
+
+/// The loader that the current thread reads for; 0 for none.
+pub(crate) fn loader_of_thread() -> u64 {
+    OF_THREAD.get()
+}
+
+/// Counts the reads of this thread, in the process of a loader, as those of this loader.
+///
+/// Args:
+///     loader: Number that this process assigned; 0 for none.
+///
+/// Returns:
+///     The previous number.
+#[pyfunction]
+pub(crate) fn enter_loader(loader: u64) -> u64 {
+    OF_THREAD.replace(loader)
+}
 
 /// Returns the prefetcher of this process. Starts one with a budget of `budget` bytes if none is running.
 pub(crate) fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
@@ -54,7 +81,7 @@ fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyR
         return Ok(worker.clone());
     }
     let worker = Arc::new(attach()?);
-    worker.set_loader(loader::of_worker());
+    worker.set_loader(OF_WORKER.load(Ordering::Relaxed));
     workers.insert(owner, worker.clone());
     Ok(worker)
 }
@@ -65,7 +92,7 @@ fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyR
 ///     loader: Number that the process of the loader assigned.
 #[pyfunction]
 pub(crate) fn work_for_loader(loader: u64) {
-    loader::set_of_worker(loader);
+    OF_WORKER.store(loader, Ordering::Relaxed);
     let _inside = fork::enter();
     let mut attached = ATTACHED.lock().expect("no holder of this lock panics");
     Local::in_slot(&mut attached, Workers::new).values().for_each(|worker| worker.set_loader(loader));
@@ -196,4 +223,59 @@ pub(crate) fn adopt(py: Python<'_>, owner: u32, segment: u32, generation: u32) -
     let prefetcher = existing().filter(|_| owner == fork::generation()).ok_or_else(lost)?;
     let adopted = py.detach(|| prefetcher.arena().adopt(segment, generation))?;
     Ok(adopted.ok_or_else(lost)?.into())
+}
+
+/// Releases the memory of the prefetcher of this process that is not in use.
+#[pyfunction]
+pub(crate) fn release_free_memory(py: Python<'_>) {
+    if let Some(prefetcher) = existing() {
+        py.detach(|| prefetcher.arena().release_free_pages());
+    }
+}
+
+/// Returns the counters and the memory of the prefetcher of this process; an empty dict if it has none.
+///
+/// Args:
+///     loader: Number of a loader, which this process assigned: the counters are its own. None: they are those of the process.
+#[pyfunction]
+#[pyo3(signature = (loader=None))]
+pub(crate) fn prefetch_stats(py: Python<'_>, loader: Option<u64>) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    let Some(prefetcher) = existing() else { return Ok(dict) };
+    let stats = py.detach(|| prefetcher.stats(loader));
+    dict.set_item("hits", stats.hits)?;
+    dict.set_item("late", stats.late)?;
+    dict.set_item("queued", stats.queued)?;
+    dict.set_item("misses", stats.misses)?;
+    dict.set_item("objects", stats.objects)?;
+    dict.set_item("bytes", stats.bytes)?;
+    dict.set_item("failed", stats.failed)?;
+    dict.set_item("evicted", stats.evicted)?;
+    dict.set_item("memory_limited", stats.memory_limited)?;
+    dict.set_item("request_limited", stats.request_limited)?;
+    dict.set_item("waited_s", stats.waited.as_secs_f64())?;
+    dict.set_item("announced", stats.announced)?;
+    dict.set_item("in_flight", stats.in_flight)?;
+    dict.set_item("in_flight_limit", stats.limit)?;
+    dict.set_item("budget_bytes", stats.memory.budget)?;
+    dict.set_item("used_bytes", stats.memory.used)?;
+    dict.set_item("granted_bytes", stats.memory.granted)?;
+    dict.set_item("ahead_bytes", stats.ahead)?;
+    dict.set_item("over_budget", stats.over_budget)?;
+    dict.set_item("transferred", stats.memory.transferred)?;
+    dict.set_item("copied", stats.memory.copied)?;
+    dict.set_item("block_bytes", stats.memory.blocks)?;
+    dict.set_item("blocks_refused", stats.blocks_refused)?;
+    let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
+    let requests = &stats.requests;
+    dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;
+    dict.set_item("first_byte_p99_s", quantile(&requests.first_byte, 0.99))?;
+    dict.set_item("body_p50_s", quantile(&requests.body, 0.5))?;
+    dict.set_item("body_p99_s", quantile(&requests.body, 0.99))?;
+    dict.set_item("retries", requests.retries)?;
+    dict.set_item("throttled", requests.throttled)?;
+    dict.set_item("connect_failures", requests.connect_failures)?;
+    dict.set_item("hedges", requests.hedges)?;
+    dict.set_item("hedges_won", requests.hedges_won)?;
+    Ok(dict)
 }

@@ -82,22 +82,17 @@ struct Heads {
     filter: Option<Filter>,
     has_metadata: HasMetadata,
     scan: Option<Scan>,
-    ended: bool,
 }
 
 impl Listing for Heads {
     type Page = Vec<(String, ObjectHead)>;
 
-    async fn next(&mut self) -> Result<Option<Self::Page>> {
-        let Self { client, prefix, filter, has_metadata, scan, ended } = self;
+    async fn next(&mut self) -> Result<(Option<Self::Page>, bool)> {
+        let Self { client, prefix, filter, has_metadata, scan } = self;
         let new = || Scan::new(client.clone(), prefix, filter.take(), has_metadata.clone());
         let page = scan.get_or_insert_with(new).next().await?;
-        *ended = page.is_none();
-        Ok(page)
-    }
-
-    fn ended(&self) -> bool {
-        self.ended
+        let more = page.is_some();
+        Ok((page, more))
     }
 }
 
@@ -118,7 +113,7 @@ impl ScanPages {
         };
         let filter = glob.map(|glob| Filter::new(Some(glob), Vec::new(), None)).transpose().or_raise(py)?;
         let client = store.client(py)?;
-        let heads = Heads { client, prefix, filter, has_metadata, scan: None, ended: false };
+        let heads = Heads { client, prefix, filter, has_metadata, scan: None };
         Ok(Self { next: Local::new(NextPage::Unused(heads)) })
     }
 

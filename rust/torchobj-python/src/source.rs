@@ -15,10 +15,9 @@ use torchobj_core::prefetch::{ListedSource, ObjectId, Prefetcher, charge};
 use crate::announcing::{AnnouncingIterator, Process};
 use crate::buffer::Buffer;
 use crate::config::StoreConfig;
-use crate::loader;
 use crate::manifest::NativeManifest;
 use crate::object_ref::{ObjectRef, client_of, readers, referenced};
-use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, own, unanswered};
+use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, loader_of_thread, own, unanswered};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
@@ -206,7 +205,7 @@ impl ObjectSource {
         prefetcher: &Arc<Prefetcher>,
         objects: &Objects,
     ) -> PyResult<Vec<Result<Buffer, Error>>> {
-        let (prefetcher, source, loader) = (prefetcher.clone(), self.number, loader::of_thread());
+        let (prefetcher, source, loader) = (prefetcher.clone(), self.number, loader_of_thread());
         let fetched = match objects {
             Objects::Listed(_) => {
                 let objects = self.numbered(&prefetcher, objects);

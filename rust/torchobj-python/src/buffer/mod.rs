@@ -5,7 +5,6 @@
 //! task on a thread without the GIL, so its export is queued, and the next thread with the GIL releases it.
 #![expect(unsafe_code, reason = "the buffer protocol uses pointers; each use states the invariant that it keeps")]
 
-mod read_ahead;
 mod reader;
 
 use std::ffi::{CString, c_int};

@@ -1,17 +1,19 @@
 //! Binary files over objects: over bytes in memory, or fetched on demand.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
+use tokio::sync::Mutex;
 use torchobj_core::buffer::{Buffer as CoreBuffer, Memory, PendingBuffer};
+use torchobj_core::fork::Local;
 use torchobj_core::manifest::ObjectInfo;
-use torchobj_core::read::{ReadAheadConfig, ReadResult};
+use torchobj_core::read::{ReadAhead, ReadAheadConfig};
 use torchobj_core::types::Version;
 
-use super::read_ahead::ReadAheadSource;
 use super::{Buffer, borrow_for_file};
 use crate::error::{OrRaise, invalid};
 use crate::store::NativeStore;
@@ -21,6 +23,35 @@ pyo3::import_exception!(io, UnsupportedOperation);
 
 /// Number of bytes that `readline` fetches in advance and keeps for later lines.
 const LINE_BYTES: usize = 64 << 10;
+
+/// Reads an object ahead. A forked child makes its own read-ahead at the same position.
+struct ReadAheadSource {
+    store: Py<NativeStore>,
+    window: ReadAheadConfig,
+    version: Option<Version>,
+    ahead: Local<Arc<Mutex<ReadAhead>>>,
+}
+
+impl ReadAheadSource {
+    fn new(
+        py: Python<'_>,
+        store: Py<NativeStore>,
+        key: &str,
+        window: ReadAheadConfig,
+        version: Option<Version>,
+    ) -> PyResult<Self> {
+        let ahead = ReadAhead::new(store.get().client(py)?, key, window).with_version(version.clone());
+        Ok(Self { store, window, version, ahead: Local::new(Arc::new(Mutex::new(ahead))) })
+    }
+
+    /// The read-ahead of this process.
+    fn ahead(&mut self, py: Python<'_>, key: &str) -> PyResult<Arc<Mutex<ReadAhead>>> {
+        if self.ahead.get().is_none() {
+            *self = Self::new(py, self.store.clone_ref(py), key, self.window, self.version.clone())?;
+        }
+        Ok(self.ahead.get().expect("it was made above if it was missing").clone())
+    }
+}
 
 /// Where the bytes of a reader are.
 enum ReaderBytes {
@@ -71,11 +102,6 @@ pub(crate) struct ObjectReader {
 }
 
 impl ObjectReader {
-    /// A reader over the result of a read.
-    pub(crate) fn fetched(py: Python<'_>, object: ObjectInfo<'_>, fetched: ReadResult) -> PyResult<Py<Self>> {
-        Self::of(py, object, fetched.buffer.into())
-    }
-
     /// A reader over bytes in memory.
     pub(crate) fn of(py: Python<'_>, object: ObjectInfo<'_>, buffer: Buffer) -> PyResult<Py<Self>> {
         let bucket = object.base.split_once("://").map_or("", |(_, bucket)| bucket).to_owned();

@@ -1,4 +1,4 @@
-//! Uploads an object that is gathered from Python buffers, for checkpoints.
+//! Writes objects: as a stream, for `torchobj.ObjectWriter`, or gathered from Python buffers, for checkpoints.
 
 use std::sync::Arc;
 
@@ -11,13 +11,124 @@ use torchobj_core::engine::{BatchRequest, run_all};
 use torchobj_core::error::Result;
 use torchobj_core::fork::Local;
 use torchobj_core::types::Version;
-use torchobj_core::upload::{Gather, Piece};
+use torchobj_core::upload::{Gather, Piece, Writer};
 
 use crate::attributes::Attributes;
 use crate::buffer;
 use crate::error::OrRaise;
 use crate::store::{NativeStore, put_options};
 use crate::wait::wait;
+
+/// The upload of a writer, which is taken when it ends.
+struct Own<T>(Local<Arc<Mutex<Option<T>>>>);
+
+impl<T> Own<T> {
+    fn new(upload: T) -> Self {
+        Self(Local::new(Arc::new(Mutex::new(Some(upload)))))
+    }
+
+    fn get(&self) -> PyResult<Arc<Mutex<Option<T>>>> {
+        let inherited = || PyValueError::new_err("this writer belongs to the parent of this forked process");
+        self.0.get().cloned().ok_or_else(inherited)
+    }
+}
+
+fn closed_file() -> PyErr {
+    PyValueError::new_err("I/O operation on closed file")
+}
+
+fn ended() -> PyErr {
+    PyValueError::new_err("the upload has ended: it was closed or aborted, or it failed")
+}
+
+/// Writes an object as a stream, in parts if it is large.
+///
+/// `close` commits the object. `abort` cancels the upload, and so does dropping the writer before `close`.
+///
+/// Args:
+///     store: The store of the object.
+///     key: Key of the object.
+///     attributes: Headers and metadata of the object.
+///     overwrite: Whether an existing object may be replaced.
+///     if_version: The version that is replaced.
+#[pyclass(module = "torchobj._torchobj", frozen)]
+pub(crate) struct NativeWriter {
+    writer: Own<Writer>,
+}
+
+#[pymethods]
+impl NativeWriter {
+    #[new]
+    #[pyo3(signature = (store, key, attributes, overwrite=true, if_version=None))]
+    fn new(
+        py: Python<'_>,
+        store: &NativeStore,
+        key: &str,
+        attributes: Attributes,
+        overwrite: bool,
+        if_version: Option<String>,
+    ) -> PyResult<Self> {
+        let options = put_options(attributes, overwrite, if_version);
+        let writer = Writer::new(store.client(py)?, key, options).or_raise(py)?;
+        Ok(Self { writer: Own::new(writer) })
+    }
+
+    /// Writes all bytes of a buffer. Waits for parts to be sent while the write buffer is full.
+    ///
+    /// Args:
+    ///     data: A contiguous buffer. The writer does not use it after the call.
+    ///
+    /// Returns:
+    ///     Number of bytes of `data`.
+    ///
+    /// Raises:
+    ///     ValueError: The writer is closed.
+    ///     StoreError: A part could not be written.
+    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let own = self.writer.get()?;
+        let shared = buffer::share(data)?;
+        let mut at = 0;
+        while at < shared.len() {
+            let rest = shared.slice(at..);
+            let writer = own.clone();
+            let filled = py.detach(move || writer.blocking_lock().as_mut().map(|writer| writer.fill(&rest)));
+            at += filled.ok_or_else(closed_file)?.or_raise(py)?;
+            if at < shared.len() {
+                let writer = own.clone();
+                let sent = wait(py, async move {
+                    match writer.lock().await.as_mut() {
+                        Some(writer) => Some(writer.send_part().await),
+                        None => None,
+                    }
+                })?;
+                sent.ok_or_else(closed_file)?.or_raise(py)?;
+            }
+        }
+        drop(shared);
+        buffer::release_exports(py);
+        Ok(at)
+    }
+
+    /// Commits the object and returns its version.
+    fn close(&self, py: Python<'_>) -> PyResult<String> {
+        let writer = self.writer.get()?;
+        let closed = wait(py, async move {
+            let mut writer = writer.lock().await.take()?;
+            Some(writer.close().await)
+        })?;
+        Ok(closed.ok_or_else(closed_file)?.or_raise(py)?.as_str().to_owned())
+    }
+
+    /// Aborts the upload; the object does not change. Does nothing in a forked child, because the writer belongs to its parent.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let Ok(writer) = self.writer.get() else { return Ok(()) };
+        wait(py, async move {
+            if let Some(mut writer) = writer.lock().await.take() {
+                writer.abort().await;
+            }
+        })
+    }
+}
 
 /// Literals below this size are copied, which costs less than keeping the Python object.
 const COPIED_BYTES: usize = 4 << 10;
@@ -37,19 +148,7 @@ const COPIED_BYTES: usize = 4 << 10;
 ///         the store's configuration limits the copies of small pieces.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeGather {
-    /// Taken during a write, so that a failed or interrupted upload is dropped.
-    gather: Local<Arc<Mutex<Option<Gather>>>>,
-}
-
-impl NativeGather {
-    fn gather(&self) -> PyResult<Arc<Mutex<Option<Gather>>>> {
-        let inherited = || PyValueError::new_err("this upload belongs to the parent of this forked process");
-        self.gather.get().cloned().ok_or_else(inherited)
-    }
-}
-
-fn ended() -> PyErr {
-    PyValueError::new_err("the upload has ended: it was closed or aborted, or it failed")
+    gather: Own<Gather>,
 }
 
 fn piece(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
@@ -70,7 +169,7 @@ fn piece(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
 /// Version, size in bytes and CRC-32 of a committed object.
 type Closed = (String, u64, u32);
 
-/// Writes pieces; `None` if the upload has ended.
+/// Writes pieces; `None` if the upload has ended. The gather is taken meanwhile, so that a failed or interrupted upload is dropped.
 async fn write(own: &Mutex<Option<Gather>>, pieces: Vec<Piece>) -> Option<Result<()>> {
     let mut slot = own.lock().await;
     let mut gather = slot.take()?;
@@ -129,7 +228,7 @@ pub(crate) fn close_gathers(
     let mut rest = Vec::new();
     for (gather, pieces) in &gathers {
         let pieces = pieces.iter().map(piece).collect::<PyResult<Vec<_>>>()?;
-        rest.push(Close { own: gather.gather()?, pieces });
+        rest.push(Close { own: gather.gather.get()?, pieces });
     }
     let all = wait(py, run_all(rest, || usize::MAX))?;
     all.into_iter().map(|one| closed(py, one.transpose())).collect()
@@ -150,7 +249,7 @@ impl NativeGather {
     ) -> PyResult<Self> {
         let options = put_options(attributes, overwrite, if_version);
         let gather = Gather::new(store.client(py)?, key, options, limit_bytes).or_raise(py)?;
-        Ok(Self { gather: Local::new(Arc::new(Mutex::new(Some(gather)))) })
+        Ok(Self { gather: Own::new(gather) })
     }
 
     /// Writes pieces.
@@ -164,7 +263,7 @@ impl NativeGather {
     ///     ValueError: The upload has ended.
     ///     StoreError: A part could not be written; the upload is aborted.
     fn write(&self, py: Python<'_>, pieces: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
-        let own = self.gather()?;
+        let own = self.gather.get()?;
         let pieces: Vec<Piece> = pieces.iter().map(piece).collect::<PyResult<_>>()?;
         let written = wait(py, async move { write(&own, pieces).await })?;
         written.ok_or_else(ended)?.or_raise(py)
@@ -175,14 +274,14 @@ impl NativeGather {
     /// Returns:
     ///     Version, size in bytes and CRC-32 of the object.
     fn close(&self, py: Python<'_>) -> PyResult<Closed> {
-        let own = self.gather()?;
+        let own = self.gather.get()?;
         let committed = wait(py, async move { close(&own).await })?;
         closed(py, committed)
     }
 
     /// Aborts the upload; the object does not change. Does nothing in a forked child, because the upload belongs to its parent.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let Ok(own) = self.gather() else { return Ok(()) };
+        let Ok(own) = self.gather.get() else { return Ok(()) };
         wait(py, async move {
             if let Some(mut gather) = own.lock().await.take() {
                 gather.abort().await;
