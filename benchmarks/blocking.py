@@ -8,7 +8,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,19 +29,6 @@ _LIMIT_S = 300.0
 _MEMCPY = 1.2
 
 
-@dataclass(frozen=True)
-class Stop(Measured):
-    """One copy of the state, or one background save."""
-
-    @property
-    def milliseconds(self) -> float:
-        return self.wall_s * 1e3
-
-    @property
-    def cpu_ms(self) -> float:
-        return self.cpu_s * 1e3
-
-
 class Stops(Rounds):
     """All rounds, alternating between the ways, in one process."""
 
@@ -50,8 +36,8 @@ class Stops(Rounds):
         """Milliseconds for which the loop is blocked."""
         columns = {
             "rounds": self.count,
-            "ms": self.spreads("milliseconds", 0),
-            "of a memcpy": lambda name: f"{self.ratio('milliseconds', MEMCPY, name).text(2)}x",
+            "ms": self.spreads("wall_ms", 0),
+            "of a memcpy": lambda name: f"{self.ratio('wall_ms', MEMCPY, name).text(2)}x",
             "CPU ms": self.medians("cpu_ms", 0),
         }
         return self.table("median (min-max)", columns)
@@ -59,7 +45,7 @@ class Stops(Rounds):
     def verdicts(self) -> Iterator[Verdict]:
         for name in (OURS, SHARDED):
             target = f"{self.label}, {name}: <= {_MEMCPY}x one memcpy"
-            yield targets.bounded(target, self.ratio("milliseconds", MEMCPY, name), 2, "x", most=_MEMCPY)
+            yield targets.bounded(target, self.ratio("wall_ms", MEMCPY, name), 2, "x", most=_MEMCPY)
 
 
 def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Callable[[int], Any]]:
@@ -107,7 +93,7 @@ def _measure(states: States, rounds: int) -> Stops:
                 made.result()
             del made
             if number:
-                stop = Stop(watch.wall_s, watch.cpu_s, watch.grown_bytes)
+                stop = Measured(watch.wall_s, watch.cpu_s, watch.grown_bytes)
                 stops.runs.setdefault(name, []).append(stop)
     dist.destroy_process_group()
     return stops

@@ -7,32 +7,29 @@
     python benchmarks/checkpoint.py --only blocking          # how long save_async blocks the loop
     python benchmarks/checkpoint.py --quick                  # a preview, under two minutes: not for publication
 
-Needs the extra `bench`, a C compiler for the origin, and pip for the rivals that cannot be in one environment with
-others. A state dict is saved or loaded by one client after the other, round after round; each run is a process of its
-own. CPU and memory are those of the client's process; the server runs on the same machine, as may other processes.
-Every loaded byte is compared. Before the measurement, what each client saves is loaded from versitygw by itself and by
-the stock torch.load. One bucket of the origin discards what is saved, the other serves from memory what is loaded.
-MB and GB are of the tensors, and decimal.
+Needs the extra `bench` and a C compiler for the origin. A state dict is saved or loaded by one client after the other,
+round after round; each run is a process of its own. CPU and memory are those of the client's process; the server runs
+on the same machine, as may other processes. Every loaded byte is compared. Before the measurement, what each client
+saves is loaded from versitygw by itself and by the stock torch.load. One bucket of the origin discards what is saved,
+the other serves from memory what is loaded. MB and GB are of the tensors, and decimal.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import blocking, dcp, loop_during_upload
-from benchmarks.harness import OURS, Clients, Program, Verdict, targets, transfers
-from benchmarks.harness.rivals.checkpoint import CLIENTS, needs_packages
-from benchmarks.harness.states import States
-from benchmarks.harness.transfers import Save, Saves, Transfer, run_save
-from benchmarks.lab import origin, packages, versitygw
+from benchmarks.harness import OURS, Clients, Program, Rounds, Timed, Verdict, targets
+from benchmarks.harness.rivals.checkpoint import CLIENTS
+from benchmarks.harness.states import States, prepare, saving
+from benchmarks.harness.transfers import FIGURES
+from benchmarks.lab import origin, versitygw
 from benchmarks.lab.location import Location
 
 RIVAL = "s3torchconnector"
@@ -70,21 +67,12 @@ class Plan:
         return f"{self.action} {self.states}, {self.location}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Server:
-    """Where states are saved and loaded."""
-
-    save: Location
-    load: Location
-    counts: bool
-
-
 class Bench(contextlib.ExitStack):
     """Runs cases."""
 
-    def __init__(self, servers: dict[str, Server], states: dict[str, States], clients: Sequence[str]) -> None:
+    def __init__(self, servers: dict[str, tuple[Location, Location]], states: dict[str, States]) -> None:
         super().__init__()
-        self._servers, self._states, self._clients = servers, states, clients
+        self._servers, self._states = servers, states
         self._pool = self.enter_context(Clients("harness.rivals.checkpoint", _LIMIT_S))
         self._prepared = cache(self._prepare)
 
@@ -92,7 +80,7 @@ class Bench(contextlib.ExitStack):
         """Writes the objects to load, and the one to warm up with; returns the key."""
         states = self._states[name]
         key = f"load-{states.payload_bytes}.pt"
-        transfers.prepare(self._pool, self._servers[server].load, states, key)
+        prepare(self._pool, self._servers[server][1], states, key)
         return key
 
     def check(self, client: str) -> None:
@@ -101,37 +89,27 @@ class Bench(contextlib.ExitStack):
         Raises:
             RuntimeError: What was loaded is not what was saved, or the client failed.
         """
-        location, key = self._servers["versitygw"].save, f"check-{client.replace(' ', '-')}.pt"
+        location, key = self._servers["versitygw"][0], f"check-{client.replace(' ', '-')}.pt"
         large, *_, small = self._states
         for name in (large, small):
             self._prepared("versitygw", name)
-            run_save(self._pool, client, Save("save", location, self._states[name], key))
+            self._pool.run(client, saving("save", location, self._states[name], key))
             for reader in dict.fromkeys([client, "boto3"]):
                 if reader not in LOADS_NOTHING:
-                    run_save(self._pool, reader, Save("load", location, self._states[name], key))
+                    self._pool.run(reader, saving("load", location, self._states[name], key))
             _delete(location, key)
 
-    def _measure(self, plan: Plan, client: str) -> Transfer:
-        server, states = self._servers[plan.location], self._states[plan.states]
+    def measure(self, plan: Plan, client: str) -> Timed:
+        (saved, loaded), states = self._servers[plan.location], self._states[plan.states]
         if plan.action == "load":
             key = self._prepared(plan.location, plan.states)
-            return run_save(self._pool, client, Save("load", server.load, states, key, server.counts))
+            return self._pool.run(client, saving("load", loaded, states, key))
         key = f"save-{client.replace(' ', '-')}.pt"
         try:
-            return run_save(self._pool, client, Save("save", server.save, states, key, server.counts))
+            return self._pool.run(client, saving("save", saved, states, key))
         finally:
             if plan.location == "versitygw":
-                _delete(server.save, key)
-
-    def run(self, plan: Plan, rounds: int) -> Saves:
-        """Runs all rounds of a case: A B C A B C. Clients without a target run fewer rounds."""
-        case = Saves(plan.label(), action=plan.action)
-        clients = [name for name in self._clients if plan.action == "save" or name not in LOADS_NOTHING]
-        others = (
-            [] if plan.states == next(iter(self._states)) else [name for name in clients if name not in (OURS, RIVAL)]
-        )
-        case.take(clients, rounds, partial(self._measure, plan), dict.fromkeys(others, 1), rotated=False)
-        return case
+                _delete(saved, key)
 
 
 def _delete(location: Location, key: str) -> None:
@@ -140,33 +118,22 @@ def _delete(location: Location, key: str) -> None:
     location.store().delete(key)
 
 
-def verdicts(case: Saves) -> Iterator[Verdict]:
+def verdicts(case: Rounds) -> Iterator[Verdict]:
     """The targets of a case with large tensors."""
-    location = case.label.rsplit(", ", 1)[1]
-    yield targets.ratio(case, "MB/s", "rate", RIVAL, least=_RATES[case.action, location])
-    if case.action == "save" and location == "origin":
+    if "small" in case.label:
+        return
+    action, location = case.label.split()[0], case.label.rsplit(", ", 1)[1]
+    yield targets.ratio(case, "MB/s", "mb_per_s", RIVAL, least=_RATES[action, location])
+    if action == "save" and location == "origin":
         yield targets.ratio(case, "CPU-s per GB", "cpu_s_per_gb", RIVAL, most=_CPU)
     if not case.has(OURS):
         return
     figure, limit, digits, unit = (
-        ("grown_mib", _GROWN_MIB, 1, " MiB") if case.action == "save" else ("grown_share", _GROWN_SHARE, 3, "x")
+        ("grown_mib", _GROWN_MIB, 1, " MiB") if action == "save" else ("grown_share", _GROWN_SHARE, 3, "x")
     )
     grown = case.spread(figure, OURS)
-    target = f"{case.label}: RSS grows by <= {limit}{unit}{'' if case.action == 'save' else ' of the payload'}"
+    target = f"{case.label}: RSS grows by <= {limit}{unit}{'' if action == 'save' else ' of the payload'}"
     yield Verdict(target, f"{grown.text(digits)}{unit}", grown.most <= limit)
-
-
-def _clients(given: argparse.Namespace) -> list[str]:
-    """The clients to measure."""
-    chosen = [OURS, RIVAL] if given.quick else list(CLIENTS)
-    chosen = [name for name in chosen if name not in given.without]
-    if any(map(needs_packages, chosen)):
-        try:
-            packages.install()
-        except subprocess.CalledProcessError as error:
-            print(f"left out, since pip failed ({error.returncode}): {', '.join(packages.REQUIREMENTS)}\n", flush=True)
-            chosen = [name for name in chosen if not needs_packages(name)]
-    return chosen
 
 
 def _checked(bench: Bench, client: str) -> bool:
@@ -187,28 +154,29 @@ def main() -> None:
     states = QUICK_STATES if given.quick else STATES
     every = itertools.product(states, ("origin", "versitygw"), ("save", "load"))
     plans = program.selected([Plan(action, name, location) for name, location, action in every], Plan.label)
-    clients = _clients(given) if plans else []
-    if any(map(needs_packages, clients)):
-        program.about["packages"] |= packages.versions()
+    clients = [name for name in ([OURS, RIVAL] if given.quick else CLIENTS) if name not in given.without]
 
-    calls, share, phases, stops = [], None, [], []
+    calls, phases, stops = [], [], []
     with contextlib.ExitStack() as stack:
         cheap, real = stack.enter_context(origin.running()), stack.enter_context(versitygw.running([]))
-        servers = {
-            "origin": Server(cheap.discard, cheap.memory, counts=True),
-            "versitygw": Server(real, real, counts=False),
-        }
-        bench = stack.enter_context(Bench(servers, states, clients))
+        servers = {"origin": (cheap.discard, cheap.memory), "versitygw": (real, real)}
+        bench = stack.enter_context(Bench(servers, states))
         if plans:
             clients[:] = [client for client in clients if _checked(bench, client)]
             print(f"saved to versitygw, loaded and compared: {', '.join(clients)}\n", flush=True)
         for plan in plans:
-            case = bench.run(plan, given.rounds)
-            program.show(case, case.shown(), verdicts(case) if "small" not in plan.label() else ())
+            case, names = Rounds(plan.label()), clients
+            if plan.action == "load":
+                names = [name for name in clients if name not in LOADS_NOTHING]
+            more = {"of the payload": case.spreads("grown_share", 2, "x"), "requests": case.medians("requests", 0)}
+            # Clients without a target run fewer rounds.
+            others = [] if plan.states == next(iter(states)) else [name for name in names if name not in (OURS, RIVAL)]
+            fewer, run = dict.fromkeys(others, 1), partial(bench.measure, plan)
+            program.measure(case, names, run, FIGURES, verdicts, more=more, fewer=fewer, rotated=False)
         if program.selected(["dcp"]):
             tensors = SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS
             calls, share = dcp.run(cheap.memory, tensors, given.rounds)
-            program.judge([*(verdict for each in calls for verdict in each.verdicts()), share.verdict()])
+            program.judge([*(verdict for each in calls for verdict in each.verdicts()), share])
     if program.selected(["loop"]):
         scale = loop_during_upload.QUICK if given.quick else loop_during_upload.FULL
         with origin.running(loop_during_upload.LATENCY_MS) as far:
@@ -221,7 +189,6 @@ def main() -> None:
         program.judge(stops[0].verdicts())
     content = {
         "dcp": [each.fields() for each in calls],
-        "share": dataclasses.asdict(share) if share is not None else None,
         "loops": [each.fields() for each in phases],
         "blocking": [each.fields() for each in stops],
     }

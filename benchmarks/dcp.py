@@ -10,7 +10,6 @@ import itertools
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
-from benchmarks.harness import OURS, Clients, Measured, Rounds, Stopwatch, Verdict, targets
+from benchmarks.harness import OURS, Clients, Rounds, Stopwatch, Timed, Verdict, targets
 from benchmarks.harness.states import States
 from benchmarks.lab import origin
 from benchmarks.lab.location import Location
@@ -104,22 +103,6 @@ def _done(value: Any) -> Future[Any]:
     return future
 
 
-@dataclass(frozen=True)
-class Call(Measured):
-    """One dcp.save or dcp.load."""
-
-    tensors: int
-
-    @property
-    def tensor_us(self) -> float:
-        """Microseconds per tensor."""
-        return self.wall_s / self.tensors * 1e6
-
-    @property
-    def tensor_cpu_us(self) -> float:
-        return self.cpu_s / self.tensors * 1e6
-
-
 class Calls(Rounds):
     """All rounds of saving or loading small tensors, alternating between the writers in one process."""
 
@@ -130,33 +113,17 @@ class Calls(Rounds):
             bases = (ASKING, NOTHING)
             return lambda client: "" if client in bases else self.difference(figure, base, client).text(1)
 
-        columns = {"rounds": self.count, "us for each": self.spreads("tensor_us", 1)}
-        columns |= {f"beside {base}": beside("tensor_us", base) for base in (ASKING, NOTHING)}
-        columns[f"CPU us beside {ASKING}"] = beside("tensor_cpu_us", ASKING)
+        columns = {"rounds": self.count, "us for each": self.spreads("us", 1)}
+        columns |= {f"beside {base}": beside("us", base) for base in (ASKING, NOTHING)}
+        columns[f"CPU us beside {ASKING}"] = beside("cpu_us", ASKING)
         return self.table("median (min-max)", columns)
 
     def verdicts(self) -> Iterator[Verdict]:
         """torch's contract requires a writer and a reader to ask the planner for each tensor: that cost is the base."""
         for base in (ASKING, NOTHING):
             target = f"{self.label}: <= {_TENSOR_US} us for each on top of {base}"
-            found = self.difference("tensor_us", base)
+            found = self.difference("us", base)
             yield targets.bounded(target, found, 1, " us", most=_TENSOR_US, beyond=base == NOTHING)
-
-
-@dataclass(frozen=True)
-class Share:
-    """The bytes read to load a few of many tensors."""
-
-    tensors: int
-    wanted: int
-    read_bytes: int
-    all_bytes: int
-
-    def verdict(self) -> Verdict:
-        share = self.read_bytes / self.all_bytes
-        measured = f"{share:.2%} ({self.read_bytes} of {self.all_bytes} bytes)"
-        target = f"dcp.load of {self.wanted} of {self.tensors} tensors of 1 MiB: <= {_SHARE:.1%} of the bytes"
-        return Verdict(target, measured, share <= _SHARE)
 
 
 def _ours(location: Location, folder: str) -> tuple[Callable[[], StorageWriter], Callable[[], StorageReader]]:
@@ -184,10 +151,10 @@ def _check(found: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> No
             raise AssertionError(f"{name}: what was loaded is not what was saved")
 
 
-def _timed(tensors: int, call: Callable[..., Any], *args: Any, **more: Any) -> Call:
+def _timed(tensors: int, call: Callable[..., Any], *args: Any, **more: Any) -> Timed:
     with Stopwatch() as watch:
         call(*args, **more, no_dist=True)
-    return Call(watch.wall_s, watch.cpu_s, watch.grown_bytes, tensors)
+    return Timed(watch.wall_s, watch.cpu_s, watch.grown_bytes, tensors)
 
 
 def _enter(location: Location) -> None:
@@ -220,8 +187,8 @@ def _small(location: Location, tensors: int, rounds: int) -> list[Calls]:
     return [saves, loads]
 
 
-def _share(location: Location) -> Share:
-    """Saves 200 tensors of 1 MiB and loads two."""
+def _share(location: Location) -> Verdict:
+    """Saves 200 tensors of 1 MiB and loads two; returns the verdict on the bytes that were read."""
     _enter(location)
     writer, reader = _ours(location, "part")
     model = States(_PART_TENSORS, MIB, 0).build()["model"]
@@ -230,12 +197,14 @@ def _share(location: Location) -> Share:
     wanted = {name: torch.zeros_like(weights[name]) for name in (f"layers.{layer}.weight" for layer in _PART_WANTED)}
     before = origin.counters(location)
     dcp.load(wanted, storage_reader=reader(), no_dist=True)
-    read = origin.counters(location) - before
+    read_bytes = (origin.counters(location) - before)["sent_bytes"]
     _check(wanted, weights)
-    return Share(_PART_TENSORS, len(wanted), read.sent_bytes, _PART_TENSORS * MIB)
+    share = read_bytes / (_PART_TENSORS * MIB)
+    target = f"dcp.load of {len(wanted)} of {_PART_TENSORS} tensors of 1 MiB: <= {_SHARE:.1%} of the bytes"
+    return Verdict(target, f"{share:.2%} ({read_bytes} of {_PART_TENSORS * MIB} bytes)", share <= _SHARE)
 
 
-def run(location: Location, tensors: int, rounds: int) -> tuple[Sequence[Calls], Share]:
+def run(location: Location, tensors: int, rounds: int) -> tuple[Sequence[Calls], Verdict]:
     """Saves and loads small tensors, then one percent of the tensors of a checkpoint, at an origin that keeps them.
 
     Raises:

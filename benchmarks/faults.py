@@ -19,21 +19,23 @@ import contextlib
 import dataclasses
 import functools
 import os
+import queue
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import Program, fault_cells
-from benchmarks.harness.fault_cells import Cell, Outcome
-from benchmarks.harness.fault_kinds import Kind, kinds, rules
-from benchmarks.harness.fault_operations import OPERATIONS, Location, attempt, prepare
+from benchmarks.harness import Clients, JobError, Program
+from benchmarks.harness.fault_kinds import NO_FAULTS, Kind, Script, kinds
+from benchmarks.harness.fault_operations import OPERATIONS, Location, Outcome, attempt, prepare
 from benchmarks.harness.report import aligned
 from benchmarks.lab.objects import MIB
+from benchmarks.lab.progress import progress
 from tests.servers import launch
 from torchobj import AdvancedOptions, S3Options, StoreConfig
 
@@ -41,6 +43,7 @@ from torchobj import AdvancedOptions, S3Options, StoreConfig
 _SERVERS = 4
 _LIMIT_S, _MIXED_LIMIT_S = 40.0, 300.0
 _SHARE, _MIXED_SHARE = 0.2, 0.05
+_PROGRESS_CELLS = 20
 _CLEAN = "no fault"
 #: Few objects per cell: the table has hundreds of cells.
 _OBJECTS = 96
@@ -59,40 +62,64 @@ _SETTINGS: dict[str, Any] = {
 _EVERY_REQUEST = _SETTINGS | {"max_attempts": 3, "retry_timeout_s": 3.0}
 _MIXED_SETTINGS: dict[str, Any] = {"first_byte_timeout_s": 2.0, "idle_timeout_s": 2.0, "retry_timeout_s": 60.0}
 
-Work = Callable[[Location], dict[str, Any]]
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """An operation under faults."""
+
+    row: str
+    column: str
+    """The operation."""
+    folder: str
+    """The folder that only this cell writes to."""
+    script: Script = NO_FAULTS
 
 
-def _work(name: str, folder: str, settings: dict[str, Any], script: Callable[[Location], Sequence[Any]]) -> Work:
-    """Returns the work of a cell, which runs once it has a server."""
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Runs cells concurrently, one per server at a time, each in its own process with a deadline."""
 
-    def work(location: Location) -> dict[str, Any]:
-        config = dataclasses.replace(location.config, **settings)
-        return attempt(OPERATIONS[name], dataclasses.replace(location, config=config, folder=folder), script(location))
+    locations: Sequence[Location]
+    pools: Sequence[Clients]
+    """A fork server for each location."""
 
-    return work
+    def run(self, cells: Sequence[Cell], settings: dict[str, Any], limit_s: float) -> Iterator[tuple[Cell, Outcome]]:
+        """Yields each cell with its outcome when it ends."""
+        free: queue.SimpleQueue[tuple[Location, Clients]] = queue.SimpleQueue()
+        for slot in zip(self.locations, self.pools, strict=True):
+            free.put(slot)
+
+        def outcome(cell: Cell) -> tuple[Cell, Outcome]:
+            location, pool = free.get()
+            config = dataclasses.replace(location.config, **settings)
+            at = dataclasses.replace(location, config=config, folder=cell.folder)
+            try:
+                return cell, pool.run("", functools.partial(attempt, cell.column, at, cell.script), limit_s)
+            except JobError as error:
+                return cell, Outcome("late" if error.kind == "late" else "died", text=str(error))
+            finally:
+                free.put((location, pool))
+
+        with ThreadPoolExecutor(len(self.locations)) as threads:
+            for done in as_completed([threads.submit(outcome, cell) for cell in cells]):
+                yield done.result()
 
 
 @contextlib.contextmanager
-def _locations(count: int, objects: int) -> Iterator[list[Location]]:
-    """Starts servers with the objects to read."""
+def _bench(pools: Sequence[Clients], objects: int) -> Iterator[Bench]:
+    """Starts a server with the objects to read for each of the fork servers."""
     with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(launch.start("strict")) for _ in pools]
         locations = []
-        for _ in range(count):
-            server = stack.enter_context(launch.start("strict"))
+        for server in servers:
             assert server.control is not None, "the strict server has one"
+            os.environ |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
             config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, region=server.region))
             locations.append(Location(server.endpoint, server.control, config, objects))
-            os.environ |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
-        cells = [Cell("", str(number), _prepared) for number in range(count)]
-        for cell, outcome in fault_cells.run(cells, locations, _MIXED_LIMIT_S):
-            if outcome.verdict != "ok":
-                raise RuntimeError(f"server {cell.column} was not prepared: {outcome}")
-        yield locations
-
-
-def _prepared(location: Location) -> dict[str, Any]:
-    prepare(location)
-    return {"verdict": "ok"}
+        jobs = [functools.partial(prepare, location) for location in locations]
+        with ThreadPoolExecutor(len(pools)) as threads:
+            list(threads.map(lambda pool, job: pool.run("", job, _MIXED_LIMIT_S), pools, jobs))
+        yield Bench(locations, pools)
 
 
 class Table:
@@ -108,24 +135,20 @@ class Table:
         which = "every request" if self._share == 1.0 else f"{self._share:.0%} of all requests"
         return f"{which} (seed {self._seed}; {settings}): how it ended, after how many seconds"
 
-    def _script(self, number: int, location: Location) -> Sequence[Any]:
-        # Created again for the endpoint of the cell's server, which a redirect names.
-        return list(rules(kinds(location.endpoint)[number : number + 1], self._share, self._seed))
-
-    def run(self, wanted: Callable[[str, str], bool], locations: Sequence[Location]) -> None:
+    def run(self, wanted: Callable[[str, str], bool], bench: Bench) -> None:
         """Runs the wanted cells, and their operations without faults."""
-        faulty = []
-        for number, kind in enumerate(kinds("")):
-            for name in (name for name in OPERATIONS if wanted(kind.name, name)):
-                script = functools.partial(self._script, number)
-                work = _work(name, f"{number}-{self._share:g}", self._settings, script)
-                faulty.append(Cell(kind.name, name, work))
-        columns = [name for name in OPERATIONS if any(cell.column == name for cell in faulty)]
-        clean = [Cell(_CLEAN, name, _work(name, "clean", self._settings, lambda _: ())) for name in columns]
-        for cell, outcome in fault_cells.run(clean + faulty, locations, _LIMIT_S):
+        faulty = [
+            Cell(kind.name, name, f"{number}-{self._share:g}", Script((kind.name,), self._share, self._seed))
+            for number, kind in enumerate(kinds(""))
+            for name in OPERATIONS
+            if wanted(kind.name, name)
+        ]
+        cells = [Cell(_CLEAN, name, "clean") for name in OPERATIONS if any(cell.column == name for cell in faulty)]
+        cells += faulty
+        for cell, outcome in bench.run(cells, self._settings, _LIMIT_S):
             self.outcomes[cell.row, cell.column] = outcome
-            if sys.stderr.isatty():
-                print(f"\r{len(self.outcomes)} of {len(clean + faulty)} cells ", end="", file=sys.stderr)
+            if len(self.outcomes) % _PROGRESS_CELLS == 0:
+                print(f"{len(self.outcomes)} of {len(cells)} cells", file=sys.stderr, flush=True)
 
     def text(self) -> str:
         rows, columns = (list(dict.fromkeys(key[part] for key in self.outcomes)) for part in (0, 1))
@@ -171,33 +194,33 @@ def _stalls(chosen: Sequence[Kind]) -> dict[str, float]:
     return {kind.name: _MIXED_SETTINGS[kind.stall] for kind in chosen if kind.stall}
 
 
-def _drawn(endpoint: str, without: Sequence[str]) -> list[Kind]:
+def _drawn(without: Sequence[str]) -> list[Kind]:
     """Returns the kinds of the mixed runs: those after which a retry succeeds."""
-    return [kind for kind in kinds(endpoint) if kind.transient and kind.name not in without]
+    return [kind for kind in kinds("") if kind.transient and kind.name not in without]
 
 
-def _mixed(location: Location, seed: int, without: Sequence[str]) -> Iterator[Mixed]:
-    """Runs each operation without and with faults, alternating."""
-    chosen = _drawn(location.endpoint, without)
-    stalls = sum(_stalls(chosen).values())
+def _mixed(bench: Bench, seed: int, without: Sequence[str]) -> Iterator[Mixed]:
+    """Runs each operation without faults, and with them."""
+    chosen = _drawn(without)
+    stalls, names = sum(_stalls(chosen).values()), tuple(kind.name for kind in chosen)
 
-    def once(name: str, script: Sequence[Any]) -> Outcome:
-        cell = Cell("mixed", name, _work(name, "mixed", _MIXED_SETTINGS, lambda _: script))
-        return next(fault_cells.run([cell], [location], _MIXED_LIMIT_S))[1]
+    def once(name: str, script: Script = NO_FAULTS) -> Outcome:
+        with progress(f"{name}, {script.share:.0%} of all requests"):
+            [(_, outcome)] = bench.run([Cell("mixed", name, "mixed", script)], _MIXED_SETTINGS, _MIXED_LIMIT_S)
+        return outcome
 
     for name in _MIXED:
-        clean = [once(name, ()) for _ in range(_ROUNDS)]
+        clean = [once(name) for _ in range(_ROUNDS)]
         if any(outcome.verdict != "ok" for outcome in clean):
             raise RuntimeError(f"{name} fails without faults: {clean}")
         clean_s = statistics.median(outcome.took_s for outcome in clean)
         bound_s = _TIMES_CLEAN * clean_s + _TIMEOUTS * stalls
         for drawn in range(seed, seed + _ROUNDS):
-            outcome = once(name, list(rules(chosen, _MIXED_SHARE, drawn)))
-            yield Mixed(name, clean_s, outcome, bound_s, drawn)
+            yield Mixed(name, clean_s, once(name, Script(names, _MIXED_SHARE, drawn)), bound_s, drawn)
 
 
 def mixed_text(runs: Sequence[Mixed], objects: int, without: Sequence[str]) -> str:
-    chosen = _drawn("", without)
+    chosen = _drawn(without)
     ends = ", ".join(f"{name}: {timeout_s:g} s" for name, timeout_s in _stalls(chosen).items())
     settings = ", ".join(f"{name}={value:g}" for name, value in _MIXED_SETTINGS.items())
     title = (
@@ -233,21 +256,23 @@ def main() -> int:
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
     began_s, failures = time.monotonic(), []
     content: dict[str, Any] = {}
-    if given.skip != "table":
-        with _locations(_SERVERS, _OBJECTS) as locations:
+    with contextlib.ExitStack() as stack:
+        module = "harness.fault_operations"
+        pools = [stack.enter_context(Clients(module, lives=1)) for _ in range(_SERVERS)]
+        if given.skip != "table":
+            bench = stack.enter_context(_bench(pools, _OBJECTS))
             for share, settings in ((_SHARE, _SETTINGS), (1.0, _EVERY_REQUEST)):
                 table = Table(share, settings, given.seed)
-                table.run(functools.partial(_wanted, given.only, given.without), locations)
+                table.run(functools.partial(_wanted, given.only, given.without), bench)
                 print(table.text(), "", sep="\n", flush=True)
                 failures += table.failures()
                 outcomes = table.outcomes.items()
                 content[f"{share:g}"] = {" / ".join(key): dataclasses.asdict(outcome) for key, outcome in outcomes}
-    if given.skip != "mixed":
-        with _locations(1, given.objects) as locations:
-            runs = list(_mixed(locations[0], given.seed, given.without))
-        print(mixed_text(runs, given.objects, given.without), "", sep="\n", flush=True)
-        failures += [f"mixed {run.row()}\n    {run.outcome.text}" for run in runs if not run.kept]
-        content["mixed"] = [dataclasses.asdict(run) for run in runs]
+        if given.skip != "mixed":
+            runs = list(_mixed(stack.enter_context(_bench(pools[:1], given.objects)), given.seed, given.without))
+            print(mixed_text(runs, given.objects, given.without), "", sep="\n", flush=True)
+            failures += [f"mixed {run.row()}\n    {run.outcome.text}" for run in runs if not run.kept]
+            content["mixed"] = [dataclasses.asdict(run) for run in runs]
     print(*failures, f"{len(failures)} failures in {time.monotonic() - began_s:.0f} s", sep="\n")
     program.finish(content)
     return 1 if failures else 0

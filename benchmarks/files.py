@@ -18,7 +18,7 @@ each run in its own process.
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -27,16 +27,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
-from benchmarks.harness import LIMIT, OURS, Clients, Program, Rounds, Verdict, targets, timed
-from benchmarks.harness.rivals.files import ACTIONS
+from benchmarks.harness import LIMIT, OURS, Clients, Program, Rounds, Timed, Verdict, targets, timed
+from benchmarks.harness.transfers import Threads
 from benchmarks.lab import nginx, origin, versitygw
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import GIB, KIB, MIB, Family, pieces, size_text, upload
+from benchmarks.lab.objects import GIB, KIB, MIB, Family, pieces, size_text
 
 _MSC = "MSC Rust"
 _TMPFS = "/dev/shm"
 _MOVERS = (OURS, "torchobj fsspec", _MSC, "s3fs")
-_READERS = (OURS, "boto3 get_object", "boto3 download_fileobj", "s3fs", _MSC)
+_READERS = (OURS, "boto3 get_object", "boto3", "s3fs", _MSC)
 _MOST_MIB = 100
 #: Files of each family that are stored; more calls read them again.
 _STORED = 4
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def uploads(self) -> bool:
-        return self.action in ("put", "upload_file")
+        return self.action in ("put", "upload")
 
     @property
     def family(self) -> Family:
@@ -71,7 +71,7 @@ class Case:
 def cases(*, quick: bool) -> Iterator[Case]:
     """Yields all cases."""
     for threads, size, calls in ((1, 64 * MIB, 8), (32, 64 * MIB, 64), (128, 16 * MIB, 256)):
-        for action in ACTIONS:
+        for action in ("put", "get", "upload", "download"):
             clients = (*_MOVERS, LIMIT) if action == "get" else _MOVERS
             yield Case(action, size, threads, calls // 2 if quick else calls, "origin", clients)
     for threads in (1, 32):
@@ -79,7 +79,7 @@ def cases(*, quick: bool) -> Iterator[Case]:
             yield Case(action, 64 * MIB, threads, max(4, threads), "versitygw", (OURS, _MSC, "s3fs"))
     for size in (128 * MIB, GIB) if quick else (128 * MIB, GIB, 4 * GIB):
         yield Case("get", size, 1, 1, "nginx", _READERS)
-    yield Case("download_file", GIB if quick else 4 * GIB, 1, 1, "nginx", (OURS, _MSC, "s3fs", "boto3 get_object"))
+    yield Case("download", GIB if quick else 4 * GIB, 1, 1, "nginx", (OURS, _MSC, "s3fs", "boto3"))
 
 
 def verdicts(case: Case, done: Rounds) -> Iterator[Verdict]:
@@ -90,16 +90,15 @@ def verdicts(case: Case, done: Rounds) -> Iterator[Verdict]:
     if case.server != "nginx":
         least = 3 if case.server == "origin" and case.threads > 1 else 1
         yield targets.ratio(done, "MB/s", "mb_per_s", _MSC, least=least)
-    elif case.action == "download_file":
+    elif case.action == "download":
         yield targets.grows_at_most(done, _MOST_MIB)
 
 
-class Bench:
-    """Runs cases at servers, each of which its first case starts."""
+class Servers:
+    """Servers, each of which its first case starts."""
 
-    def __init__(self, stack: contextlib.ExitStack, chosen: Sequence[Case], rounds: int) -> None:
-        self._stack, self._chosen, self._rounds = stack, chosen, rounds
-        self._pool = stack.enter_context(Clients("harness.rivals.files"))
+    def __init__(self, stack: contextlib.ExitStack, chosen: Sequence[Case]) -> None:
+        self._stack, self._chosen = stack, chosen
         self._started = cache(self._start)
 
     def _start(self, server: str) -> tuple[Location, Location]:
@@ -107,7 +106,7 @@ class Bench:
         families = list({case.family: None for case in self._chosen if case.server == server})
         if server == "origin":
             found = self._stack.enter_context(origin.running())
-            upload(found.memory, families)
+            found.fill(families)
             return found.memory, found.discard
         if server == "nginx":
             running = nginx.running([*families, _WARM], [nginx.PLAIN])
@@ -116,20 +115,18 @@ class Bench:
             location = self._stack.enter_context(versitygw.running(families))
         return location, location
 
-    def run(self, case: Case, clients: Sequence[str]) -> Rounds:
-        """Runs all rounds of a case."""
-        done, location = Rounds(case.label), self._started(case.server)[case.uploads]
-        # What the client with the largest need uses.
-        touch_bytes = min(case.threads * case.size * 2, GIB)
+    @contextlib.contextmanager
+    def work(self, case: Case) -> Iterator[Callable[..., Timed]]:
+        """Yields the job of a case, with its files."""
         with tempfile.TemporaryDirectory(prefix="torchobj-files-", dir=_TMPFS, ignore_cleanup_errors=True) as folder:
             if case.uploads:
                 with Path(folder, "0").open("wb") as file:
                     file.writelines(pieces(0, case.size))
             job = {"action": case.action, "family": case.family, "threads": case.threads, "calls": case.calls}
-            job |= {"folder": folder}
-            work = partial(timed, location, job, touch_bytes)
-            done.take(clients, self._rounds, partial(self._pool.run, job=work))
-        return done
+            job |= {"folder": Path(folder)}
+            # What the client with the largest need uses.
+            touch_bytes = min(case.threads * case.size * 2, GIB)
+            yield partial(timed, self._started(case.server)[case.uploads], job, touch_bytes, worker=Threads)
 
 
 def _possible(chosen: Sequence[Case]) -> Iterator[Case]:
@@ -145,11 +142,12 @@ def main() -> None:
     given = program.start()
     chosen = list(_possible(program.selected(list(cases(quick=given.quick)), lambda case: case.label)))
     with contextlib.ExitStack() as stack:
-        bench = Bench(stack, chosen, given.rounds)
+        servers, pool = Servers(stack, chosen), stack.enter_context(Clients("harness.rivals.objects"))
+        figures = {"MB/s": ("mb_per_s", 0), "CPU-s per GB": ("cpu_s_per_gb", 3)}
         for case in chosen:
-            done = bench.run(case, [name for name in case.clients if name not in given.without])
-            figures = {"MB/s": ("mb_per_s", 0), "CPU-s per GB": ("cpu_s_per_gb", 3)}
-            program.show(done, done.timed_table(figures), verdicts(case, done))
+            with servers.work(case) as work:
+                run = partial(pool.run, job=work)
+                program.measure(Rounds(case.label), case.clients, run, figures, partial(verdicts, case))
     program.finish()
 
 

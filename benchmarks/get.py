@@ -19,9 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import LIMIT, OURS, Clients, Program, Verdict, targets
-from benchmarks.harness.reads import Job, Read, Reads, read
-from benchmarks.harness.rivals.objects import S3_CLIENTS
+from benchmarks.harness import LIMIT, OURS, Clients, Program, Rounds, Timed, Verdict, targets
+from benchmarks.harness.reads import MANY, ONE, Job, read
 from benchmarks.lab import limit, nginx, versitygw
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family, size_text, upload
@@ -29,6 +28,7 @@ from benchmarks.lab.objects import KIB, MIB, Family, size_text, upload
 SMALL = (Family(4 * KIB, 1024), Family(110 * KIB, 1024))
 PARTS = Family(8 * MIB, 32)
 LARGE = tuple(Family(mib * MIB, 1) for mib in (1, 4, 8, 16, 32, 64, 128, 512, 1024))
+CLIENTS = (OURS, "obstore", "obstore by hand", "s3torchconnector", "boto3")
 QUICK = ("many 4 KiB plain", "many 110 KiB plain", "many 110 KiB TLS", "one 16 MiB plain", "one 128 MiB")
 ENDPOINTS = {"plain": nginx.PLAIN, "TLS": nginx.TLS, "limited": nginx.LIMITED}
 # At 80 MiB/s per connection a larger object takes a second or more without showing more.
@@ -65,7 +65,7 @@ class Case:
 
 
 def lab_cases() -> Iterator[Case]:
-    everybody = list(S3_CLIENTS)
+    everybody = list(CLIENTS)
     with_limit = [OURS, LIMIT, *everybody[1:]]
     yield from (Case("many", family, "plain", with_limit) for family in SMALL)
     yield from (Case("many", family, "TLS", everybody) for family in SMALL)
@@ -78,53 +78,30 @@ def lab_cases() -> Iterator[Case]:
 
 
 def bucket_cases() -> Iterator[Case]:
-    yield from (Case("many", family, "bucket", list(S3_CLIENTS)) for family in (*SMALL, PARTS))
-    yield from (Case("one", family, "bucket", list(S3_CLIENTS)) for family in LARGE)
+    yield from (Case("many", family, "bucket", list(CLIENTS)) for family in (*SMALL, PARTS))
+    yield from (Case("one", family, "bucket", list(CLIENTS)) for family in LARGE)
 
 
-class Bench:
-    """Runs cases on a fork server per client."""
-
-    def __init__(self, clients: Clients, rounds: int, min_s: float) -> None:
-        self._clients, self._rounds, self._min_s = clients, rounds, min_s
-        self._limit: Path | None = None
-
-    def _measure(self, case: Case, location: Location, client: str) -> Read:
-        if client == LIMIT:
-            self._limit = self._limit or limit.build()
-            return limit.run(self._limit, location, case.family, self._min_s)
-        # One object is read repeatedly within a short time, at least once.
-        min_s = self._min_s if case.batch else self._min_s / 4
-        found: Read = self._clients.run(client, partial(read, Job(location, case.family, case.batch, min_s)))
-        return found
-
-    def run(self, case: Case, location: Location, without: Sequence[str]) -> Reads:
-        """Runs all rounds of a case: A B C A B C."""
-        clients = [client for client in case.clients if client not in without]
-        rounds = Reads(case.label, size=case.family.size, batch=case.batch)
-        rounds.take(clients, self._rounds, partial(self._measure, case, location), rotated=False)
-        return rounds
-
-
-def verdicts(case: Reads) -> Iterator[Verdict]:
+def verdicts(case: Case, done: Rounds) -> Iterator[Verdict]:
     """The targets of a case that was measured with our client."""
-    if not case.has(OURS):
+    if not done.has(OURS):
         return
     for rival, most in _CPU.get(case.label, {}).items():
-        for name in (rival, f"{rival} by hand"):
-            if case.has(name):
-                yield targets.ratio(case, "CPU", "cpu_us", name, most=most, beyond=name != rival)
+        for name in filter(done.has, (rival, f"{rival} by hand")):
+            yield targets.ratio(done, "CPU", "cpu_us", name, most=most, beyond=name != rival)
     if case.label in ("many 4 KiB plain", "many 110 KiB plain"):
-        for name in filter(case.has, ("obstore", "obstore by hand")):
-            yield targets.ratio(case, "objects/s", "rate", name, least=_FASTER, beyond=name != "obstore")
+        for name in filter(done.has, ("obstore", "obstore by hand")):
+            yield targets.ratio(done, "objects/s", "rate", name, least=_FASTER, beyond=name != "obstore")
     if case.batch:
         return
-    if case.label.endswith("limited") and case.has("boto3"):
-        yield targets.ratio(case, "MB/s", "rate", "boto3", least=2.0 if case.size >= _FASTER_FROM else 1.0)
-    if case.label.endswith("plain") and len(case.runs) > 1:
-        rival, target = case.best_rival(), f"{case.label}: MB/s >= the best rival"
-        yield targets.bounded(target, case.ratio("rate", rival), 2, f"x of {rival}", least=1.0)
-    yield targets.grows_by_object(case, case.size / MIB, size_text(case.size), _EXTRA_MIB)
+    rivals = [name for name in done.runs if name != OURS]
+    if case.origin == "limited" and "boto3" in rivals:
+        yield targets.ratio(done, "MB/s", "rate", "boto3", least=2.0 if case.family.size >= _FASTER_FROM else 1.0)
+    if case.origin == "plain" and rivals:
+        rival = max(rivals, key=lambda name: done.spread("rate", name).median)
+        target = f"{case.label}: MB/s >= the best rival"
+        yield targets.bounded(target, done.ratio("rate", rival), 2, f"x of {rival}", least=1.0)
+    yield targets.grows_by_object(done, case.family.size, _EXTRA_MIB)
 
 
 def main() -> None:
@@ -137,7 +114,7 @@ def main() -> None:
     every = list(bucket_cases() if given.url else lab_cases())
     cases = program.selected(every, lambda case: case.label, QUICK if given.quick and not given.url else ())
     with contextlib.ExitStack() as stack:
-        bench = Bench(stack.enter_context(Clients("harness.rivals.objects")), given.rounds, 0.4 if given.quick else 1.0)
+        pool, min_s = stack.enter_context(Clients("harness.rivals.objects")), 0.4 if given.quick else 1.0
         if given.url:
             program.name, location = "get-url", Location.from_url(given.url)
             if given.prepare:
@@ -145,12 +122,25 @@ def main() -> None:
             locations = {"bucket": location}
         else:
             chosen = {case.origin for case in cases}
-            locations = stack.enter_context(nginx.named([*SMALL, PARTS, *LARGE], ENDPOINTS, chosen))
+            endpoints = {name: endpoint for name, endpoint in ENDPOINTS.items() if name in chosen}
+            found = stack.enter_context(nginx.running([*SMALL, PARTS, *LARGE], endpoints.values()))
+            locations = {name: found[endpoint] for name, endpoint in endpoints.items()}
             if "versitygw" in chosen:
                 locations["versitygw"] = stack.enter_context(versitygw.running(SMALL))
+
+        def measure(case: Case, client: str) -> Timed:
+            location = locations[case.origin]
+            if client == LIMIT:
+                return limit.run(location, case.family, min_s)
+            # One object is read repeatedly within a short time, at least once.
+            job = Job(location, case.family, case.batch, min_s if case.batch else min_s / 4)
+            found: Timed = pool.run(client, partial(read, job))
+            return found
+
         for case in cases:
-            done = bench.run(case, locations[case.origin], given.without)
-            program.show(done, done.shown(), () if given.url else verdicts(done))
+            judged = partial(verdicts, case) if not given.url else lambda _: ()
+            figures, run = MANY if case.batch else ONE, partial(measure, case)
+            program.measure(Rounds(case.label), case.clients, run, figures, judged, rotated=False)
     program.finish()
 
 

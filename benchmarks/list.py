@@ -16,10 +16,11 @@ import contextlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -70,29 +71,13 @@ def verdicts(case: Rounds) -> Iterator[Verdict]:
         yield targets.grows_at_most(case, _MOST_MIB, ours, f"{ours}: ")
 
 
-def _clients(without: Sequence[str]) -> list[str]:
-    has_arro3 = importlib.util.find_spec("arro3") is not None
-    return [name for name in LISTERS if name not in without and (has_arro3 or name != "obstore arrow")]
-
-
-def run(case: Case, clients: Sequence[str], rounds: int, found: origin.Origin, pool: Clients) -> Rounds:
-    """Runs all rounds of a case, after a round whose keys are compared."""
-    location = found.listed(case.keys.name)
-
-    def take(done: Rounds, names: Sequence[str], number: int, *, verify: bool) -> Rounds:
-        job = partial(timed, location, case.keys.job(verify=verify), 64 * MIB)
-        done.take(names, number, lambda name: pool.run(f"list {name}", job), _SLOW)
-        return done
-
-    verified = take(Rounds(case.label), [name for name in clients if name != LIMIT], 1, verify=True)
-    return take(Rounds(case.label, failed=verified.failed), clients, rounds, verify=False)
-
-
 def main() -> None:
     program = Program("list", __doc__, 5, ("40 000 keys and two rounds", 2))
     given = program.start()
     chosen = program.selected(list(cases(quick=given.quick)), lambda case: case.label)
-    clients = _clients(given.without)
+    has_arro3 = importlib.util.find_spec("arro3") is not None
+    clients = [name for name in (*LISTERS, LIMIT) if has_arro3 or name != "obstore arrow"]
+    figures = {"keys/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchobj-keys-")))
         pool = stack.enter_context(Clients("harness.rivals.listing"))
@@ -101,10 +86,18 @@ def main() -> None:
             delay_ms: stack.enter_context(origin.running(delay_ms, list(files.values())))
             for delay_ms in {case.delay_ms for case in chosen}
         }
+
+        def run(case: Case, client: str, *, verify: bool = False) -> Any:
+            location = origins[case.delay_ms].listed(case.keys.name)
+            return pool.run(f"list {client}", partial(timed, location, case.keys.job(verify=verify), 64 * MIB))
+
         for case in chosen:
-            done = run(case, clients, given.rounds, origins[case.delay_ms], pool)
-            figures = {"keys/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}
-            program.show(done, done.timed_table(figures), verdicts(done))
+            # A round whose keys are compared.
+            verified = Rounds(f"{case.label}, compared")
+            listers = [name for name in clients if name not in (LIMIT, *given.without)]
+            verified.take(listers, 1, partial(run, case, verify=True))
+            done = Rounds(case.label, failed=verified.failed)
+            program.measure(done, clients, partial(run, case), figures, verdicts, fewer=_SLOW)
     program.finish()
 
 

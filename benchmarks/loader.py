@@ -50,23 +50,20 @@ _RATES = {
     ("rate, no latency, 4 workers", _GETITEMS): 1.5,
     ("rate, 20 ms, 1 workers", _CONNECTOR): 60.0,
     ("rate, 20 ms, 4 workers", _CONNECTOR): 20.0,
-}
-# Cases whose samples are tensors, with the same meaning.
-_TENSOR_RATES = {
     ("tensor, no latency, 1 workers", _RAM): 0.9,
     ("tensor, no latency, 4 workers", _RAM): 0.9,
     ("tensor, 20 ms, 1 workers", _GETITEMS): 6.0,
     ("tensor, 20 ms, 4 workers", _GETITEMS): 3.0,
     ("tensor, tail, 1 workers", _GETITEMS): 15.0,
     ("tensor, tail, 4 workers", _GETITEMS): 8.0,
+    **{(f"jpeg {decoder}, {endpoint}, 2 workers", _RAM): 0.95 for decoder in DECODERS for endpoint in ENDPOINTS},
 }
-_JPEG_RATE = 0.95
+# Kind and rival: the maximum CPU time as a multiple of the rival's.
+_CPU = {("rate", _GETITEMS): 0.5, ("tensor", _RAM): 1.1}
 _FIRST_EPOCH = 0.8
 _ROUND_TRIP_S = 0.02
 _FIRST_BATCH_ROUND_TRIPS = 1.5
-_TENSOR_CPU = 1.1
 _TENSOR_FAULTS = 1.0
-_CPU = 0.5
 _WAITING_PERCENT = 5
 _GAP_BATCHES = 2.0
 
@@ -117,7 +114,9 @@ class Bench:
         self._rounds, self._without = rounds, without
         self._done: dict[Case, Loop] = {}
 
-    def _job(self, case: Case, feed: str, most: int | None = None, **more: Any) -> Job:
+    def _job(
+        self, case: Case, feed: str, most: int | None = None, plan: dict[str, Any] | None = None, **more: Any
+    ) -> Job:
         """Returns a feed's job: fast feeds run epochs, slow ones as many objects as a few seconds allow."""
         each_worker = max(1, case.workers)
         delayed = case.endpoint in ("20 ms", "tail")
@@ -129,55 +128,55 @@ class Bench:
             objects, min_s = self._objects, _STEADY_S
         # A worker has at least one batch after its first.
         count = max(2 * BATCH * each_worker, min(objects, self._objects, most or self._objects))
-        family = Family(110 * KIB, count) if more.get("decoder") is None else photos(min(PHOTOS, count))
-        plan_names = {each.name for each in dataclasses.fields(Plan)}
-        plan = {name: value for name, value in more.items() if name in plan_names}
-        rest = {"min_s": min_s} | {name: value for name, value in more.items() if name not in plan_names}
-        return Job(Plan(self._locations[case.endpoint], family, BATCH, case.workers, **plan), **rest)
+        plan = plan or {}
+        family = photos(min(PHOTOS, count)) if plan.get("samples") == "photos" else Family(110 * KIB, count)
+        whole = Plan(self._locations[case.endpoint], family, BATCH, case.workers, **plan)
+        return Job(whole, **{"min_s": min_s} | more)
+
+    def _entry(self, case: Case, name: str, feed: str = "", *, once: bool = False, **job: Any) -> Entry:
+        return Entry(name, feed or name, self._job(case, feed or name, **job), once)
 
     def _entries(self, case: Case) -> Iterator[Entry]:
+        entry = partial(self._entry, case)
         if case.kind == "rate":
-            # Feeds with a target run in all rounds.
-            aimed = case.workers in (1, 4)
-            yield Entry(OURS, OURS, self._job(case, OURS), once=not aimed)
-            if aimed:
-                yield Entry(_FLAT, _FLAT, self._job(case, _FLAT))
-            yield Entry(_GETITEMS, _GETITEMS, self._job(case, _GETITEMS), once=not aimed)
-            slow = _CONNECTOR
-            yield Entry(slow, slow, self._job(case, slow), once=not aimed or case.endpoint != "20 ms")
-            yield Entry("boto3", "boto3", self._job(case, "boto3"), once=True)
-            if case.endpoint == "versitygw":
-                yield Entry("litData", "litData", self._job(case, "litData"), once=True)
+            yield from self._rate_entries(case)
         elif case.kind == "tensor":
-            yield from self._tensor_entries(case)
+            yield entry(OURS, plan={"samples": "tensors"})
+            if case.endpoint == "no latency":
+                yield entry(_RAM, plan={"samples": "tensors"})
+            yield entry(_GETITEMS)
+            yield entry(_CONNECTOR, once=True)
         elif case.kind.startswith("jpeg"):
+            decoder = case.kind.removeprefix("jpeg ")
             for feed in (OURS, _RAM, _GETITEMS, _CONNECTOR):
-                job = self._job(case, feed, decoder=case.kind.removeprefix("jpeg "))
-                yield Entry(feed, f"{feed}, photos", job, once=feed not in (OURS, _RAM))
+                plan = {"samples": "photos", "decoder": decoder}
+                yield entry(feed, plan=plan, once=feed not in (OURS, _RAM))
         elif case.kind == "half-speed trainer":
             ours, theirs = (self._half_speed_s(case, feed) for feed in (OURS, _GETITEMS))
-            long = {"elastic": True, "min_s": 3 * _STEADY_S, "step_s": ours}
-            yield Entry(OURS, OURS, self._job(case, OURS, **long))
-            without = self._job(case, OURS, most=2048, **long | {"lookahead": 0, "min_s": 0.1})
-            yield Entry(_WITHOUT, OURS, without)
-            yield Entry(_GETITEMS, _GETITEMS, self._job(case, _GETITEMS, most=1024, step_s=theirs))
-            extra_fields = self._job(case, _GETITEMS, most=1024, step_s=ours)
-            yield Entry("getitems, our trainer", _GETITEMS, extra_fields)
+            yield entry(OURS, plan={"elastic": True}, min_s=3 * _STEADY_S, step_s=ours)
+            yield entry(_WITHOUT, OURS, most=2048, plan={"elastic": True, "lookahead": 0}, min_s=0.1, step_s=ours)
+            yield entry(_GETITEMS, most=1024, step_s=theirs)
+            yield entry("getitems, our trainer", _GETITEMS, most=1024, step_s=ours)
         elif case.kind == "epoch gap at full speed":
-            yield Entry(OURS, OURS, self._job(case, OURS, elastic=True))
-            yield Entry(_GETITEMS, _GETITEMS, self._job(case, _GETITEMS), once=True)
+            yield entry(OURS, plan={"elastic": True})
+            yield entry(_GETITEMS, once=True)
         else:
-            more = {"memory": True} if case.kind == "memory" else {"context": "spawn"}
+            more: Any = {"memory": True} if case.kind == "memory" else {"plan": {"context": "spawn"}}
             for feed in (OURS, _GETITEMS, _CONNECTOR):
-                yield Entry(feed, feed, self._job(case, feed, **more), once=True)
+                yield entry(feed, once=True, **more)
 
-    def _tensor_entries(self, case: Case) -> Iterator[Entry]:
-        tensors, slow = "torchobj, tensors", _CONNECTOR
-        yield Entry(OURS, tensors, self._job(case, tensors))
-        if case.endpoint == "no latency":
-            yield Entry(_RAM, _RAM, self._job(case, _RAM))
-        yield Entry(_GETITEMS, _GETITEMS, self._job(case, _GETITEMS))
-        yield Entry(slow, slow, self._job(case, slow), once=True)
+    def _rate_entries(self, case: Case) -> Iterator[Entry]:
+        entry = partial(self._entry, case)
+        # Feeds with a target run in all rounds.
+        aimed = case.workers in (1, 4)
+        yield entry(OURS, once=not aimed)
+        if aimed:
+            yield entry(_FLAT)
+        yield entry(_GETITEMS, once=not aimed)
+        yield entry(_CONNECTOR, once=not aimed or case.endpoint != "20 ms")
+        yield entry("boto3", once=True)
+        if case.endpoint == "versitygw":
+            yield entry("litData", once=True)
 
     def _half_speed_s(self, case: Case, feed: str) -> float:
         """Returns the step time at which a trainer runs at half of the feed's rate without one."""
@@ -208,28 +207,36 @@ class Bench:
         return loop
 
 
-def _rates(loop: Loop) -> Iterator[Verdict]:
+def verdicts(loop: Loop) -> Iterator[Verdict]:
+    """The targets of a case."""
     for (label, rival), least in _RATES.items():
-        for client in (OURS, _FLAT):
-            if label == loop.label:
-                yield targets.ratio(loop, client, "rate", rival, least=least, ours=client, beyond=client != OURS)
-    if loop.kind == "rate" and loop.has(OURS, _GETITEMS) and (loop.label, _GETITEMS) in _RATES:
-        yield targets.ratio(loop, "CPU-s per 1000 samples", "cpu_s_per_1000", _GETITEMS, most=_CPU)
+        if label != loop.label:
+            continue
+        for client in (OURS, _FLAT) if loop.kind == "rate" else (OURS,):
+            beyond = client != OURS
+            yield targets.ratio(loop, "samples/s", "rate", rival, least=least, ours=client, beyond=beyond)
+        most = _CPU.get((loop.kind, rival))
+        if most is not None:
+            yield targets.ratio(loop, "CPU µs a sample", "cpu_us", rival, most=most)
+    if not loop.has(OURS):
+        return
+    if loop.kind == "tensor":
+        yield from _tensors(loop)
+    elif loop.label == "half-speed trainer, tail, 4 workers":
+        shares = {name: loop.spread("waiting_percent", name) for name in (OURS, _WITHOUT) if loop.has(name)}
+        measured = ", ".join(f"{share.text(1)} % {name}" for name, share in shares.items())
+        met = shares[OURS].median <= _WAITING_PERCENT
+        yield Verdict(f"{loop.label}: waits <= {_WAITING_PERCENT}% of the time", measured, met)
+    elif loop.kind in ("half-speed trainer", "epoch gap at full speed"):
+        target = f"{loop.label}: epoch gap <= {_GAP_BATCHES:g} batch times"
+        gap, beyond = loop.spread("gap_batches", OURS), "full speed" in loop.kind
+        yield targets.bounded(target, gap, 2, "", most=_GAP_BATCHES, beyond=beyond)
 
 
 def _tensors(loop: Loop) -> Iterator[Verdict]:
-    if loop.kind.startswith("jpeg") and loop.has(OURS, _RAM):
-        yield targets.ratio(loop, "", "rate", _RAM, least=_JPEG_RATE)
-    if loop.kind != "tensor" or not loop.has(OURS):
-        return
-    for (label, rival), least in _TENSOR_RATES.items():
-        if label != loop.label or not loop.has(rival):
-            continue
-        yield targets.ratio(loop, "", "rate", rival, least=least)
-        if rival == _RAM:
-            yield targets.ratio(loop, "CPU-s per 1000 samples", "cpu_s_per_1000", rival, most=_TENSOR_CPU)
-            target = f"{label}: page faults of workers per sample <= {_TENSOR_FAULTS:g}"
-            yield targets.bounded(target, loop.spread("faults", OURS), 2, "", most=_TENSOR_FAULTS)
+    if loop.has(_RAM):
+        target = f"{loop.label}: page faults of workers per sample <= {_TENSOR_FAULTS:g}"
+        yield targets.bounded(target, loop.spread("faults", OURS), 2, "", most=_TENSOR_FAULTS)
     target = f"{loop.label}: the first epoch >= {_FIRST_EPOCH:g}x the rate of later ones"
     yield targets.bounded(target, loop.spread("first_epoch", OURS), 2, "x", least=_FIRST_EPOCH)
     if ", 20 ms, " in loop.label:
@@ -239,18 +246,6 @@ def _tensors(loop: Loop) -> Iterator[Verdict]:
         most = _FIRST_BATCH_ROUND_TRIPS
         target = f"{loop.label}: first batch of an epoch <= {most:g} round trips and a batch time"
         yield targets.bounded(target, Spread.of(trips), 2, "", most=most)
-
-
-def _waits(loop: Loop) -> Iterator[Verdict]:
-    if loop.label == "half-speed trainer, tail, 4 workers":
-        shares = {name: loop.spread("waiting_percent", name) for name in (OURS, _WITHOUT) if loop.has(name)}
-        measured = ", ".join(f"{share.text(1)} % {name}" for name, share in shares.items())
-        met = OURS in shares and shares[OURS].median <= _WAITING_PERCENT
-        yield Verdict(f"{loop.label}: waits <= {_WAITING_PERCENT}% of the time", measured or "not measured", met)
-    elif loop.kind in ("half-speed trainer", "epoch gap at full speed"):
-        target = f"{loop.label}: epoch gap <= {_GAP_BATCHES:g} batch times"
-        gap = loop.spread("gap_batches", OURS) if loop.has(OURS) else None
-        yield targets.bounded(target, gap, 2, "", most=_GAP_BATCHES, beyond="full speed" in loop.kind)
 
 
 def main() -> None:
@@ -263,14 +258,16 @@ def main() -> None:
         # Rivals with few objects still get two batches per worker.
         families = [Family(110 * KIB, max(given.objects, 2 * BATCH * 4))]
         families += [photos(PHOTOS)] if any(case.kind.startswith("jpeg") for case in cases) else []
-        locations = stack.enter_context(nginx.named(families, ENDPOINTS, endpoints))
+        chosen = {name: endpoint for name, endpoint in ENDPOINTS.items() if name in endpoints}
+        found = stack.enter_context(nginx.running(families, chosen.values()))
+        locations = {name: found[endpoint] for name, endpoint in chosen.items()}
         if "versitygw" in endpoints:
             locations["versitygw"] = stack.enter_context(versitygw.running(families[:1]))
         pool = stack.enter_context(Clients("harness.rivals.feeds", LIMIT_S))
         bench = Bench(pool, locations, given.objects, given.rounds, given.without)
         for case in cases:
             loop = bench.run(case)
-            program.show(loop, loop.shown(), [*_rates(loop), *_tensors(loop), *_waits(loop)])
+            program.show(loop, loop.shown(), verdicts(loop))
     program.finish(part=given.objects < 4000)
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness import Clients, Rounds, Spread, Verdict, targets
+from benchmarks.harness import Clients, Rounds, Spread, Stopwatch, Timed, Verdict, targets
 from benchmarks.harness.rivals.feeds import epochs
 from benchmarks.harness.states import States
 from benchmarks.lab.location import Location
@@ -50,19 +50,12 @@ FULL = Scale(2048, 256, 5.0)
 QUICK = Scale(512, 64, 0.5)
 
 
-@dataclass(frozen=True)
-class Phase:
-    """A loop over whole epochs."""
+@dataclass(frozen=True, kw_only=True)
+class Phase(Timed):
+    """Samples of a loop over whole epochs."""
 
-    samples: int
-    wall_s: float
-    uploaded_bytes: int = 0
-    upload_s: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Samples per second."""
-        return self.samples / self.wall_s
+    uploaded_bytes: int
+    upload_s: float
 
     @property
     def upload_mbit_s(self) -> float | None:
@@ -99,17 +92,18 @@ def _upload(save: Callable[[], Any], end: threading.Event) -> tuple[int, float]:
     return saves, time.perf_counter() - started_s
 
 
-def _loop(loader: Any, min_s: float, step_s: float) -> tuple[int, float]:
-    """Runs epochs for at least `min_s`; returns samples and seconds."""
+def _loop(loader: Any, min_s: float, step_s: float) -> Timed:
+    """Runs epochs for at least `min_s`."""
     samples, started_s = 0, time.perf_counter()
-    for _ in epochs(loader):
-        for batch in loader:
-            samples += len(batch.urls)
-            if step_s:
-                time.sleep(step_s)
-        if time.perf_counter() - started_s >= min_s:
-            break
-    return samples, time.perf_counter() - started_s
+    with Stopwatch() as watch:
+        for _ in epochs(loader):
+            for batch in loader:
+                samples += len(batch.urls)
+                if step_s:
+                    time.sleep(step_s)
+            if time.perf_counter() - started_s >= min_s:
+                break
+    return Timed(watch.wall_s, watch.cpu_s, watch.grown_bytes, samples)
 
 
 def _measure(location: Location, scale: Scale, rounds: int, kind: str) -> Phases:
@@ -126,8 +120,7 @@ def _measure(location: Location, scale: Scale, rounds: int, kind: str) -> Phases
     save = functools.partial(torchobj.save, scale.states.build(), location.url("beside.pt"), config=config)
     # Warm-up: workers start, connections are opened, the concurrency limit grows.
     _loop(loader, scale.min_s, 0.0)
-    samples, wall_s = _loop(loader, scale.min_s, 0.0)
-    step_s = 2 * _BATCH * wall_s / samples if kind == _HALF_SPEED else 0.0
+    step_s = 2 * _BATCH / _loop(loader, scale.min_s, 0.0).rate if kind == _HALF_SPEED else 0.0
     phases = Phases(f"loop, {LATENCY_MS} ms, {kind}", {ALONE: [], BESIDE: []})
     threads = ThreadPoolExecutor(1)
     for number in range(rounds):
@@ -138,7 +131,8 @@ def _measure(location: Location, scale: Scale, rounds: int, kind: str) -> Phases
             looped = _loop(loader, scale.min_s, step_s)
             end.set()
             saves, upload_s = uploads.result() if uploads is not None else (0, 0.0)
-            phases.runs[name].append(Phase(*looped, saves * scale.states.payload_bytes, upload_s))
+            uploaded_bytes = saves * scale.states.payload_bytes
+            phases.runs[name].append(Phase(**vars(looped), uploaded_bytes=uploaded_bytes, upload_s=upload_s))
     return phases
 
 

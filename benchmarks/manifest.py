@@ -3,11 +3,11 @@
     python benchmarks/manifest.py                    # ten million objects, some minutes
     python benchmarks/manifest.py --objects 100000   # a preview
 
-Needs pyarrow. A local server computes the listing, so that its keys take no memory; it runs on the same machine and
-limits the rate of the listing. `numbered` keys are `train/00000001234567.jpg` with sizes, `random` ones are 24 random
-hexadecimal digits with sizes and ETags. The workers are those of a DataLoader with the context `spawn`; each has read
-every block of the manifest when all of them measure their proportional set size (PSS), in which shared pages count as
-their share. The workers of `one object` are the same without the manifest.
+Needs pyarrow and a C compiler. The origin computes the listing, so that its keys take no memory; it runs on the same
+machine and limits the rate of the listing. `numbered` keys are `train/00000001234567.jpg` with sizes, `random` ones are
+24 random hexadecimal digits with sizes and ETags. The workers are those of a DataLoader with the context `spawn`; each
+has read every block of the manifest when all of them measure their proportional set size (PSS), in which shared pages
+count as their share. The workers of `one object` are the same without the manifest.
 """
 
 import multiprocessing
@@ -26,9 +26,8 @@ import torch.utils.data
 
 import torchobj
 from benchmarks.harness import Program
-from benchmarks.lab import listed
+from benchmarks.lab import origin
 from benchmarks.lab.objects import MIB
-from torchobj import S3Options, StoreConfig
 
 WORKERS = 4
 BATCH = 256
@@ -96,9 +95,10 @@ def measure_workers(manifest: torchobj.Manifest) -> dict[str, float]:
 def measure(kind: str, objects: int, folder: Path) -> dict[str, Any]:
     """All figures of one kind of keys."""
     before = peak_mib()
-    with listed.server(kind, objects) as endpoint:
-        config = StoreConfig(s3=S3Options(endpoint_url=endpoint, anonymous=True, region="us-east-1"))
-        manifest, list_s = timed(lambda: torchobj.Manifest.from_prefix("s3://bucket/", config=config))
+    with origin.running(0, [f"{kind}:{objects}"]) as found:
+        location = found.listed(kind)
+        location.enter()
+        manifest, list_s = timed(lambda: torchobj.Manifest.from_prefix(location.url(""), config=location.config()))
     assert len(manifest) == objects
     list_peak = peak_mib() - before
     digest, digest_s = timed(manifest.digest)

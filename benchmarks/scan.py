@@ -42,12 +42,11 @@ def main() -> None:
     program = Program("scan", __doc__, 5, ("2000 objects and two rounds, without the million", 2), only=False)
     given = program.start()
     count = 2000 if given.quick else 20_000
-    clients = [name for name in SCANNERS if name not in given.without]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchobj-keys-")))
         pool = stack.enter_context(Clients("harness.rivals.listing"))
 
-        def measure(label: str, name: str, number: int, delay_ms: int, names: list[str], rounds: int) -> None:
+        def measure(label: str, name: str, number: int, delay_ms: int, names: list[str]) -> None:
             """Lists `number` objects of the bucket `name`, and asks for each."""
             keys = flat(number, name)
             location = stack.enter_context(origin.running(delay_ms, [keys.write(folder)])).listed(name)
@@ -58,14 +57,15 @@ def main() -> None:
                 reference.run()
                 expected = reference.found[1]
             job = partial(timed, location, {"count": number, "labels": expected}, 64 * MIB)
-            case = Rounds(label)
-            case.take(names, rounds, lambda client: pool.run(f"scan {client}", job), {_NAIVE: 2})
             figures = {"objects/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}
-            program.show(case, case.timed_table(figures), verdicts(case))
+            fewer = {_NAIVE: 2} if delay_ms else {OURS: 2}
+            program.measure(
+                Rounds(label), names, lambda client: pool.run(f"scan {client}", job), figures, verdicts, fewer=fewer
+            )
 
-        measure(f"{count} objects, 1 ms", "objects", count, 1, clients, given.rounds)
+        measure(f"{count} objects, 1 ms", "objects", count, 1, list(SCANNERS))
         if not given.quick:
-            measure("1000000 objects, no latency", "million", 1_000_000, 0, [OURS], 2)
+            measure("1000000 objects, no latency", "million", 1_000_000, 0, [OURS])
     program.finish()
 
 

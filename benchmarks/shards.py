@@ -86,7 +86,7 @@ def prepared(family: Family, location: Location) -> dict[str, Any]:
     return {
         "files": [str(file) for file in files],
         "names": names,
-        "samples": family.count,
+        "count": family.count,
         "index": str(index),
         "objects": family.names(),
     }
@@ -104,11 +104,8 @@ def main() -> None:
         for case in program.selected(CASES, lambda case: case.label):
             location = locations[nginx.LATENCY if "20 ms" in case.place else nginx.PLAIN]
             work = partial(timed, location, jobs[case.size], 64 * MIB)
-            done = Rounds(case.label)
-            clients = [name for name in case.clients if name not in given.without]
-            done.take(clients, given.rounds, partial(pool.run, job=work))
-            figures = {"samples/s": ("rate", 0), "CPU-s per 1000": ("cpu_s_per_1000", 4)}
-            program.show(done, done.timed_table(figures, clients[0]), case.verdicts(done))
+            figures, run = {"samples/s": ("rate", 0), "CPU µs a sample": ("cpu_us", 1)}, partial(pool.run, job=work)
+            program.measure(Rounds(case.label), case.clients, run, figures, case.verdicts, ours=case.clients[0])
     program.finish()
 
 

@@ -5,8 +5,10 @@ is the command line. `fault_*` are the cells of `faults.py`.
 
 from benchmarks.harness import targets as targets
 from benchmarks.harness.fork_server import Clients as Clients
+from benchmarks.harness.fork_server import JobError as JobError
 from benchmarks.harness.measure import Measured as Measured
 from benchmarks.harness.measure import Stopwatch as Stopwatch
+from benchmarks.harness.measure import Timed as Timed
 from benchmarks.harness.measure import timed as timed
 from benchmarks.harness.program import Program as Program
 from benchmarks.harness.report import LIMIT as LIMIT

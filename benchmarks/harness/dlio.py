@@ -5,10 +5,11 @@
 import dataclasses
 import multiprocessing
 import statistics
+import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,63 +44,58 @@ class Found:
     """The sum over all ranks."""
 
 
-def _train(feed: Feed, run: Accelerators, rank: int, barrier: Any) -> dict[str, float]:
-    """Reads, computes and waits at the barrier. Running time starts at the end of the first step."""
+_barrier: Any = None
+"""That of all ranks, in each of their processes."""
+
+
+def _enter(barrier: Any) -> None:
+    global _barrier  # noqa: PLW0603  state of a rank's process
+    _barrier = barrier
+
+
+def _rank(feed: Feed, run: Accelerators, rank: int) -> float:
+    try:
+        return _running_s(feed, run, rank)
+    except Exception:
+        # Makes the other ranks fail instead of wait.
+        _barrier.abort()
+        raise
+
+
+def _running_s(feed: Feed, run: Accelerators, rank: int) -> float:
+    """Reads, computes and waits at the barrier. Returns the time from the end of the first step."""
     run.plan.location.enter()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     size = run.plan.family.size
     loader = feed.loader(dataclasses.replace(run.plan, seed=run.plan.seed + rank))
     batches = iter(loader)
-    barrier.wait(_BARRIER_S)
+    _barrier.wait(_BARRIER_S)
     began_s = 0.0
     for step in range(run.steps + 1):
-        batch = next(batches)
-        names = feed.names(batch)
-        if (len(names), feed.bytes(batch)) != (run.plan.batch, run.plan.batch * size):
-            raise AssertionError(f"{feed.bytes(batch)} bytes in a batch of {len(names)} objects of {size}")
+        names, got, sample = feed.unpacked(next(batches))
+        if (len(names), got) != (run.plan.batch, run.plan.batch * size):
+            raise AssertionError(f"{got} bytes in a batch of {len(names)} objects of {size}")
         position = step % len(names)
-        check(names[position], size, feed.content(batch, position).numpy())
+        check(names[position], size, sample(position).numpy())
         time.sleep(run.batch_s)
-        barrier.wait(_BARRIER_S)
+        _barrier.wait(_BARRIER_S)
         if step == 0:
             began_s = time.perf_counter()
-    return {"running_s": time.perf_counter() - began_s, "compute_s": run.steps * run.batch_s}
-
-
-def _rank(feed: Feed, run: Accelerators, rank: int, barrier: Any, sender: Any) -> None:
-    try:
-        sender.send(_train(feed, run, rank, barrier))
-    except Exception:
-        # Makes the other ranks fail instead of wait.
-        barrier.abort()
-        sender.send({"error": traceback.format_exc()})
+    return time.perf_counter() - began_s
 
 
 def measure(run: Accelerators, make: Callable[[], Feed]) -> Found:
     """Runs the accelerators, each a forked process with its own dataset, loader and workers."""
-    feed = make()
-    context = multiprocessing.get_context("fork")
-    ranks = run.accelerators
-    barrier = context.Barrier(ranks)
-    pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
-    processes = [
-        context.Process(target=_rank, args=(feed, run, rank, barrier, sender)) for rank, (_, sender) in enumerate(pipes)
-    ]
-    for process in processes:
-        process.start()
-    limit_s = 2 * _BARRIER_S + run.steps * (run.batch_s + 1.0)
-    answers = [_answer(receiver, limit_s) for receiver, _ in pipes]
-    for process in processes:
-        process.join(10.0)
-        process.kill()
-    failed = [answer["error"] for answer in answers if "error" in answer]
-    if failed:
-        # The first rank to fail broke the barrier of the others.
-        raise RuntimeError(min(failed, key=lambda text: "BrokenBarrierError" in text))
-    au = statistics.mean(answer["compute_s"] / answer["running_s"] for answer in answers)
-    samples = sum(run.steps * run.plan.batch / answer["running_s"] for answer in answers)
-    return Found(ranks, au, samples)
+    feed, ranks, context = make(), run.accelerators, multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(ranks, context, _enter, (context.Barrier(ranks),)) as pool:
+        futures = [pool.submit(_rank, feed, run, rank) for rank in range(ranks)]
+    # The first rank to fail broke the barrier of the others.
+    for error in sorted(filter(None, (future.exception() for future in futures)), key=_is_broken_barrier):
+        raise error
+    running_s = [future.result() for future in futures]
+    au = statistics.mean(run.steps * run.batch_s / each_s for each_s in running_s)
+    return Found(ranks, au, sum(run.steps * run.plan.batch / each_s for each_s in running_s))
 
 
-def _answer(receiver: Any, limit_s: float) -> Any:
-    return receiver.recv() if receiver.poll(limit_s) else {"error": f"did not end within {limit_s:.0f} s"}
+def _is_broken_barrier(error: BaseException) -> bool:
+    return isinstance(error, threading.BrokenBarrierError)

@@ -1,6 +1,5 @@
 """The kinds of faults of `faults.py`, as actions of the strict server. Runs nothing."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,10 +74,28 @@ def kinds(endpoint: str) -> list[Kind]:
     ]
 
 
-def rules(chosen: Sequence[Kind], share: float, seed: int) -> Iterator[FaultRule]:
-    """Returns rules by which a `share` of all requests has a fault, each kind equally often."""
-    each = share / len(chosen)
-    for number, kind in enumerate(chosen):
+@dataclass(frozen=True)
+class Script:
+    """A share of all requests has a fault, each of some kinds equally often."""
+
+    names: tuple[str, ...] = ()
+    """Those of the kinds."""
+    share: float = 0.0
+    seed: int = 0
+
+    def rules(self, endpoint: str) -> list[FaultRule]:
+        """Returns the rules of a server."""
+        chosen = [kind for kind in kinds(endpoint) if kind.name in self.names]
+        each = self.share / max(1, len(chosen))
         # The first matching rule decides: later rules see fewer requests.
-        probability = min(1.0, each / (1.0 - number * each))
-        yield {"probability": probability, "seed": seed * 1000 + number, "action": kind.action}
+        return [
+            {
+                "probability": min(1.0, each / (1.0 - number * each)),
+                "seed": self.seed * 1000 + number,
+                "action": kind.action,
+            }
+            for number, kind in enumerate(chosen)
+        ]
+
+
+NO_FAULTS = Script()

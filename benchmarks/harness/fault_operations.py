@@ -1,7 +1,7 @@
-"""The operations of `faults.py`, and checks of their bytes. `fault_cells` enforces deadlines.
+"""The operations of `faults.py`, and checks of their bytes. Each runs in its own process.
 
-An operation prepares once per server; `run` is timed, in its own process, under faults. Afterwards, without faults,
-what was written is read back by plain HTTP.
+A server is prepared once; an operation is timed under faults. Afterwards, without faults, what was written is read back
+by plain HTTP.
 """
 
 import concurrent.futures
@@ -10,8 +10,7 @@ import io
 import time
 import traceback
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -21,8 +20,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import torchobj
+from benchmarks.harness.fault_kinds import Script
 from benchmarks.lab.objects import MIB, pieces
-from tests.servers.strict.control import Control, FaultRule
+from tests.servers.strict.control import Control
 from torchobj.checkpoint import CheckpointManager, StorageReader, StorageWriter
 
 BUCKET = "faults"
@@ -61,10 +61,10 @@ class Location:
     def names(self) -> list[str]:
         return [f"{_SMALL}{number:05}" for number in range(self.objects)]
 
-    def begin_faults(self, rules: Sequence[FaultRule]) -> None:
+    def begin_faults(self, script: Script) -> None:
         control = Control(self.control)
         control.clear_requests()
-        control.faults(*rules)
+        control.faults(*script.rules(self.endpoint))
 
     def end_faults(self) -> None:
         Control(self.control).clear_faults()
@@ -133,46 +133,36 @@ def _same_state(found: Any, name: str, *seeds: int) -> None:
     raise WrongBytesError(f"{name}: none of the states that were saved")
 
 
-class Operation(ABC):
+@dataclass(frozen=True)
+class Operation:
     """One column of the table."""
 
-    name: str
-
-    @abstractmethod
-    def run(self, location: Location) -> None:
-        """Runs the operation and compares what it reads."""
-
-    def check(self, location: Location, *, succeeded: bool) -> None:
-        """Compares what `run` wrote, after the faults ended."""
-        del location, succeeded
+    run: Callable[[Location], None]
+    """Runs the operation and compares what it reads."""
+    check: Callable[[Location, bool], None] | None = None
+    """Compares what `run` wrote, after the faults ended."""
 
 
-class Get(Operation):
-    name = "get"
-
-    def run(self, location: Location) -> None:
-        store = location.store()
-        for name in location.names()[:8]:
-            _same(store.get(name), name, small_body(name))
-        _same(store.get(f"{_LARGE}0"), "the large object", _large_body())
+def _get(location: Location) -> None:
+    store = location.store()
+    for name in location.names()[:8]:
+        _same(store.get(name), name, small_body(name))
+    _same(store.get(f"{_LARGE}0"), "the large object", _large_body())
 
 
-class GetMany(Operation):
-    name = "get_many"
-
-    def run(self, location: Location) -> None:
-        names = location.names()
-        for name, found in zip(names, location.store().get_many(names), strict=True):
-            _same(found, name, small_body(name))
+def _get_many(location: Location) -> None:
+    names = location.names()
+    for name, found in zip(names, location.store().get_many(names), strict=True):
+        _same(found, name, small_body(name))
 
 
 def _name_and_bytes(reader: Any) -> tuple[str, bytes]:
     return reader.key, bytes(reader)
 
 
-def _check_epoch(location: Location, loader: Any) -> None:
+def _check_epoch(location: Location, dataset: Any, **order: Any) -> None:
     seen = []
-    for batch in loader:
+    for batch in torchobj.DataLoader(dataset, batch_size=16, num_workers=2, collate_fn=list, **order):
         for name, found in batch:
             _same(found, name, small_body(name))
             seen.append(name)
@@ -180,96 +170,83 @@ def _check_epoch(location: Location, loader: Any) -> None:
         raise WrongBytesError(f"{len(seen)} samples, {len(set(seen))} different, of {location.objects} objects")
 
 
-class LoaderMap(Operation):
-    name = "loader map"
-
-    def run(self, location: Location) -> None:
-        data = torchobj.S3MapDataset.from_prefix(
-            f"{location.url}/{_SMALL}", s3client_config=location.config, transform=_name_and_bytes
-        )
-        _check_epoch(location, torchobj.DataLoader(data, batch_size=16, shuffle=True, num_workers=2, collate_fn=list))
+def _loader_map(location: Location) -> None:
+    url, read = f"{location.url}/{_SMALL}", {"config": location.config, "transform": _name_and_bytes}
+    _check_epoch(location, torchobj.ObjectMapDataset(url, **read), shuffle=True)
 
 
-class LoaderIterable(Operation):
-    name = "loader iter"
-
-    def run(self, location: Location) -> None:
-        data = torchobj.S3IterableDataset.from_prefix(
-            f"{location.url}/{_SMALL}", s3client_config=location.config, transform=_name_and_bytes, enable_sharding=True
-        )
-        _check_epoch(location, torchobj.DataLoader(data, batch_size=16, num_workers=2, collate_fn=list))
+def _loader_iterable(location: Location) -> None:
+    url, read = f"{location.url}/{_SMALL}", {"config": location.config, "transform": _name_and_bytes}
+    _check_epoch(location, torchobj.ObjectIterableDataset(url, **read, enable_sharding=True))
 
 
-class List(Operation):
-    name = "list"
-
-    def run(self, location: Location) -> None:
-        found = [(info.key, info.size) for info in location.store().list(_SMALL)]
-        if found != [(name, len(small_body(name))) for name in location.names()]:
-            raise WrongBytesError(f"a listing of {len(found)} keys, {len(set(found))} different, of {location.objects}")
+def _list(location: Location) -> None:
+    found = [(info.key, info.size) for info in location.store().list(_SMALL)]
+    if found != [(name, len(small_body(name))) for name in location.names()]:
+        raise WrongBytesError(f"a listing of {len(found)} keys, {len(set(found))} different, of {location.objects}")
 
 
-class Save(Operation):
-    name = "save"
-
-    def run(self, location: Location) -> None:
-        torchobj.save(_state(2), f"{location.written}/made.pt", config=location.config)
-
-    def check(self, location: Location, *, succeeded: bool) -> None:
-        content = location.body(f"{location.folder}/made.pt")
-        if content is not None:
-            _same_state(torch.load(io.BytesIO(content)), "made.pt", 2)
-        elif succeeded:
-            raise WrongBytesError("made.pt: not there, although save returned")
+def _save(location: Location) -> None:
+    torchobj.save(_state(2), f"{location.written}/made.pt", config=location.config)
 
 
-class Load(Operation):
-    name = "load"
-
-    def run(self, location: Location) -> None:
-        _same_state(torchobj.load(f"{location.url}/saved.pt", config=location.config), "saved.pt", 1)
-
-
-class Manager(Operation):
-    name = "manager"
-
-    def _open(self, location: Location) -> CheckpointManager:
-        return CheckpointManager(f"{location.written}/run", keep_last=1, config=location.config)
-
-    def run(self, location: Location) -> None:
-        with self._open(location) as manager:
-            manager.save(1, _state(1))
-            manager.save(2, _state(2))
-            _same_state(manager.restore(), "the latest step", 2)
-
-    def check(self, location: Location, *, succeeded: bool) -> None:
-        with self._open(location) as manager:
-            for step in manager.steps():
-                _same_state(manager.restore(step), f"step {step}", step)
-            if succeeded and manager.steps() != [2]:
-                raise WrongBytesError(f"steps {manager.steps()} after step 2 was saved with keep_last=1")
+def _check_saved(location: Location, succeeded: bool) -> None:
+    content = location.body(f"{location.folder}/made.pt")
+    if content is not None:
+        _same_state(torch.load(io.BytesIO(content)), "made.pt", 2)
+    elif succeeded:
+        raise WrongBytesError("made.pt: not there, although save returned")
 
 
-class Distributed(Operation):
-    name = "DCP"
-
-    def _load(self, location: Location) -> None:
-        found = {name: torch.zeros_like(tensor) for name, tensor in _state(0).items()}
-        dcp.load(found, storage_reader=StorageReader(f"{location.written}/dcp", config=location.config))
-        _same_state(found, "the distributed checkpoint", 3)
-
-    def run(self, location: Location) -> None:
-        dcp.save(_state(3), storage_writer=StorageWriter(f"{location.written}/dcp", config=location.config))
-        self._load(location)
-
-    def check(self, location: Location, *, succeeded: bool) -> None:
-        if succeeded or location.body(f"{location.folder}/dcp/.metadata") is not None:
-            self._load(location)
+def _load(location: Location) -> None:
+    _same_state(torchobj.load(f"{location.url}/saved.pt", config=location.config), "saved.pt", 1)
 
 
-OPERATIONS: dict[str, Operation] = {
-    operation.name: operation()
-    for operation in (Get, GetMany, LoaderMap, LoaderIterable, List, Save, Load, Manager, Distributed)
+def _manager(location: Location) -> CheckpointManager:
+    return CheckpointManager(f"{location.written}/run", keep_last=1, config=location.config)
+
+
+def _manage(location: Location) -> None:
+    with _manager(location) as manager:
+        manager.save(1, _state(1))
+        manager.save(2, _state(2))
+        _same_state(manager.restore(), "the latest step", 2)
+
+
+def _check_managed(location: Location, succeeded: bool) -> None:
+    with _manager(location) as manager:
+        for step in manager.steps():
+            _same_state(manager.restore(step), f"step {step}", step)
+        if succeeded and manager.steps() != [2]:
+            raise WrongBytesError(f"steps {manager.steps()} after step 2 was saved with keep_last=1")
+
+
+def _load_distributed(location: Location) -> None:
+    found = {name: torch.zeros_like(tensor) for name, tensor in _state(0).items()}
+    dcp.load(found, storage_reader=StorageReader(f"{location.written}/dcp", config=location.config))
+    _same_state(found, "the distributed checkpoint", 3)
+
+
+def _save_distributed(location: Location) -> None:
+    dcp.save(_state(3), storage_writer=StorageWriter(f"{location.written}/dcp", config=location.config))
+    _load_distributed(location)
+
+
+def _check_distributed(location: Location, succeeded: bool) -> None:
+    if succeeded or location.body(f"{location.folder}/dcp/.metadata") is not None:
+        _load_distributed(location)
+
+
+OPERATIONS = {
+    "get": Operation(_get),
+    "get_many": Operation(_get_many),
+    "loader map": Operation(_loader_map),
+    "loader iter": Operation(_loader_iterable),
+    "list": Operation(_list),
+    "save": Operation(_save, _check_saved),
+    "load": Operation(_load),
+    "manager": Operation(_manage, _check_managed),
+    "DCP": Operation(_save_distributed, _check_distributed),
 }
 
 
@@ -286,26 +263,50 @@ def _typed(error: BaseException) -> BaseException | None:
     return error if isinstance(error, torchobj.TorchobjError) else None
 
 
-def attempt(operation: Operation, location: Location, rules: Sequence[FaultRule] = ()) -> dict[str, Any]:
-    """Runs an operation under faults, checks its result without faults, and returns the fields of an `Outcome`."""
+@dataclass(frozen=True)
+class Outcome:
+    """How an operation ended."""
+
+    verdict: str
+    """`ok`, `error` (one of torchobj's), `untyped`, `wrong`, `late` or `died`."""
+    name: str = ""
+    """The class of the error."""
+    text: str = ""
+    took_s: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict not in ("ok", "error")
+
+    def word(self) -> str:
+        """Returns the text in the table."""
+        words = {"wrong": "WRONG BYTES", "late": "HANG", "died": "DIED", "untyped": f"UNTYPED {self.name}"}
+        word = self.name.removesuffix("Error") if self.verdict == "error" else words.get(self.verdict, "ok")
+        return word if self.verdict == "late" else f"{word} {self.took_s:.1f}"
+
+
+def attempt(name: str, location: Location, script: Script) -> Outcome:
+    """Runs an operation under faults, and checks its result without faults."""
     warnings.simplefilter("ignore")
-    location.begin_faults(rules)
-    verdict, name, text = "ok", "", ""
+    location.begin_faults(script)
+    verdict, error_name, text = "ok", "", ""
     began_s = time.monotonic()
     try:
-        operation.run(location)
+        OPERATIONS[name].run(location)
     except WrongBytesError as error:
-        verdict, name, text = "wrong", "", str(error)
+        verdict, text = "wrong", str(error)
     except (Exception, CheckpointException) as error:
         typed = _typed(error)
-        verdict, name = ("untyped", type(error).__name__) if typed is None else ("error", type(typed).__name__)
+        verdict, error_name = ("untyped", type(error).__name__) if typed is None else ("error", type(typed).__name__)
         text = str(typed) if typed else traceback.format_exc()
     took_s = time.monotonic() - began_s
     location.end_faults()
-    if verdict != "wrong":
+    check = OPERATIONS[name].check
+    if verdict != "wrong" and check is not None:
         try:
-            operation.check(location, succeeded=verdict == "ok")
+            check(location, verdict == "ok")
         except (Exception, CheckpointException) as error:
-            verdict, text = "wrong", f"left behind: {type(error).__name__}: {error} (it had ended with {name or 'ok'})"
+            ended = f"it had ended with {error_name or 'ok'}"
+            verdict, text = "wrong", f"left behind: {type(error).__name__}: {error} ({ended})"
     location.delete_written()
-    return {"verdict": verdict, "name": name, "text": text, "took_s": took_s}
+    return Outcome(verdict, error_name, text, took_s)

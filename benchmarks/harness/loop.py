@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.harness.measure import Timed
 from benchmarks.harness.report import Cell, Rounds
-from benchmarks.harness.rivals.feeds import Feed, Memory, Plan, epochs
+from benchmarks.harness.rivals.feeds import Feed, Plan, Zeros, epochs
 from benchmarks.lab.objects import check
 from benchmarks.lab.photos import sample
 
@@ -46,14 +47,10 @@ class Job:
     """On data in memory, with torch's loader."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """One measurement, without the warm-up."""
+@dataclass(frozen=True, kw_only=True)
+class Run(Timed):
+    """One measurement, without the warm-up, of samples. CPU time is that of the trainer and its workers."""
 
-    objects: int
-    wall_s: float
-    cpu_s: float
-    """CPU time of the trainer and its workers, user and system mode together."""
     first_batch_s: float
     """From before the dataset is created: includes starting workers and opening connections."""
     wait_s: list[float]
@@ -63,19 +60,10 @@ class Run:
     batch: int
     peak_bytes: int | None
     """PSS of the trainer and its workers."""
-    worker_faults: int = 0
+    worker_faults: int
     """Page faults of the workers."""
-    first_epoch_rate: float = 0.0
+    first_epoch_rate: float
     """Objects per second of the first epoch, after its first batch; 0 if that epoch is the only one."""
-
-    @property
-    def rate(self) -> float:
-        """Objects per second."""
-        return self.objects / self.wall_s
-
-    @property
-    def cpu_s_per_1000(self) -> float:
-        return self.cpu_s / self.objects * 1000
 
     @property
     def first_epoch(self) -> float | None:
@@ -84,13 +72,8 @@ class Run:
 
     @property
     def faults(self) -> float:
-        """Page faults of the workers per object."""
-        return self.worker_faults / self.objects
-
-    @property
-    def waiting(self) -> float:
-        """Share of the time."""
-        return sum(self.wait_s) / self.wall_s
+        """Page faults of the workers per sample."""
+        return self.worker_faults / self.items
 
     @property
     def gap_batches(self) -> float | None:
@@ -99,7 +82,7 @@ class Run:
 
     @property
     def waiting_percent(self) -> float:
-        return 100 * self.waiting
+        return 100 * sum(self.wait_s) / self.wall_s
 
     @property
     def wait_p50_ms(self) -> float:
@@ -123,12 +106,6 @@ class Loop(Rounds):
     """The trainer's sleep per batch, by client."""
     grown_mib: dict[str, float] = field(default_factory=dict)
 
-    def fields(self) -> dict[str, Any]:
-        fields = super().fields()
-        batch = next((run.batch for runs in self.runs.values() for run in runs), None)
-        # The rounds have this name in the file of `loader.py`, and the other one in that of `gcs.py`.
-        return fields | {"batch": batch, "rounds": fields["runs"]}
-
     def _gap_ms(self, name: str) -> str:
         gaps = [gap_s for run in self.runs[name] for gap_s in run.gap_s]
         return f"{statistics.median(gaps) * 1000:.1f}" if gaps else ""
@@ -136,10 +113,10 @@ class Loop(Rounds):
     def shown(self) -> str:
         """Returns the lines of the case."""
         columns: dict[str, Cell] = {
-            "n": lambda name: str(self.runs[name][0].objects),
+            "n": lambda name: str(self.runs[name][0].items),
             "rounds": self.count,
             "samples/s": self.spreads("rate", 0),
-            "CPU-s per 1000": self.spreads("cpu_s_per_1000", 3),
+            "CPU µs a sample": self.spreads("cpu_us", 0),
             "wait p50 ms": self.medians("wait_p50_ms", 1),
             "p99 ms": self.medians("wait_p99_ms", 1),
             "first batch s": self.medians("first_batch_s", 2),
@@ -153,7 +130,7 @@ class Loop(Rounds):
             columns["trainer ms a batch"] = lambda name: f"{self.step_s[name] * 1000:.1f}"
             columns["waiting"] = self.spreads("waiting_percent", 1, " %")
         else:
-            columns |= {"our CPU is": self.times("cpu_s_per_1000"), "our rate is": self.times("rate")}
+            columns |= {"our CPU is": self.times("cpu_us"), "our rate is": self.times("rate")}
         if self.grown_mib:
             columns["PSS +MiB"] = lambda name: f"{self.grown_mib[name]:+.0f}"
         return self.table("median (min-max)", columns)
@@ -196,17 +173,17 @@ class _BatchChecker:
 
     def __init__(self, feed: Feed, job: Job) -> None:
         self._feed, self._size, self._contents = feed, job.plan.family.size, not job.in_memory
-        self._decoder = job.plan.decoder
+        self._decoder = job.plan.decoder if job.plan.samples == "photos" else None
         self._names: list[str] = []
         self._batches = 0
 
     def take(self, batch: Any) -> int:
         """Returns the number of objects in the batch."""
-        names = self._feed.names(batch)
-        if (got := self._feed.bytes(batch)) != len(names) * self._size:
+        names, got, sample = self._feed.unpacked(batch)
+        if got != len(names) * self._size:
             raise AssertionError(f"{got} bytes in a batch of {len(names)} objects of {self._size}")
         position = self._batches % len(names)
-        content = self._feed.content(batch, position).numpy()
+        content = sample(position).numpy()
         if self._contents:
             self._check(names[position], content)
         self._names += names
@@ -232,7 +209,7 @@ def measure(job: Job, make: Callable[[], Feed]) -> Run:
     job.plan.location.enter()
     # More workers than cores are intended.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    feed = Memory() if job.in_memory else make()
+    feed = Zeros() if job.in_memory else make()
     checked = _BatchChecker(feed, job)
     end = threading.Event()
     peak = ThreadPoolExecutor(1).submit(_peak_pss_bytes, end) if job.memory else None
@@ -267,8 +244,16 @@ def measure(job: Job, make: Callable[[], Feed]) -> Run:
     end.set()
     checked.end(epoch + 1, len(job.plan.names()))
     peak_bytes = None if peak is None else peak.result()
-    first_batch_s, batch = first_batch_at_s - began_s, job.plan.batch
     wall_s = asked_s - started_s
     # The process ends without finalizers; run those of the workers' queues now.
     gc.collect()
-    return Run(objects, wall_s, cpu_s, first_batch_s, wait_s, gap_s, batch, peak_bytes, faults, first_epoch_rate)
+    return Run(
+        *(wall_s, cpu_s, None, objects),
+        first_batch_s=first_batch_at_s - began_s,
+        wait_s=wait_s,
+        gap_s=gap_s,
+        batch=job.plan.batch,
+        peak_bytes=peak_bytes,
+        worker_faults=faults,
+        first_epoch_rate=first_epoch_rate,
+    )

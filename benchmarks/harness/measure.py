@@ -7,10 +7,13 @@ import gc
 import mmap
 import resource
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks.lab import origin
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB
 
@@ -92,16 +95,26 @@ class Measured:
     """Peak resident memory of the client's process minus that before."""
 
     @property
+    def wall_ms(self) -> float:
+        return self.wall_s * 1000
+
+    @property
+    def cpu_ms(self) -> float:
+        return self.cpu_s * 1000
+
+    @property
     def grown_mib(self) -> float | None:
         return None if self.grown_bytes is None else self.grown_bytes / MIB
 
 
 @dataclass(frozen=True)
 class Timed(Measured):
-    """One measurement of a `Worker`."""
+    """One measurement of things that are counted."""
 
     items: int
-    """Keys, or bytes."""
+    """Keys, samples or bytes."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """Those of the origin, if the server is one."""
 
     @property
     def rate(self) -> float:
@@ -109,18 +122,37 @@ class Timed(Measured):
         return self.items / self.wall_s
 
     @property
+    def us(self) -> float:
+        """Microseconds per item."""
+        return self.wall_s / self.items * 1e6
+
+    @property
+    def cpu_us(self) -> float:
+        return self.cpu_s / self.items * 1e6
+
+    # For items that are bytes:
+
+    @property
     def mb_per_s(self) -> float:
-        """For items that are bytes."""
         return self.rate / 1e6
 
     @property
     def cpu_s_per_gb(self) -> float:
-        """For items that are bytes."""
         return self.cpu_s / self.items * 1e9
 
     @property
-    def cpu_s_per_1000(self) -> float:
-        return self.cpu_s / self.items * 1000
+    def grown_share(self) -> float | None:
+        """Growth of memory as a multiple of the bytes."""
+        return None if self.grown_bytes is None else self.grown_bytes / self.items
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """Requests of each kind."""
+        return Counter({kind: number for kind, number in self.counters.items() if not kind.endswith("_bytes")})
+
+    @property
+    def requests(self) -> int | None:
+        return self.kinds.total() or None
 
 
 class Worker:
@@ -128,6 +160,8 @@ class Worker:
 
     modules: tuple[str, ...] = ()
     """What its first use imports."""
+    before_bytes: int | None = None
+    """The resident memory that growth is compared with; that at the start of `run` if None."""
 
     def warm(self) -> None:
         """Opens connections, which is not measured; by default the work opens them in the time that it takes."""
@@ -140,13 +174,17 @@ class Worker:
         """Raises AssertionError if the result is wrong; not measured."""
 
 
-def timed(location: Location, job: dict[str, Any], touch_bytes: int, make: type[Any]) -> Timed:
-    """Runs a worker in this process."""
+def timed(
+    location: Location, job: dict[str, Any], touch_bytes: int, make: Callable[..., Any], worker: Any = None
+) -> Timed:
+    """Runs a worker in this process. `make` makes it; or a client, if there is a class of a `worker` that uses it."""
     location.enter()
-    worker: Worker = make(location, **job)
-    worker.warm()
+    made: Worker = worker(make, location, **job) if worker else make(location, **job)
+    made.warm()
     touch(touch_bytes)
-    with Stopwatch() as watch:
-        items = worker.run()
-    worker.check()
-    return Timed(watch.wall_s, watch.cpu_s, watch.grown_bytes, items)
+    before = origin.counters(location)
+    with Stopwatch(made.before_bytes) as watch:
+        items = made.run()
+    counters = origin.counters(location) - before
+    made.check()
+    return Timed(watch.wall_s, watch.cpu_s, watch.grown_bytes, items, dict(counters))

@@ -9,11 +9,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.harness.report import Rounds
+from benchmarks.harness.report import OURS, Cell, Rounds
 from benchmarks.harness.targets import Verdict
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -122,6 +122,32 @@ class Program:
         """Returns the cases whose label has one of the words of `--only`, or without these of `words`; all if none."""
         words = self._given.only or words
         return [case for case in cases if not words or any(word in label(case) for word in words)]
+
+    def measure(
+        self,
+        case: Rounds,
+        clients: Iterable[str],
+        run: Callable[[str], Any],
+        figures: Mapping[str, tuple[str, int]],
+        verdicts: Callable[[Rounds], Iterable[Verdict]] = lambda _: (),
+        *,
+        ours: str = OURS,
+        more: Mapping[str, Cell] | None = None,
+        **order: Any,
+    ) -> None:
+        """Runs all rounds of a case of `measure.Timed`, without the clients of `--without`, and shows it.
+
+        Args:
+            case: Its rounds, which are empty.
+            clients: Their names.
+            run: Takes one measurement.
+            figures, ours, more: As for `Rounds.timed_table`.
+            verdicts: Returns the verdicts on the targets.
+            order: As for `Rounds.take`.
+        """
+        chosen = [client for client in clients if client not in self._given.without]
+        case.take(chosen, self._given.rounds, run, **order)
+        self.show(case, case.timed_table(figures, ours, more), verdicts(case))
 
     def show(self, case: Rounds, text: str, verdicts: Iterable[Verdict] = ()) -> None:
         """Prints a case, and keeps its rounds and the verdicts on its targets for `finish`."""

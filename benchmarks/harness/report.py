@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.lab.progress import progress
+
 OURS = "torchobj"
 LIMIT = "bare limit"
 
@@ -68,11 +70,12 @@ class Rounds:
             for client in [*clients[first:], *clients[:first]]:
                 if client in self.failed or number >= (fewer or {}).get(client, rounds):
                     continue
-                try:
-                    self.runs.setdefault(client, []).append(run(client))
-                except RuntimeError as error:
-                    self.failed[client] = str(error)
-                    del self.runs[client]
+                with progress(f"{self.label}: {client}, round {number + 1} of {rounds}"):
+                    try:
+                        self.runs.setdefault(client, []).append(run(client))
+                    except RuntimeError as error:
+                        self.failed[client] = str(error)
+                        del self.runs[client]
 
     def has(self, *clients: str) -> bool:
         """Whether all of these clients were measured."""
@@ -141,17 +144,21 @@ class Rounds:
         left_out = [f"  {client} is left out: {_last_error(text)}" for client, text in self.failed.items()]
         return "\n".join([aligned(title, rows), *left_out])
 
-    def timed_table(self, figures: Mapping[str, tuple[str, int]], ours: str = OURS) -> str:
+    def timed_table(
+        self, figures: Mapping[str, tuple[str, int]], ours: str = OURS, more: Mapping[str, Cell] | None = None
+    ) -> str:
         """Returns the lines of a case of `measure.Timed`.
 
         Args:
             figures: The attribute and number of digits of each figure; ratios of all of them are shown.
             ours: The client whose figures are divided by those of the others.
+            more: Other columns.
         """
-        columns = {name: self.spreads(figure, digits) for name, (figure, digits) in figures.items()}
+        columns = {"rounds": self.count}
+        columns |= {name: self.spreads(figure, digits) for name, (figure, digits) in figures.items()}
         columns["RSS +MiB"] = self.mosts("grown_mib", 0)
         columns |= {f"our {name}": self.times(figure, 3, ours) for name, (figure, _) in figures.items()}
-        return self.table("median (min-max) of {rounds} rounds, memory the most of them", columns)
+        return self.table("median (min-max) of the rounds, memory the most of them", columns | dict(more or {}))
 
     def fields(self) -> dict[str, Any]:
         """Returns the case as it is written to the file."""

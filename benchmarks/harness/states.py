@@ -1,14 +1,22 @@
-"""State dicts to save, and the comparison of a loaded one with the saved one.
+"""State dicts, and the measurement of a client that saves or loads one. `rivals.checkpoint` has the clients.
 
 A tensor's bytes are those of the object with its number (`objects.pieces`), so that no copy is kept for comparison.
 """
 
+import gc
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
+from benchmarks.harness.fork_server import Clients
+from benchmarks.harness.measure import Timed, Worker, memory_bytes, timed
+from benchmarks.harness.rivals.checkpoint import Client
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, check, pieces
 
 _LAYER_BYTES = 32 * MIB
@@ -72,3 +80,52 @@ def _tensor(number: int, size: int) -> torch.Tensor:
         content[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
         at += len(piece)
     return torch.from_numpy(content.view(np.float32))
+
+
+_WARM = States(2, 16 * MIB)
+WARM_KEY = "warm.pt"
+
+
+class Saving(Worker):
+    """Writes a state to a key, or loads it from there and compares every byte. WARM_KEY exists for the warm-up.
+
+    Memory grows from before the client is created, when the state to save already exists: what a client needs for
+    connections, threads and buffers counts.
+    """
+
+    def __init__(self, make: type[Client], location: Location, action: str, states: States, key: str) -> None:
+        self._saves, self._states, self._key = action == "save", states, key
+        self._state = states.build() if self._saves else None
+        gc.collect()
+        self.before_bytes = memory_bytes("VmRSS")
+        self._client = make(location)
+
+    def warm(self) -> None:
+        # With parts as the measured object has.
+        if self._saves:
+            self._client.save(_WARM.build(), f"{self._key}.{WARM_KEY}")
+        else:
+            self._client.load(WARM_KEY)
+
+    def run(self) -> int:
+        if self._saves:
+            self._client.save(self._state, self._key)
+        else:
+            self._state = self._client.load(self._key)
+        return self._states.payload_bytes
+
+    def check(self) -> None:
+        self._states.check(self._state)
+
+
+def saving(action: str, location: Location, states: States, key: str) -> Callable[..., Timed]:
+    """Returns the job of a save or a load."""
+    # As much as the client with the largest need uses, if the machine has it.
+    touch_bytes = min(max(64 * MIB, 3 * states.payload_bytes), psutil.virtual_memory().available // 2)
+    return partial(timed, location, {"action": action, "states": states, "key": key}, touch_bytes, worker=Saving)
+
+
+def prepare(clients: Clients, location: Location, states: States, key: str) -> None:
+    """Writes `key` with the stock torch.save, and the object to warm up with."""
+    for each, name in ((_WARM, WARM_KEY), (states, key)):
+        clients.run("boto3", saving("save", location, each, name))

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.harness.report import OURS, Rounds, Spread
+from benchmarks.lab.objects import MIB, size_text
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ def grows_at_most(case: Rounds, limit_mib: float, ours: str = OURS, name: str = 
     return Verdict(target, measured, found is not None and found <= limit_mib)
 
 
-def grows_by_object(case: Rounds, size_mib: float, size: str, extra_mib: float) -> Verdict:
+def grows_by_object(case: Rounds, size: int, extra_mib: float) -> Verdict:
     """The verdict on the growth of the resident memory by a GET: by the object and not much more."""
-    target = f"{case.label}: RSS grows by <= {size} + {extra_mib:g} MiB"
+    target = f"{case.label}: RSS grows by <= {size_text(size)} + {extra_mib:g} MiB"
     if not case.has(OURS) or not case.figures("grown_mib", OURS):
         return Verdict(target, "not measured", met=False)
-    extra = case.spread("grown_mib", OURS).median - size_mib
+    extra = case.spread("grown_mib", OURS).median - size / MIB
     return Verdict(target, f"{extra:+.1f} MiB besides the object", extra <= extra_mib)

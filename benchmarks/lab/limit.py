@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.harness.reads import Read
+from benchmarks.harness.measure import Timed
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family
+from benchmarks.lab.progress import progress
 from tests.servers.install import cache_directory
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -21,6 +23,7 @@ _CONNECTIONS = 64
 _MOST_THREADS = 8
 
 
+@cache
 def build() -> Path:
     """Returns the program; cargo builds it if its sources changed."""
     if shutil.which("cargo") is None:
@@ -28,18 +31,20 @@ def build() -> Path:
     target = Path(os.environ.get("CARGO_TARGET_DIR") or cache_directory() / "target")
     environment = os.environ | {"CARGO_TARGET_DIR": str(target), "PYO3_BUILD_EXTENSION_MODULE": "1"}
     command = ["cargo", "build", "--quiet", "--release", "-p", "torchobj-store", "--example", "limit"]
-    subprocess.run(command, cwd=_REPOSITORY, env=environment, check=True)
+    with progress("building the bare limit, if its sources changed"):
+        subprocess.run(command, cwd=_REPOSITORY, env=environment, check=True)
     return target / "release" / "examples" / "limit"
 
 
-def run(program: Path, location: Location, family: Family, min_s: float) -> Read:
+def run(location: Location, family: Family, min_s: float) -> Timed:
     """Reads objects of `family` for about `min_s`; CPU is that of the whole process, including its start of 2 ms."""
+    program = build()
     # A first run determines the number of objects.
     trial = _run(program, location, family, 4 * _CONNECTIONS)
-    return _run(program, location, family, max(4 * _CONNECTIONS, int(trial.objects_per_s * min_s)))
+    return _run(program, location, family, max(4 * _CONNECTIONS, int(trial.rate * min_s)))
 
 
-def _run(program: Path, location: Location, family: Family, requests: int) -> Read:
+def _run(program: Path, location: Location, family: Family, requests: int) -> Timed:
     assert location.endpoint_url, "the limit is measured in the lab only"
     path = f"/{location.bucket}/{location.key(family.name)}"
     threads = min(os.cpu_count() or 1, _MOST_THREADS)
@@ -54,5 +59,4 @@ def _run(program: Path, location: Location, family: Family, requests: int) -> Re
     if process.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
     found = json.loads(output)
-    cpu_s = used.ru_utime + used.ru_stime
-    return Read(found["wall_s"], cpu_s, None, found["objects"], found["bytes"], [found["wall_s"]], [cpu_s], many=True)
+    return Timed(found["wall_s"], used.ru_utime + used.ru_stime, None, found["objects"])

@@ -4,10 +4,10 @@
  * Verifies no signature and no checksum, and gives every object the same ETag. origin_objects.c stores objects,
  * origin_gcs.c answers the JSON API, origin_listing.c lists buckets of keys without bytes.
  *
- *     origin LATENCY_MS [KEYS...]     prints its port, and serves until its stdin ends; KEYS are files of keys
+ *     origin LATENCY_MS [KEYS...]     prints its port, and serves until its stdin ends; KEYS are files of keys, or KIND:COUNT
  *
- * One thread per connection: clients have few, and keep them. GET /-/counters returns requests, and bytes of bodies
- * that were received and sent; GET /-/kinds returns requests by kind. Linux only.
+ * One thread per connection: clients have few, and keep them. GET /-/counters returns the number of requests of each kind,
+ * and of bytes of bodies that were received and sent. Linux only.
  */
 #define _GNU_SOURCE
 #include <netinet/in.h>
@@ -35,7 +35,7 @@ enum { COPIED_BYTES = 1 << 20 };
 
 static const char *const kind_names[KINDS] = {"other", "read", "metadata", "list", "put", "begin", "part", "complete",
     "compose", "delete", "bucket", "permissions"};
-static atomic_long requests, received_bytes, sent_bytes, kinds[KINDS];
+static atomic_long received_bytes, sent_bytes, kinds[KINDS];
 static long latency_us;
 
 static int send_all(int socket, const char *data, long length, int flags) {
@@ -145,7 +145,6 @@ struct blob *take_body(struct request *r, int keep) {
 }
 
 void count(enum kind kind) {
-    atomic_fetch_add(&requests, 1);
     atomic_fetch_add(&kinds[kind], 1);
     if (latency_us) usleep(latency_us);
 }
@@ -211,11 +210,9 @@ static int send_listing(struct request *r) {
 
 /* The counters, which count no request for themselves. */
 static int send_counters(struct request *r) {
-    char text[KINDS * 40];
-    int used = 0;
-    if (strcmp(r->name, "-/kinds")) used = sprintf(text, "%ld %ld %ld", requests, received_bytes, sent_bytes);
-    else
-        for (int i = 0; i < KINDS; i++) used += sprintf(text + used, "%s %ld\n", kind_names[i], kinds[i]);
+    char text[(KINDS + 2) * 40];
+    int used = sprintf(text, "received_bytes %ld\nsent_bytes %ld\n", received_bytes, sent_bytes);
+    for (int i = 0; i < KINDS; i++) used += sprintf(text + used, "%s %ld\n", kind_names[i], kinds[i]);
     return answer(r, "200 OK", "", text, used);
 }
 

@@ -10,13 +10,13 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-import psutil
-
-from benchmarks.lab.location import Location
+from benchmarks.lab.location import Location, lab_location
+from benchmarks.lab.objects import Family, upload
+from benchmarks.lab.progress import progress
 from tests.servers.install import cache_directory
 from tests.servers.lifetime import die_with_parent
 
@@ -26,25 +26,11 @@ _SOURCES += [_FOLDER / name for name in ("origin.h", "origin_listing.h", "origin
 _DISCARD, _MEMORY = "discard", "memory"
 
 
-@dataclass(frozen=True)
-class Counters:
-    """What an origin has done since its start."""
-
-    requests: int
-    received_bytes: int
-    """Bytes of bodies as they were sent: including aws-chunked framing in the bucket that discards."""
-    sent_bytes: int
-    cpu_s: float
-
-    def __sub__(self, before: "Counters") -> "Counters":
-        return Counters(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
-
-
 class Origin:
     """A running origin."""
 
-    def __init__(self, process: psutil.Popen, port: int) -> None:
-        self._process, self._port = process, port
+    def __init__(self, port: int) -> None:
+        self._port = port
         self.discard = self._location(_DISCARD)
         """The bucket that keeps only the sizes of what is written."""
         self.memory = self._location(_MEMORY)
@@ -52,7 +38,7 @@ class Origin:
 
     def on(self, scheme: str) -> "Origin":
         """The same origin, whose locations are of another scheme: "gs"."""
-        other = Origin(self._process, self._port)
+        other = Origin(self._port)
         other.discard, other.memory = (replace(each, scheme=scheme) for each in (self.discard, self.memory))
         return other
 
@@ -62,15 +48,18 @@ class Origin:
 
     def _location(self, bucket: str) -> Location:
         endpoint_url = f"http://127.0.0.1:{self._port}"
-        return Location(bucket, "", endpoint_url, "us-east-1", access_key="bench", secret_key="bench")
+        return lab_location(bucket, endpoint_url, counts=True)
 
-    def counters(self) -> Counters:
-        used = self._process.cpu_times()
-        return counters(self.memory, used.user + used.system)
+    def fill(self, families: Sequence[Family]) -> None:
+        """Writes objects to the bucket that keeps them. Their checksums are computed now, not in a measurement."""
+        with progress(f"writing {sum(family.count for family in families)} objects to the origin"):
+            upload(self.memory, families)
+            for name in (name for family in families for name in family.names()):
+                _read(self.memory, f"/storage/v1/b/{_MEMORY}/o/{quote(name, safe='')}")
 
 
 def _read(location: Location, path: str) -> str:
-    connection = http.client.HTTPConnection(urlsplit(location.endpoint_url or "").netloc)
+    connection = http.client.HTTPConnection(urlsplit(location.endpoint_url or "").netloc, timeout=60.0)
     try:
         connection.request("GET", path)
         return connection.getresponse().read().decode()
@@ -78,16 +67,14 @@ def _read(location: Location, path: str) -> str:
         connection.close()
 
 
-def counters(location: Location, cpu_s: float = 0.0) -> Counters:
-    """Reads the counters of a location's origin; any process may call this."""
-    requests, received_bytes, sent_bytes = map(int, _read(location, "/-/counters").split())
-    return Counters(requests, received_bytes, sent_bytes, cpu_s)
-
-
-def kinds(location: Location) -> Counter[str]:
-    """Reads the number of requests of each kind; any process may call this."""
-    lines = (line.split() for line in _read(location, "/-/kinds").splitlines())
-    return Counter({kind: int(number) for kind, number in lines})
+def counters(location: Location) -> Counter[str]:
+    """Reads what an origin has done: the number of requests of each kind, `received_bytes` of bodies as they were sent,
+    including aws-chunked framing in the bucket that discards, and `sent_bytes`. Any process may call this.
+    """
+    if not location.counts:
+        return Counter()
+    lines = (line.split() for line in _read(location, "/-/counters").splitlines())
+    return Counter({name: int(number) for name, number in lines})
 
 
 def _built() -> Path:
@@ -108,19 +95,22 @@ def _built() -> Path:
 
 
 @contextlib.contextmanager
-def running(latency_ms: int = 0, keys: Sequence[Path] = ()) -> Iterator[Origin]:
+def running(latency_ms: int = 0, keys: Sequence[Path | str] = ()) -> Iterator[Origin]:
     """Runs an origin that waits for `latency_ms` before each response, without delaying others.
 
     Args:
         latency_ms: The wait.
         keys: Files of keys, a sorted one per line: each is a bucket that can be listed, with the name of its file.
+            Or `numbered:COUNT`, a bucket of computed keys of 24 bytes, or `random:COUNT`, whose objects have ETags.
     """
     command = [str(_built()), str(latency_ms), *map(str, keys)]
     pipe = subprocess.PIPE
-    process = psutil.Popen(command, stdin=pipe, stdout=pipe, preexec_fn=die_with_parent)
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, preexec_fn=die_with_parent)  # noqa: PLW1509  no other thread runs yet
+    assert process.stdin is not None, "stdin=PIPE was passed at the start"
+    assert process.stdout is not None, "stdout=PIPE was passed at the start"
     try:
-        yield Origin(process, int(process.stdout.readline()))
+        yield Origin(int(process.stdout.readline()))
     finally:
         process.stdin.close()
         process.stdout.close()
-        process.wait()
+        process.wait(10.0)

@@ -1,7 +1,7 @@
 /*
  * The JSON API of Google Cloud Storage as far as uploads and reads need it: multipart inserts, resumable sessions, compose,
- * delete, metadata, media. Every object has generation 1; conditions are ignored. The checksum of an upload
- * is returned as the client sent it; other answers have none.
+ * delete, metadata, media. Every object has generation 1; conditions are ignored. CRC32C is that of the bytes if they are
+ * kept, otherwise what the client sent, if it did; that of a composed object follows from those of its sources.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -45,16 +45,94 @@ static char *text_of(const char *json, const char *end, const char *field, char 
     return value;
 }
 
-/* Answers with the resource of an object whose name begins with its bucket. */
-static int send_resource(struct request *r, const char *name, long size, const char *crc32c) {
-    char body[2 * NAME_BYTES], extra[64] = "";
+/* A copy of the value of a field in JSON that is an object without objects in it; NULL if it is not there. */
+static char *object_of(const char *json, const char *end, const char *field) {
+    char quoted[64];
+    const char *at = memmem(json, end - json, quoted, snprintf(quoted, sizeof quoted, "\"%s\"", field));
+    if (!at || !(at = memchr(at, '{', end - at))) return NULL;
+    int is_text = 0;
+    for (const char *to = at; to < end; to++) {
+        if (*to == '\\') to++;
+        else if (*to == '"') is_text = !is_text;
+        else if (*to == '}' && !is_text) return strndup(at, to + 1 - at);
+    }
+    return NULL;
+}
+
+/* What the CRC32C of bytes becomes if `length` others follow, whose own CRC32C is to be added by xor: a product of
+   polynomials in GF(2), as in zlib's crc32_combine. */
+static uint32_t shifted(uint32_t crc, long length) {
+    uint32_t power = 0x00800000; /* x^8, a byte; the highest power is the lowest bit */
+    for (; length; length >>= 1) {
+        uint32_t product = 0, square = 0;
+        for (uint32_t bit = 1u << 31, c = crc, s = power; bit; bit >>= 1) {
+            if (power & bit) product ^= c, square ^= s;
+            c = c >> 1 ^ (c & 1 ? 0x82f63b78 : 0), s = s >> 1 ^ (s & 1 ? 0x82f63b78 : 0);
+        }
+        if (length & 1) crc = product;
+        power = square;
+    }
+    return crc;
+}
+
+/* Whether the CRC32C of a blob is known, which is computed at its first use if its bytes are kept. */
+static int sum(struct blob *blob) {
+    uint32_t table[256], crc = ~0u;
+    if (blob->is_summed || blob->file < 0) return blob->is_summed;
+    for (uint32_t i = 0; i < 256; i++) {
+        table[i] = i;
+        for (int bit = 0; bit < 8; bit++) table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0x82f63b78 : 0);
+    }
+    unsigned char *bytes = blob->size ? mmap(NULL, blob->size, PROT_READ, MAP_SHARED, blob->file, 0) : NULL;
+    if (bytes == MAP_FAILED) return 0;
+    for (long i = 0; i < blob->size; i++) crc = crc >> 8 ^ table[(crc ^ bytes[i]) & 255];
+    if (bytes) munmap(bytes, blob->size);
+    blob->crc32c = ~crc;
+    return blob->is_summed = 1;
+}
+
+static const char base64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/* Writes a CRC32C as the API has it: eight characters, of which the last two are padding. */
+static char *encode(uint32_t crc32c, char *text) {
+    uint64_t bits = (uint64_t)crc32c << 4;
+    for (int i = 5; i >= 0; i--, bits >>= 6) text[i] = base64[bits & 63];
+    strcpy(text + 6, "==");
+    return text;
+}
+
+/* Keeps the CRC32C that a client sent for bytes that are discarded. */
+static void decode(struct blob *blob, const char *text) {
+    uint64_t bits = 0;
+    if (blob->file >= 0 || strlen(text) < 6) return;
+    for (int i = 0; i < 6; i++) {
+        const char *digit = strchr(base64, text[i]);
+        if (!digit) return;
+        bits = bits << 6 | (digit - base64);
+    }
+    blob->crc32c = bits >> 4, blob->is_summed = 1;
+}
+
+/* Answers with the resource of an object whose name begins with its bucket. Releases the blob. */
+static int send_resource(struct request *r, const char *name, struct blob *blob) {
+    char body[8 * NAME_BYTES], crc32c[9], extra[64] = "";
     const char *key = strchr(name, '/') + 1;
-    if (crc32c && *crc32c) snprintf(extra, sizeof extra, ",\"crc32c\":\"%.8s\"", crc32c);
+    if (sum(blob)) snprintf(extra, sizeof extra, ",\"crc32c\":\"%s\"", encode(blob->crc32c, crc32c));
     snprintf(body, sizeof body, "{\"kind\":\"storage#object\",\"bucket\":\"%.*s\",\"name\":\"%s\",\"generation\":\"1\","
         "\"metageneration\":\"1\",\"storageClass\":\"STANDARD\",\"contentType\":\"application/octet-stream\","
-        "\"timeCreated\":\"" TIME "\",\"updated\":\"" TIME "\",\"etag\":\"CAE=\",\"size\":\"%ld\"%s}",
-        (int)(key - 1 - name), name, key, size, extra);
+        "\"timeCreated\":\"" TIME "\",\"updated\":\"" TIME "\",\"etag\":\"CAE=\",\"size\":\"%ld\"%s%s%.4096s}",
+        (int)(key - 1 - name), name, key, blob->size, extra, blob->metadata ? ",\"metadata\":" : "",
+        blob->metadata ? blob->metadata : "");
+    blob_release(blob);
     return answer(r, "200 OK", "", body, 0);
+}
+
+/* Stores an object, and answers with its resource. */
+static int store(struct request *r, const char *name, struct blob *blob) {
+    sum(blob);
+    objects_put(name, blob);
+    blob = objects_get(name);
+    return blob ? send_resource(r, name, blob) : refuse(r, "404 Not Found", "notFound");
 }
 
 /* Receives a small body as text that ends with 0. */
@@ -98,6 +176,7 @@ static int insert(struct request *r, const char *bucket, int bucket_length) {
     if (r->content_length < before || delimiter > (long)sizeof first) return -1;
     if (!parameter(r->query, "name", value) && !text_of(json, json_end, "name", value)) return -1;
     text_of(json, json_end, "crc32c", crc32c);
+    char *metadata = object_of(json, json_end, "metadata");
     snprintf(name, sizeof name, "%.*s/%s", bucket_length, bucket, value);
     memcpy(first, r->head + r->held_from, delimiter);
     r->held_from += before;
@@ -111,8 +190,10 @@ static int insert(struct request *r, const char *bucket, int bucket_length) {
     if (more > 0 && tail[more - 1] == '\r') more--;
     if (file >= 0 && pwrite(file, tail, more, rest - last) != more) return -1;
     count(PUT);
-    objects_put(name, blob_new(rest - last + more, file));
-    return send_resource(r, name, rest - last + more, crc32c);
+    struct blob *blob = blob_new(rest - last + more, file);
+    decode(blob, crc32c);
+    blob->metadata = metadata;
+    return store(r, name, blob);
 }
 
 static int begin_session(struct request *r, const char *bucket, int bucket_length) {
@@ -145,7 +226,10 @@ static int session(struct request *r, const char *bucket, int bucket_length, lon
         return answer(r, "308 Resume Incomplete", headers, "", 0);
     }
     if (!upload_complete(id)) return refuse(r, "410 Gone", "gone");
-    return send_resource(r, name, received, strncmp(r->hash, "crc32c=", 7) ? NULL : r->hash + 7);
+    struct blob *blob = objects_get(name);
+    if (!blob) return refuse(r, "404 Not Found", "notFound");
+    if (!strncmp(r->hash, "crc32c=", 7)) decode(blob, r->hash + 7);
+    return send_resource(r, name, blob);
 }
 
 static int compose(struct request *r, const char *bucket, int bucket_length, const char *target) {
@@ -155,20 +239,25 @@ static int compose(struct request *r, const char *bucket, int bucket_length, con
     char *at = strstr(text, "\"sourceObjects\"");
     if (!at || !(end = strchr(at, ']'))) return refuse(r, "400 Bad Request", "invalid");
     struct blob *whole = blob_new(0, -1);
-    int sources = 0, found = 1;
+    int sources = 0, found = 1, is_summed = 1;
+    uint32_t crc32c = 0;
+    whole->metadata = object_of(end, text + r->content_length, "metadata");
     for (; found && (at = memmem(at, end - at, "\"name\"", 6)); at++, sources++) {
         text_of(at, end, "name", value);
         snprintf(name, sizeof name, "%.*s/%s", bucket_length, bucket, value);
         struct blob *part = objects_get(name);
-        if ((found = part != NULL)) blob_append(whole, part), blob_release(part);
+        if (!(found = part != NULL)) break;
+        is_summed &= sum(part);
+        crc32c = shifted(crc32c, part->size) ^ part->crc32c;
+        blob_append(whole, part);
+        blob_release(part);
     }
     if (!found || !sources || sources > MAX_SOURCES) {
         blob_release(whole);
         return found ? refuse(r, "400 Bad Request", "invalid") : refuse(r, "404 Not Found", "notFound");
     }
-    long size = whole->size;
-    objects_put(target, whole);
-    return send_resource(r, target, size, NULL);
+    whole->crc32c = crc32c, whole->is_summed = is_summed;
+    return store(r, target, whole);
 }
 
 static int respond_object(struct request *r, const char *name) {
@@ -180,12 +269,16 @@ static int respond_object(struct request *r, const char *name) {
     count(!strcmp(r->method, "DELETE") ? DELETE : is_media ? READ : METADATA);
     struct blob *blob = objects_get(name);
     if (!blob) return refuse(r, "404 Not Found", "notFound");
-    int failed;
-    if (!strcmp(r->method, "DELETE")) {
+    if (!is_media && strcmp(r->method, "DELETE")) return send_resource(r, name, blob);
+    int failed, used = 0;
+    char headers[512], crc32c[9];
+    if (is_media) {
+        used = snprintf(headers, sizeof headers, HEADERS "x-goog-stored-content-length: %ld\r\n", blob->size);
+        if (sum(blob)) sprintf(headers + used, "x-goog-hash: crc32c=%s\r\n", encode(blob->crc32c, crc32c));
+        failed = send_blob(r, blob, headers);
+    } else {
         objects_delete(name);
         failed = answer(r, "204 No Content", "", NULL, 0);
-    } else {
-        failed = is_media ? send_blob(r, blob, HEADERS) : send_resource(r, name, blob->size, NULL);
     }
     blob_release(blob);
     return failed;

@@ -11,9 +11,10 @@ enum { MAX_BUCKETS = 16, PAGE_KEYS = 1000, ENTRY_BYTES = 320 };
 
 struct bucket {
     char *name, *text, *entries;
-    char **keys;
+    char **keys; /* NULL if keys are computed */
     size_t *starts; /* of entries, and the end of the last */
     long count;
+    int is_random;
 };
 
 /* Written before the first thread starts. */
@@ -47,10 +48,43 @@ static void render(struct bucket *bucket) {
     bucket->starts[bucket->count] = used;
 }
 
+/* The key of an index, in `text` of 32 bytes if it is computed. Random digits are in order: the gap before each is random. */
+static const char *key_at(const struct bucket *bucket, long index, char *text) {
+    if (bucket->keys) return bucket->keys[index];
+    unsigned long step = ~0ul / bucket->count, hash = index * 0x9e3779b97f4a7c15ul;
+    hash = (hash ^ hash >> 29) * 0xbf58476d1ce4e5b9ul;
+    if (bucket->is_random) snprintf(text, 32, "%016lx%08lx", index * step + (hash ^ hash >> 32) % step, hash >> 32);
+    else snprintf(text, 32, "train/%014ld.jpg", index);
+    return text;
+}
+
+/* Writes the entries of consecutive keys. */
+static void write_entries(FILE *out, const struct bucket *bucket, long from, long to) {
+    char text[32], etag[64] = "";
+    if (bucket->keys) {
+        fwrite(bucket->entries + bucket->starts[from], 1, bucket->starts[to] - bucket->starts[from], out);
+        return;
+    }
+    for (; from < to; from++) {
+        const char *key = key_at(bucket, from, text);
+        if (bucket->is_random) sprintf(etag, "<ETag>&quot;%016lx%016lx&quot;</ETag>", hash_of(key), ~hash_of(key));
+        fprintf(out, "<Contents><Key>%s</Key>%s<Size>%ld</Size></Contents>", key, etag, 100000 + from * 7919 % 60000);
+    }
+}
+
 int listing_load(const char *path) {
+    if (bucket_count == MAX_BUCKETS) return 0;
+    struct bucket *bucket = &buckets[bucket_count];
+    int is_computed = !strncmp(path, "numbered:", 9) || !strncmp(path, "random:", 7);
+    if (is_computed) {
+        bucket->is_random = *path == 'r';
+        bucket->name = strndup(path, strcspn(path, ":"));
+        bucket->count = atol(strchr(path, ':') + 1);
+        return bucket->count > 0 && ++bucket_count;
+    }
     FILE *file = fopen(path, "r");
-    if (!file || bucket_count == MAX_BUCKETS) return 0;
-    struct bucket *bucket = &buckets[bucket_count++];
+    if (!file) return 0;
+    bucket_count++;
     fseek(file, 0, SEEK_END);
     long size = ftell(file), capacity = 0;
     rewind(file);
@@ -82,9 +116,10 @@ int listing_is(const char *name) {
    all that begin with them. */
 static long bound(const struct bucket *bucket, const char *text, size_t length, int after) {
     long low = 0, high = bucket->count;
+    char key[32];
     while (low < high) {
         long middle = low + (high - low) / 2;
-        int order = strncmp(bucket->keys[middle], text, length);
+        int order = strncmp(key_at(bucket, middle, key), text, length);
         if (order < 0 || (after && !order)) low = middle + 1;
         else high = middle;
     }
@@ -112,13 +147,14 @@ static int send_page(struct request *r, const struct bucket *bucket) {
     if (parameter(r->query, "encoding-type", value)) fputs("<EncodingType>url</EncodingType>", out);
     if (!*delimiter && at < end) {
         sent = end - at < most ? end - at : most;
-        fwrite(bucket->entries + bucket->starts[at], 1, bucket->starts[at + sent] - bucket->starts[at], out);
+        write_entries(out, bucket, at, at + sent);
         at += sent;
     }
     for (; *delimiter && at < end && sent < most; sent++) {
-        const char *key = bucket->keys[at], *found = strstr(key + length, delimiter);
+        char text[32];
+        const char *key = key_at(bucket, at, text), *found = strstr(key + length, delimiter);
         if (!found) {
-            fwrite(bucket->entries + bucket->starts[at], 1, bucket->starts[at + 1] - bucket->starts[at], out);
+            write_entries(out, bucket, at, at + 1);
             at++;
             continue;
         }
@@ -142,8 +178,9 @@ int listing_respond(struct request *r, int is_bucket) {
     const struct bucket *bucket = find(r->name);
     if (is_bucket) return strcmp(r->method, "HEAD") ? send_page(r, bucket) : answer(r, "200 OK", "", NULL, 0);
     const char *key = strchr(r->name, '/') + 1;
+    char text[32];
     long at = bound(bucket, key, strlen(key) + 1, 0);
-    if (at == bucket->count || strcmp(bucket->keys[at], key)) return refuse(r, "404 Not Found", "NoSuchKey");
+    if (at == bucket->count || strcmp(key_at(bucket, at, text), key)) return refuse(r, "404 Not Found", "NoSuchKey");
     if (strcmp(r->method, "HEAD")) return refuse(r, "501 Not Implemented", "NotImplemented");
     char headers[512];
     snprintf(headers, sizeof headers, "ETag: \"%016lx%016lx\"\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n"

@@ -33,13 +33,14 @@ static long last_id;
 
 struct blob *blob_new(long size, int file) {
     struct blob *blob = malloc(sizeof *blob);
-    *blob = (struct blob){size, file, 1};
+    *blob = (struct blob){.size = size, .file = file, .users = 1};
     return blob;
 }
 
 static void release(struct blob *blob) {
     if (!blob || --blob->users) return;
     if (blob->file >= 0) close(blob->file);
+    free(blob->metadata);
     free(blob);
 }
 

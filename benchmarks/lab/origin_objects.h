@@ -2,6 +2,7 @@
 #ifndef ORIGIN_OBJECTS_H
 #define ORIGIN_OBJECTS_H
 
+#include <stdint.h>
 #include <stdio.h>
 
 /* What was written: `file` is a memfd, or -1 if only the size was kept. Released by the last of its users. */
@@ -9,6 +10,10 @@ struct blob {
     long size;
     int file;
     int users;
+    /* Of Google Cloud Storage: CRC32C, if `is_summed`; metadata as JSON, or NULL, which the blob owns. */
+    int is_summed;
+    uint32_t crc32c;
+    char *metadata;
 };
 
 /* Owned by the caller. */

@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 from benchmarks.lab.location import Location
 from benchmarks.lab.nginx import BUCKET
 from benchmarks.lab.objects import Family, upload
+from benchmarks.lab.progress import progress
 from tests.servers.launch import start
 
 
 @contextlib.contextmanager
 def running(families: Sequence[Family]) -> Iterator[Location]:
     """Runs versitygw with the objects of `families`."""
-    with start("versitygw") as server:
+    with contextlib.ExitStack() as stack:
+        with progress("starting versitygw, which Go builds if it is missing"):
+            server = stack.enter_context(start("versitygw"))
         location = Location(
             bucket=BUCKET,
             endpoint_url=server.endpoint,
@@ -23,5 +26,6 @@ def running(families: Sequence[Family]) -> Iterator[Location]:
             secret_key=server.secret_key,
         )
         location.boto3().create_bucket(Bucket=BUCKET)
-        upload(location, families)
+        with progress("writing objects to versitygw"):
+            upload(location, families)
         yield location

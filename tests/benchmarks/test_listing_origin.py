@@ -58,3 +58,17 @@ def test_boto3_lists_the_same_and_heads_have_the_size_of_the_listing(running, st
     assert head.metadata["owner"] == "bench"
     with pytest.raises(torchobj.exceptions.ObjectNotFoundError):
         store("nested").head("train/none")
+
+
+def test_computed_keys_are_in_order_and_can_be_started_after():
+    with origin.running(0, ["numbered:3500", "random:3500"]) as found:
+        for bucket in ("numbered", "random"):
+            location = found.listed(bucket)
+            location.enter()
+            infos = list(location.store().list())
+            keys = [info.key for info in infos]
+            assert len(set(keys)) == 3500
+            assert keys == sorted(keys)
+            assert {len(key) for key in keys} == {24}
+            assert {info.version is None for info in infos} == {bucket == "numbered"}
+            assert [info.key for info in location.store().list(start_after=keys[1700])] == keys[1701:]

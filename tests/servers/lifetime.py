@@ -37,7 +37,7 @@ async def until_stdin_ends() -> None:
     await ended.wait()
 
 
-def die_with_parent() -> None:
-    """Makes the kernel kill this process when the thread that started it ends; called between fork and exec."""
+def die_with_parent(sent: int = signal.SIGKILL) -> None:
+    """Makes the kernel send this process a signal when the thread that started it ends; called between fork and exec."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sent)

@@ -7,32 +7,50 @@ load to the CPU with `weights_only=True`.
 import io
 import json
 import os
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
 from benchmarks.lab.location import Location
 
 
-class Client(Protocol):
-    """A client to measure."""
+class Client:
+    """A client to measure. By default torch writes and reads its files."""
+
+    modules: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self.open(location)
+
+    def open(self, location: Location) -> None:
+        """Makes the client."""
+        raise NotImplementedError
+
+    def file(self, key: str, mode: str) -> Any:
+        """Returns a context manager of a file, whose mode is `wb` or `rb`."""
+        raise NotImplementedError
 
     def save(self, state: Any, key: str) -> None:
         """Writes an object that holds the state."""
+        with self.file(key, "wb") as file:
+            torch.save(state, file)
 
     def load(self, key: str) -> Any:
         """Returns the state of an object."""
+        with self.file(key, "rb") as file:
+            return torch.load(file, map_location="cpu", weights_only=True)
 
 
-class Torchobj:
+class Torchobj(Client):
     """`torchobj.save` and `torchobj.load` with their defaults: checksums of all records are written and verified."""
 
     modules = ("torchobj", "torchobj.checkpoint")
 
-    def __init__(self, location: Location) -> None:
+    def open(self, location: Location) -> None:
         import torchobj
 
-        self._module, self._location, self._config = torchobj, location, location.config()
+        self._module, self._config = torchobj, location.config()
 
     def save(self, state: Any, key: str) -> None:
         self._module.save(state, self._location.url(key), config=self._config)
@@ -41,53 +59,42 @@ class Torchobj:
         return self._module.load(self._location.url(key), map_location="cpu", config=self._config)
 
 
-class S3TorchConnector:
+class S3TorchConnector(Client):
     """s3torchconnector's `S3Checkpoint`, whose writer and reader torch uses as files."""
 
     modules = ("s3torchconnector",)
 
-    def __init__(self, location: Location) -> None:
+    def open(self, location: Location) -> None:
         from s3torchconnector import S3Checkpoint
 
-        self._checkpoint, self._location = S3Checkpoint(**location.s3torchconnector()), location
+        self._checkpoint = S3Checkpoint(**location.s3torchconnector())
 
-    def save(self, state: Any, key: str) -> None:
-        with self._checkpoint.writer(self._location.url(key)) as writer:
-            torch.save(state, writer)
-
-    def load(self, key: str) -> Any:
-        with self._checkpoint.reader(self._location.url(key)) as reader:
-            return torch.load(reader, map_location="cpu", weights_only=True)
+    def file(self, key: str, mode: str) -> Any:
+        url = self._location.url(key)
+        return self._checkpoint.writer(url) if mode == "wb" else self._checkpoint.reader(url)
 
 
-class S3Fs:
+class S3Fs(Client):
     """s3fs, with fsspec's files passed to torch."""
 
-    packages = True
     modules = ("s3fs",)
 
-    def __init__(self, location: Location) -> None:
+    def open(self, location: Location) -> None:
         import s3fs
 
-        self._files, self._bucket = s3fs.S3FileSystem(endpoint_url=location.endpoint_url), location.bucket
+        self._files = s3fs.S3FileSystem(endpoint_url=location.endpoint_url)
 
-    def save(self, state: Any, key: str) -> None:
-        with self._files.open(f"{self._bucket}/{key}", "wb") as file:
-            torch.save(state, file)
-
-    def load(self, key: str) -> Any:
-        with self._files.open(f"{self._bucket}/{key}", "rb") as file:
-            return torch.load(file, map_location="cpu", weights_only=True)
+    def file(self, key: str, mode: str) -> Any:
+        return self._files.open(f"{self._location.bucket}/{key}", mode)
 
 
-class MultiStorageClient:
+class MultiStorageClient(Client):
     """multi-storage-client's `torch.save` and `torch.load`, which use boto3 by default."""
 
-    packages = True
     modules = ("multistorageclient", "multistorageclient.contrib.torch", "boto3")
     options: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, location: Location) -> None:
+    def open(self, location: Location) -> None:
         options = {
             "base_path": location.bucket,
             "endpoint_url": location.endpoint_url,
@@ -116,28 +123,28 @@ class MultiStorageClientInRust(MultiStorageClient):
     options: ClassVar[dict[str, Any]] = {"rust_client": {"allow_http": True}}
 
 
-class Boto3:
+class Boto3(Client):
     """boto3 with a `BytesIO` between it and the stock torch: the reference for what others wrote."""
 
     modules = ("boto3", "s3transfer", "botocore.config")
 
-    def __init__(self, location: Location) -> None:
-        self._client, self._bucket = location.boto3(), location.bucket
+    def open(self, location: Location) -> None:
+        self._client = location.boto3()
 
     def save(self, state: Any, key: str) -> None:
         file = io.BytesIO()
         torch.save(state, file)
         file.seek(0)
-        self._client.upload_fileobj(file, self._bucket, key)
+        self._client.upload_fileobj(file, self._location.bucket, key)
 
     def load(self, key: str) -> Any:
         file = io.BytesIO()
-        self._client.download_fileobj(self._bucket, key, file)
+        self._client.download_fileobj(self._location.bucket, key, file)
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
-CLIENTS: dict[str, Any] = {
+CLIENTS: dict[str, type[Client]] = {
     "torchobj": Torchobj,
     "s3torchconnector": S3TorchConnector,
     "s3fs": S3Fs,
@@ -145,8 +152,3 @@ CLIENTS: dict[str, Any] = {
     "multi-storage-client in Rust": MultiStorageClientInRust,
     "boto3": Boto3,
 }
-
-
-def needs_packages(name: str) -> bool:
-    """Returns whether `packages` installs this client."""
-    return hasattr(CLIENTS[name], "packages")

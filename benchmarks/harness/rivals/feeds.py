@@ -2,8 +2,8 @@
 `loop` measures them.
 
 A trainer receives every byte as uint8. Each rival collates to one flat tensor with lengths, allocated in shared memory
-if a worker does it: with the fewest copies possible. The samples of "tensors" and "photos" are tensors, which the
-default collation stacks.
+if a worker does it: with the fewest copies possible. Where the samples are tensors or decoded photos, the default
+collation stacks them.
 """
 
 import abc
@@ -12,7 +12,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.utils.data
@@ -37,33 +37,21 @@ class Plan:
     seed: int = 7
     budget_bytes: int | None = None
     """torchobj's memory budget; None for its default."""
-    decoder: str | None = None
-    """The objects are photos, which this decoder makes samples of."""
+    samples: str = "bytes"
+    """Or "tensors", or "photos", which a decoder makes samples of."""
+    decoder: str = ""
 
     def names(self) -> list[str]:
         """Keys, without the prefix of a location."""
         return self.family.names()
 
+    def urls(self) -> list[str]:
+        return [self.location.url(name) for name in self.names()]
+
     def arguments(self) -> dict[str, Any]:
         """Returns the DataLoader arguments that all feeds share."""
         context = {"multiprocessing_context": self.context, "persistent_workers": True} if self.workers else {}
         return {"batch_size": self.batch, "num_workers": self.workers, **context}
-
-
-class Feed(Protocol):
-    """A loader to measure."""
-
-    def loader(self, plan: Plan) -> Any:
-        """Returns a DataLoader in the plan's order."""
-
-    def names(self, batch: Any) -> list[str]:
-        """Returns the names of a batch's objects."""
-
-    def bytes(self, batch: Any) -> int:
-        """Returns the number of object bytes in the batch."""
-
-    def content(self, batch: Any, position: int) -> torch.Tensor:
-        """Returns one object of a batch as uint8."""
 
 
 class Flat(NamedTuple):
@@ -87,75 +75,42 @@ def flat(samples: Sequence[tuple[str, Any]]) -> Flat:
     return Flat(data, ends, [name for name, _ in samples])
 
 
-def torch_loader(dataset: Any, plan: Plan, **arguments: Any) -> Any:
-    """Returns torch's DataLoader in the plan's order."""
-    generator = torch.Generator().manual_seed(plan.seed)
-    return torch.utils.data.DataLoader(dataset, shuffle=True, generator=generator, **plan.arguments(), **arguments)
+class Feed(abc.ABC):
+    """A loader to measure. Its batches are `Flat`, or lists of names and one tensor: uint8 (samples, bytes) or float
+    (samples, 3, 224, 224).
+    """
 
-
-class _Rival(abc.ABC):
-    """A dataset under torch's DataLoader."""
+    modules: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def dataset(self, plan: Plan) -> Any:
-        """Returns a dataset whose samples are pairs of name and bytes."""
+        """Returns a dataset whose samples are pairs of name and content."""
 
     def loader(self, plan: Plan) -> Any:
-        return torch_loader(self.dataset(plan), plan, collate_fn=flat)
+        """Returns torch's DataLoader in the plan's order."""
+        dataset, collate = self.dataset(plan), flat if plan.samples == "bytes" else None
+        if plan.samples == "photos":
+            dataset = _Decoding(dataset, DECODERS[plan.decoder])
+        order = {"shuffle": True, "generator": torch.Generator().manual_seed(plan.seed)}
+        return torch.utils.data.DataLoader(dataset, collate_fn=collate, **order, **plan.arguments())
 
-    def names(self, batch: Flat) -> list[str]:
-        return batch.names
-
-    def bytes(self, batch: Flat) -> int:
-        return len(batch.data)
-
-    def content(self, batch: Flat, position: int) -> torch.Tensor:
-        return batch.data[batch.ends[position - 1] if position else 0 : batch.ends[position]]
-
-
-class Torchobj:
-    """`torchobj.DataLoader` over `ObjectMapDataset` without a transform: a batch is a `RaggedBatch` of views."""
-
-    modules = ("torchobj.loader", "torchobj.datasets")
-    transform: Any = None
-
-    def loader(self, plan: Plan) -> Any:
-        import torchobj
-
-        if plan.budget_bytes is not None:
-            torchobj.set_memory_budget(plan.budget_bytes)
-        urls = [plan.location.url(name) for name in plan.names()]
-        config = plan.location.config()
-        dataset = torchobj.ObjectMapDataset.from_objects(urls, config=config, transform=self.transform)
-        order: dict[str, Any]
-        if plan.elastic:
-            order = {"sampler": torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0, seed=plan.seed)}
-        else:
-            order = {"shuffle": True, "generator": torch.Generator().manual_seed(plan.seed)}
-        return torchobj.DataLoader(dataset, lookahead=plan.lookahead, **order, **plan.arguments())
-
-    def names(self, batch: Any) -> list[str]:
-        return ["/".join(url.rsplit("/", 2)[1:]) for url in batch.urls]
-
-    def bytes(self, batch: Any) -> int:
-        return int(batch.offsets[-1])
-
-    def content(self, batch: Any, position: int) -> torch.Tensor:
-        view: torch.Tensor = batch[position]
-        return view
+    def unpacked(self, batch: Any) -> tuple[list[str], int, Callable[[int], torch.Tensor]]:
+        """Returns the names of a batch's objects, the number of bytes, and a function that returns one sample."""
+        if isinstance(batch, Flat):
+            data, ends = batch.data, batch.ends
+            return batch.names, len(data), lambda position: data[ends[position - 1] if position else 0 : ends[position]]
+        names, samples = batch
+        return list(map(_name_of, names)), samples.nbytes, samples.__getitem__
 
 
-class TorchobjFlat(Torchobj):
-    """Like `Torchobj`, for a trainer that needs one tensor as the rivals return: the trainer copies the bytes once."""
-
-    def bytes(self, batch: Any) -> int:
-        return len(batch.data)
+def _name_of(key_or_url: str) -> str:
+    return "/".join(key_or_url.rsplit("/", 2)[-2:])
 
 
 class _Named(torch.utils.data.Dataset[Any]):
     """A dataset of pairs of names and contents."""
 
-    def __init__(self, names: list[str], contents: Any) -> None:
+    def __init__(self, names: list[str], contents: Any = None) -> None:
         self._names, self._contents = names, contents
 
     def __len__(self) -> int:
@@ -165,11 +120,82 @@ class _Named(torch.utils.data.Dataset[Any]):
         return self._names[index], self._contents[index]
 
 
+class _Decoding(torch.utils.data.Dataset[Any]):
+    """Decodes the photos of a dataset of names and bytes."""
+
+    def __init__(self, inner: Any, decode: Callable[[Any], torch.Tensor]) -> None:
+        self._inner, self._decode = inner, decode
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[str, torch.Tensor]]:
+        if hasattr(self._inner, "__getitems__"):
+            samples = self._inner.__getitems__(indices)
+        else:
+            samples = [self._inner[index] for index in indices]
+        return [(name, self._decode(content)) for name, content in samples]
+
+
+def _named_tensor(reader: Any) -> tuple[str, torch.Tensor]:
+    return reader.key, torch.frombuffer(reader, dtype=torch.uint8)
+
+
+def _named_photo(decode: Callable[[Any], torch.Tensor], reader: Any) -> tuple[str, torch.Tensor]:
+    return reader.key, decode(reader.getbuffer())
+
+
+class Torchobj(Feed):
+    """`torchobj.DataLoader` over `ObjectMapDataset`. A batch is a `RaggedBatch` of views, unless a transform returns
+    tensors, or decodes photos.
+    """
+
+    modules = ("torchobj.loader", "torchobj.datasets")
+
+    def dataset(self, plan: Plan) -> Any:
+        import torchobj
+
+        transform: Any = {
+            "bytes": None,
+            "tensors": _named_tensor,
+            "photos": functools.partial(_named_photo, DECODERS.get(plan.decoder)),
+        }[plan.samples]
+        return torchobj.ObjectMapDataset.from_objects(plan.urls(), config=plan.location.config(), transform=transform)
+
+    def loader(self, plan: Plan) -> Any:
+        import torchobj
+
+        if plan.budget_bytes is not None:
+            torchobj.set_memory_budget(plan.budget_bytes)
+        dataset = self.dataset(plan)
+        order: dict[str, Any]
+        if plan.elastic:
+            order = {"sampler": torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0, seed=plan.seed)}
+        else:
+            order = {"shuffle": True, "generator": torch.Generator().manual_seed(plan.seed)}
+        return torchobj.DataLoader(dataset, lookahead=plan.lookahead, **order, **plan.arguments())
+
+    def unpacked(self, batch: Any) -> tuple[list[str], int, Callable[[int], torch.Tensor]]:
+        if isinstance(batch, list):
+            return super().unpacked(batch)
+        return list(map(_name_of, batch.urls)), self._bytes(batch), batch.__getitem__
+
+    def _bytes(self, batch: Any) -> int:
+        return int(batch.offsets[-1])
+
+
+class TorchobjFlat(Torchobj):
+    """Like `Torchobj`, for a trainer that needs one tensor as the rivals return: the trainer copies the bytes once."""
+
+    def _bytes(self, batch: Any) -> int:
+        return len(batch.data)
+
+
 class _GetItems(_Named):
     """The dozen lines that a user would write: one event loop per worker gathers a batch."""
 
     def __init__(self, location: Location, names: list[str]) -> None:
-        super().__init__(names, None)
+        super().__init__(names)
         self._location = location
         self._runner: asyncio.Runner | None = None
         self._store: Any = None
@@ -190,7 +216,7 @@ class _GetItems(_Named):
         return name, await answer.bytes_async()
 
 
-class GetItems(_Rival):
+class GetItems(Feed):
     """`__getitems__` with `obstore.get_async`."""
 
     modules = ("obstore", "obstore.store")
@@ -203,7 +229,7 @@ def _read_whole(reader: Any) -> tuple[str, bytes]:
     return reader.key, reader.read()
 
 
-class S3TorchConnector(_Rival):
+class S3TorchConnector(Feed):
     """s3torchconnector's `S3MapDataset`, one object per call."""
 
     modules = ("s3torchconnector",)
@@ -211,13 +237,12 @@ class S3TorchConnector(_Rival):
     def dataset(self, plan: Plan) -> Any:
         from s3torchconnector import S3MapDataset
 
-        urls = [plan.location.url(name) for name in plan.names()]
-        return S3MapDataset.from_objects(urls, transform=_read_whole, **plan.location.s3torchconnector())
+        return S3MapDataset.from_objects(plan.urls(), transform=_read_whole, **plan.location.s3torchconnector())
 
 
 class _Boto3Items(_Named):
     def __init__(self, location: Location, names: list[str]) -> None:
-        super().__init__(names, None)
+        super().__init__(names)
         self._location = location
         self._client: Any = None
 
@@ -229,7 +254,7 @@ class _Boto3Items(_Named):
         return name, answer["Body"].read()
 
 
-class Boto3(_Rival):
+class Boto3(Feed):
     """boto3's `get_object`, one object per call."""
 
     modules = ("boto3", "botocore.config")
@@ -246,7 +271,7 @@ class _NamedBatches(_Named):
         return [(self._names[index], content) for index, content in zip(indices, contents, strict=True)]
 
 
-class LitData(_Rival):
+class LitData(Feed):
     """litData's `StreamingRawDataset`, given the list of objects instead of listing them."""
 
     modules = ("litdata.raw",)
@@ -256,8 +281,7 @@ class LitData(_Rival):
         from litdata.raw.indexer import BaseIndexer, FileMetadata
 
         location = plan.location
-        folder = f"s3://{location.bucket}/{location.prefix}"
-        files = [FileMetadata(folder + name, plan.family.size) for name in plan.names()]
+        files = [FileMetadata(url, plan.family.size) for url in plan.urls()]
 
         class Known(BaseIndexer):
             def discover_files(self, input_dir: str, storage_options: Any) -> list[FileMetadata]:
@@ -269,112 +293,35 @@ class LitData(_Rival):
                 return files
 
         options = {"endpoint_url": location.endpoint_url, "region_name": location.region}
-        inner = StreamingRawDataset(folder, indexer=Known(), storage_options=options)
+        inner = StreamingRawDataset(location.url(""), indexer=Known(), storage_options=options)
         return _NamedBatches(plan.names(), inner)
 
 
-class Memory(_Rival):
+class Zeros(Feed):
     """The same loop on data in memory, where all objects are the same zeros: the baseline for memory growth."""
 
     def dataset(self, plan: Plan) -> Any:
         return _Named(plan.names(), [bytes(plan.family.size)] * plan.family.count)
 
 
-class _Stacked:
-    """Batches are pairs of names and one tensor: uint8 (samples, bytes) or float (samples, 3, 224, 224)."""
-
-    def names(self, batch: Any) -> list[str]:
-        return ["/".join(name.rsplit("/", 2)[-2:]) for name in batch[0]]
-
-    def bytes(self, batch: Any) -> int:
-        return int(batch[1].nbytes)
-
-    def content(self, batch: Any, position: int) -> torch.Tensor:
-        row: torch.Tensor = batch[1][position]
-        return row
-
-
-def _named_tensor(reader: Any) -> tuple[str, torch.Tensor]:
-    return reader.key, torch.frombuffer(reader, dtype=torch.uint8)
-
-
-def _named_sample(decode: Callable[[Any], torch.Tensor], reader: Any) -> tuple[str, torch.Tensor]:
-    return reader.key, decode(reader.getbuffer())
-
-
-class TorchobjTensors(_Stacked, Torchobj):
-    """`torchobj.DataLoader` with a transform that returns a tensor, or decodes a photo, and the default collation."""
-
-    def loader(self, plan: Plan) -> Any:
-        decode = DECODERS.get(plan.decoder or "")
-        self.transform = _named_tensor if decode is None else functools.partial(_named_sample, decode)
-        return super().loader(plan)
-
-
-class RamTensors(_Stacked):
-    """torch's DataLoader over tensors that are in memory before it starts."""
-
-    modules = ()
-
-    def loader(self, plan: Plan) -> Any:
-        contents = (bytearray().join(plan.family.pieces(index)) for index in range(plan.family.count))
-        tensors = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
-        return torch_loader(_Named(plan.names(), tensors), plan)
-
-
-class _Decoding(torch.utils.data.Dataset[Any]):
-    """Decodes the photos of a dataset of names and bytes."""
-
-    def __init__(self, inner: Any, decode: Callable[[Any], torch.Tensor]) -> None:
-        self._inner, self._decode = inner, decode
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[str, torch.Tensor]]:
-        if hasattr(self._inner, "__getitems__"):
-            samples = self._inner.__getitems__(indices)
-        else:
-            samples = [self._inner[index] for index in indices]
-        return [(name, self._decode(content)) for name, content in samples]
-
-
-class RamPhotos(_Stacked):
-    """torch's DataLoader, whose workers decode photos that are in memory before it starts."""
-
-    modules = ()
+class Memory(Feed):
+    """torch's DataLoader over tensors, or bytes of photos, that are in memory before it starts."""
 
     def dataset(self, plan: Plan) -> Any:
-        """Returns a dataset whose samples are pairs of name and bytes."""
-        return _Named(plan.names(), [b"".join(plan.family.pieces(index)) for index in range(plan.family.count)])
-
-    def loader(self, plan: Plan) -> Any:
-        return torch_loader(_Decoding(self.dataset(plan), DECODERS[plan.decoder or ""]), plan)
-
-
-class GetItemsPhotos(RamPhotos):
-    modules = GetItems.modules
-    dataset = GetItems.dataset
+        contents: Any = [bytearray().join(plan.family.pieces(index)) for index in range(plan.family.count)]
+        if plan.samples == "tensors":
+            contents = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
+        return _Named(plan.names(), contents)
 
 
-class S3TorchConnectorPhotos(RamPhotos):
-    modules = S3TorchConnector.modules
-    dataset = S3TorchConnector.dataset
-
-
-CLIENTS: dict[str, Any] = {
+CLIENTS: dict[str, type[Feed]] = {
     "torchobj": Torchobj,
     "torchobj, one tensor": TorchobjFlat,
     "getitems": GetItems,
     "s3torchconnector": S3TorchConnector,
     "boto3": Boto3,
     "litData": LitData,
-    "torchobj, tensors": TorchobjTensors,
-    "torch, RAM": RamTensors,
-    "torchobj, photos": TorchobjTensors,
-    "torch, RAM, photos": RamPhotos,
-    "getitems, photos": GetItemsPhotos,
-    "s3torchconnector, photos": S3TorchConnectorPhotos,
+    "torch, RAM": Memory,
 }
 
 

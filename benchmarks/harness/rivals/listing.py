@@ -5,12 +5,14 @@ object by HEAD: `list.py` and `scan.py` measure them with `timed`.
 import multiprocessing
 import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from benchmarks.harness.measure import Worker
+from benchmarks.harness.report import LIMIT
 from benchmarks.lab.keys import digest
 from benchmarks.lab.location import Location
 
@@ -18,6 +20,11 @@ from benchmarks.lab.location import Location
 _THREADS = 32
 #: Processes of boto3, more than there are cores, because they wait. 4 to 16 were tried on 2 cores.
 _PROCESSES = 8
+_LIMIT_CONNECTIONS = 64
+
+
+def _length(items: Iterable[Any]) -> int:
+    return sum(1 for _ in items)
 
 
 def _boto3_keys(client: Any, bucket: str) -> Iterator[str]:
@@ -25,183 +32,164 @@ def _boto3_keys(client: Any, bucket: str) -> Iterator[str]:
     return (item["Key"] for page in pages for item in page.get("Contents", []))
 
 
-class Lister(Worker):
+def _torchobj_keys(location: Location) -> Iterator[str]:
+    return (info.key for info in location.store().list())
+
+
+def _s3fs(location: Location) -> Any:
+    import s3fs
+
+    return s3fs.S3FileSystem(client_kwargs={"endpoint_url": location.endpoint_url}, skip_instance_cache=True)
+
+
+def _s3fs_keys(location: Location) -> Iterator[str]:
+    skipped = len(location.bucket) + 1
+    return (path[skipped:] for path in _s3fs(location).find(location.bucket, detail=True))
+
+
+def _obstore_chunks(store: Any, **options: Any) -> Any:
+    import obstore
+
+    return obstore.list(store, **options)
+
+
+def _obstore_keys(location: Location) -> Iterator[str]:
+    chunks = _obstore_chunks(location.obstore(), chunk_size=1000)
+    return (item["path"] for chunk in chunks for item in chunk)
+
+
+def _kept(location: Location) -> int:
+    import torchobj
+
+    return len(torchobj.ObjectMapDataset(f"s3://{location.bucket}/", config=location.config()))
+
+
+def _fetched(location: Location, tokens: Iterable[int]) -> int:
+    """Receives the pages that begin at these keys; returns their number."""
+    address = urlsplit(location.endpoint_url or "")
+    view, found = memoryview(bytearray(1 << 20)), 0
+    with socket.create_connection((address.hostname, address.port), timeout=60.0) as connection:
+        for token in tokens:
+            target = f"/{location.bucket}?list-type=2&continuation-token={token}"
+            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+            at = connection.recv_into(view)
+            head, _, _ = bytes(view[: min(at, 2048)]).partition(b"\r\n\r\n")
+            match = re.search(rb"Content-Length: (\d+)", head)
+            total = len(head) + 4 + int(match[1] if match else 0)
+            while at < total:
+                received = connection.recv_into(view[at:])
+                if not received:
+                    raise ConnectionError("the origin closed the connection")
+                at += received
+            found += 1
+    return found
+
+
+def _limit(location: Location, count: int) -> int:
+    tokens = range(0, count, 1000)
+    shares = [tokens[number::_LIMIT_CONNECTIONS] for number in range(min(_LIMIT_CONNECTIONS, len(tokens)))]
+    with ThreadPoolExecutor(_LIMIT_CONNECTIONS) as pool:
+        pages = sum(pool.map(lambda share: _fetched(location, share), shares))
+    return min(pages * 1000, count)
+
+
+@dataclass(frozen=True)
+class Lister:
+    """A form in which a client lists: the value in `LISTERS`."""
+
+    modules: tuple[str, ...]
+    """What its first use imports."""
+    open: Callable[[Location], Any]
+    """Makes the client."""
+    count: Callable[[Any, str], int]
+    """Lists all keys of a bucket by a client, and only counts them."""
+    keys: Callable[[Location], Iterable[str]] = _torchobj_keys
+    """Lists all keys, in any form of the same client."""
+
+    def __call__(self, location: Location, **job: Any) -> "_Listing":
+        return _Listing(self, location, **job)
+
+
+@dataclass
+class _Listing(Worker):
     """Counts the keys of a bucket. With `verify` it compares them, and is not to be measured."""
 
-    def __init__(self, location: Location, count: int, expected: str, verify: bool) -> None:
-        self._location, self._count, self._expected, self._verify = location, count, expected, verify
-        self._found, self._digest = 0, ""
-        self.open(location)
+    lister: Lister
+    location: Location
+    count: int
+    expected: str
+    verify: bool
 
-    def open(self, location: Location) -> None:
-        """Makes the client."""
-        raise NotImplementedError
-
-    def keys(self) -> Iterator[str]:
-        """Lists all keys in the form of this client."""
-        raise NotImplementedError
-
-    def count(self) -> int:
-        """Lists all keys, and only counts them."""
-        return sum(1 for _ in self.keys())
+    def __post_init__(self) -> None:
+        self._client = self.lister.open(self.location)
 
     def run(self) -> int:
-        if self._verify:
-            keys = list(self.keys())
-            self._digest, self._found = digest(keys), len(keys)
-        else:
-            self._found = self.count()
+        if not self.verify:
+            self._found = self.lister.count(self._client, self.location.bucket)
+            return self._found
+        keys = list(self.lister.keys(self.location))
+        self._digest, self._found = digest(keys), len(keys)
         return self._found
 
     def check(self) -> None:
-        if self._found != self._count:
-            raise AssertionError(f"{self._found} keys instead of {self._count}")
-        if self._verify and self._digest != self._expected:
+        if self._found != self.count:
+            raise AssertionError(f"{self._found} keys instead of {self.count}")
+        if self.verify and self._digest != self.expected:
             raise AssertionError("the listed keys are others, or some are repeated")
 
 
-class Torchobj(Lister):
-    """`for info in store.list()`."""
+_STORE, _OBSTORE = ("torchobj",), ("obstore", "obstore.store")
 
-    modules = ("torchobj",)
-
-    def open(self, location: Location) -> None:
-        self._store = location.store()
-
-    def keys(self) -> Iterator[str]:
-        return (info.key for info in self._store.list())
-
-    def count(self) -> int:
-        return sum(1 for _ in self._store.list())
-
-
-class TorchobjPages(Torchobj):
-    """`for page in store.list().pages()`."""
-
-    def count(self) -> int:
-        return sum(len(page.objects) for page in self._store.list().pages())
-
-
-class TorchobjUnordered(Torchobj):
-    """`for info in store.list(ordered=False)`."""
-
-    def count(self) -> int:
-        return sum(1 for _ in self._store.list(ordered=False))
-
-
-class TorchobjArrow(Torchobj):
-    """`for batch in store.list().to_arrow()`."""
-
-    modules = ("torchobj", "pyarrow")
-
-    def count(self) -> int:
-        return sum(batch.num_rows for batch in self._store.list().to_arrow())
-
-
-class TorchobjDataset(Lister):
-    """`ObjectMapDataset`, which keeps the keys in a manifest, of which only the number is compared."""
-
-    modules = ("torch", "torchobj", "torchobj.datasets.map")
-
-    def open(self, location: Location) -> None:
-        self._config = location.config()
-
-    def count(self) -> int:
-        import torchobj
-
-        self._kept = torchobj.ObjectMapDataset(f"s3://{self._location.bucket}/", config=self._config)
-        return len(self._kept)
-
-    def keys(self) -> Iterator[str]:
-        return Torchobj(self._location, 0, "", False).keys()
+LISTERS = {
+    # `for info in store.list()`
+    "torchobj": Lister(_STORE, Location.store, lambda store, _: _length(store.list())),
+    "torchobj unordered": Lister(_STORE, Location.store, lambda store, _: _length(store.list(ordered=False))),
+    "torchobj pages": Lister(
+        _STORE, Location.store, lambda store, _: sum(len(page.objects) for page in store.list().pages())
+    ),
+    "torchobj arrow": Lister(
+        ("torchobj", "pyarrow"),
+        Location.store,
+        lambda store, _: sum(batch.num_rows for batch in store.list().to_arrow()),
+    ),
+    # It keeps the keys in a manifest.
+    "torchobj dataset": Lister(
+        ("torch", "torchobj", "torchobj.datasets.map"), lambda location: location, lambda location, _: _kept(location)
+    ),
+    # The paginator of `list_objects_v2`.
+    "boto3": Lister(
+        ("boto3", "botocore.config"),
+        Location.boto3,
+        lambda client, bucket: _length(_boto3_keys(client, bucket)),
+        lambda location: _boto3_keys(location.boto3(), location.bucket),
+    ),
+    # `find` with details, as pyarrow calls it.
+    "s3fs": Lister(("s3fs",), _s3fs, lambda files, bucket: len(files.find(bucket, detail=True)), _s3fs_keys),
+    # With chunks of a page: its default of 50 keys is slower.
+    "obstore": Lister(
+        _OBSTORE,
+        Location.obstore,
+        lambda store, _: sum(map(len, _obstore_chunks(store, chunk_size=1000))),
+        _obstore_keys,
+    ),
+    "obstore arrow": Lister(
+        (*_OBSTORE, "arro3.core"),
+        Location.obstore,
+        lambda store, _: sum(batch.num_rows for batch in _obstore_chunks(store, chunk_size=10_000, return_arrow=True)),
+        _obstore_keys,
+    ),
+}
 
 
-class Boto3(Lister):
-    """The paginator of `list_objects_v2`."""
-
-    modules = ("boto3", "botocore.config")
-
-    def open(self, location: Location) -> None:
-        self._client = location.boto3()
-
-    def keys(self) -> Iterator[str]:
-        return _boto3_keys(self._client, self._location.bucket)
-
-
-class S3fs(Lister):
-    """`find` with details, as pyarrow calls it."""
-
-    modules = ("s3fs",)
-
-    def open(self, location: Location) -> None:
-        import s3fs
-
-        self._files = s3fs.S3FileSystem(client_kwargs={"endpoint_url": location.endpoint_url}, skip_instance_cache=True)
-
-    def keys(self) -> Iterator[str]:
-        skipped = len(self._location.bucket) + 1
-        return (path[skipped:] for path in self._files.find(self._location.bucket, detail=True))
-
-
-class Obstore(Lister):
-    """`obstore.list` with chunks of a page. Its default of 50 keys is slower."""
-
-    modules = ("obstore", "obstore.store")
-
-    def open(self, location: Location) -> None:
-        import obstore
-
-        self._list, self._store = obstore.list, location.obstore()
-
-    def keys(self) -> Iterator[str]:
-        return (item["path"] for chunk in self._list(self._store, chunk_size=1000) for item in chunk)
-
-    def count(self) -> int:
-        return sum(len(chunk) for chunk in self._list(self._store, chunk_size=1000))
-
-
-class ObstoreArrow(Obstore):
-    """`obstore.list(return_arrow=True)`."""
-
-    modules = ("obstore", "obstore.store", "arro3.core")
-
-    def count(self) -> int:
-        return sum(batch.num_rows for batch in self._list(self._store, chunk_size=10_000, return_arrow=True))
-
-
-class BareLimit(Lister):
+class Limit(Worker):
     """What the origin and this machine allow: pages of known keys by 64 connections, whose bytes are not parsed."""
 
-    _CONNECTIONS = 64
+    def __init__(self, location: Location, count: int, expected: str, verify: bool) -> None:
+        del expected, verify
+        self._location, self._count = location, count
 
-    def open(self, location: Location) -> None:
-        self._address = (urlsplit(location.endpoint_url or "").hostname, urlsplit(location.endpoint_url or "").port)
-
-    def _fetch(self, tokens: Iterable[int]) -> int:
-        received = bytearray(1 << 20)
-        view, found = memoryview(received), 0
-        with socket.create_connection(self._address) as connection:
-            for token in tokens:
-                target = f"/{self._location.bucket}?list-type=2&continuation-token={quote(str(token))}"
-                connection.sendall(f"GET {target} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
-                at = connection.recv_into(view)
-                head, _, _ = bytes(view[: min(at, 2048)]).partition(b"\r\n\r\n")
-                match = re.search(rb"Content-Length: (\d+)", head)
-                total = len(head) + 4 + int(match[1] if match else 0)
-                while at < total:
-                    at += connection.recv_into(view[at:])
-                found += 1
-        return found
-
-    def count(self) -> int:
-        tokens = range(0, self._count, 1000)
-        with ThreadPoolExecutor(self._CONNECTIONS) as pool:
-            shares = [tokens[number :: self._CONNECTIONS] for number in range(self._CONNECTIONS)]
-            pages = sum(pool.map(self._fetch, [share for share in shares if share]))
-        return min(pages * 1000, self._count)
-
-    def keys(self) -> Iterator[str]:
-        return Torchobj(self._location, 0, "", False).keys()
+    def run(self) -> int:
+        return _limit(self._location, self._count)
 
 
 class Scanner(Worker):
@@ -314,24 +302,12 @@ def _process_label(key: str) -> str:
     return _label_of(*_process, key)
 
 
-LISTERS: dict[str, Any] = {
-    "torchobj": Torchobj,
-    "torchobj unordered": TorchobjUnordered,
-    "torchobj pages": TorchobjPages,
-    "torchobj arrow": TorchobjArrow,
-    "torchobj dataset": TorchobjDataset,
-    "bare limit": BareLimit,
-    "boto3": Boto3,
-    "s3fs": S3fs,
-    "obstore": Obstore,
-    "obstore arrow": ObstoreArrow,
-}
-SCANNERS: dict[str, Any] = {
+SCANNERS: dict[str, type[Scanner]] = {
     "torchobj": TorchobjScan,
     "torchobj head": TorchobjHead,
     "boto3": Boto3Head,
     "boto3 threads": Boto3Threads,
     "boto3 processes": Boto3Processes,
 }
-CLIENTS = {f"list {name}": client for name, client in LISTERS.items()}
+CLIENTS: dict[str, Any] = {f"list {name}": client for name, client in LISTERS.items()} | {f"list {LIMIT}": Limit}
 CLIENTS |= {f"scan {name}": client for name, client in SCANNERS.items()}

@@ -5,6 +5,7 @@ import random
 import tarfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +25,29 @@ def read_tar(path: str) -> Iterator[tuple[str, bytes]]:
                 yield member.name, file.read()
 
 
+@dataclass
 class Samples(Worker):
-    """Iterates over all samples once; each has a body and a label.
+    """Iterates over all samples once; each has a body and a label."""
 
-    Args:
-        location: The bucket of the shards.
-        files: The shards as local files.
-        names: Names of the shards in the bucket.
-        samples: Number of samples of all shards.
-        index: Local path of their index.
-        objects: Names of the bodies as objects.
-    """
+    location: Location
+    """The bucket of the shards."""
+    files: list[str]
+    """The shards as local files."""
+    names: list[str]
+    """Names of the shards in the bucket."""
+    count: int
+    """Number of samples of all shards."""
+    index: str
+    """Local path of their index."""
+    objects: list[str]
+    """Names of the bodies as objects."""
 
-    def __init__(
-        self, location: Location, files: list[str], names: list[str], samples: int, index: str, objects: list[str]
-    ) -> None:
-        self._location, self._files, self._samples, self._index = location, files, samples, index
-        self._urls = [location.url(name) for name in names]
-        self._objects = [location.url(name) for name in objects]
+    def __post_init__(self) -> None:
+        self._urls, self._config = [self.location.url(name) for name in self.names], self.location.config()
         self.open()
 
     def open(self) -> None:
-        """Imports and makes the client."""
+        """Makes the client."""
 
     def samples(self) -> Iterable[dict[str, Any]]:
         """The samples."""
@@ -63,12 +65,12 @@ class Samples(Worker):
         for sample in self.samples():
             found += 1
             total += len(sample["bin"])
-        if found != self._samples:
-            raise AssertionError(f"{found} samples instead of {self._samples}")
+        if found != self.count:
+            raise AssertionError(f"{found} samples instead of {self.count}")
         return found
 
     def check(self) -> None:
-        expected = (read for file in self._files for read in read_tar(file))
+        expected = (read for file in self.files for read in read_tar(file))
         for sample in self.samples():
             for name in ("bin", "cls"):
                 if sample[name] != next(expected)[1]:
@@ -85,7 +87,7 @@ class Parsed(Samples):
 
         # Ranges as the dataset reads them.
         step = 4 << 20
-        shards = [memoryview(Path(file).read_bytes()) for file in self._files]
+        shards = [memoryview(Path(file).read_bytes()) for file in self.files]
         self._shards = [[Buffer(shard[at : at + step]) for at in range(0, len(shard), step)] for shard in shards]
 
     def samples(self) -> Iterator[dict[str, Any]]:
@@ -100,26 +102,6 @@ class Parsed(Samples):
                 yield sample
 
 
-class InMemory(Samples):
-    """`TarIterableDataset` over a store in memory: with its prefetcher, positions and handling of errors."""
-
-    modules = ("torchobj", "torchobj.datasets.tar_stream")
-
-    def open(self) -> None:
-        import torchobj
-
-        store = torchobj.Store("memory://shards")
-        self._memory = []
-        for number, file in enumerate(self._files):
-            store.put(f"{number}.tar", Path(file).read_bytes())
-            self._memory.append(f"memory://shards/{number}.tar")
-
-    def samples(self) -> Iterable[dict[str, Any]]:
-        import torchobj
-
-        return torchobj.TarIterableDataset(self._memory, shuffle_shards=False)
-
-
 class Torchobj(Samples):
     """`TarIterableDataset` over the bucket."""
 
@@ -128,8 +110,20 @@ class Torchobj(Samples):
     def samples(self) -> Iterable[dict[str, Any]]:
         import torchobj
 
-        config = self._location.config()
-        return torchobj.TarIterableDataset(self._urls, shuffle_shards=False, config=config)
+        return torchobj.TarIterableDataset(self._urls, shuffle_shards=False, config=self._config)
+
+
+class InMemory(Torchobj):
+    """`TarIterableDataset` over a store in memory: with its prefetcher, positions and handling of errors."""
+
+    def open(self) -> None:
+        import torchobj
+
+        store = torchobj.Store("memory://shards")
+        for number, file in enumerate(self.files):
+            store.put(f"{number}.tar", Path(file).read_bytes())
+        self._urls = [f"memory://shards/{number}.tar" for number in range(len(self.files))]
+        self._config = None
 
 
 class Webdataset(Samples):
@@ -138,7 +132,7 @@ class Webdataset(Samples):
     modules = ("webdataset",)
 
     def streams(self) -> Iterator[dict[str, Any]]:
-        for file in self._files:
+        for file in self.files:
             with Path(file).open("rb") as stream:
                 yield {"url": file, "stream": stream}
 
@@ -153,10 +147,10 @@ class WebdatasetInMemory(Webdataset):
     """webdataset's pipeline over memory."""
 
     def open(self) -> None:
-        self._shards = [Path(file).read_bytes() for file in self._files]
+        self._shards = [Path(file).read_bytes() for file in self.files]
 
     def streams(self) -> Iterator[dict[str, Any]]:
-        for file, shard in zip(self._files, self._shards, strict=True):
+        for file, shard in zip(self.files, self._shards, strict=True):
             yield {"url": file, "stream": io.BytesIO(shard)}
 
 
@@ -168,22 +162,21 @@ class WebdatasetConnector(Webdataset):
     def streams(self) -> Iterator[dict[str, Any]]:
         from s3torchconnector import S3Checkpoint
 
-        checkpoint = S3Checkpoint(**self._location.s3torchconnector())
+        checkpoint = S3Checkpoint(**self.location.s3torchconnector())
         for url in self._urls:
             with checkpoint.reader(url) as stream:
                 yield {"url": url, "stream": stream}
 
 
-class _Shuffled(Samples):
-    """A shuffled epoch of a map-style dataset by a loader without workers."""
+class ShuffledShards(Samples):
+    """A shuffled epoch of `TarMapDataset`, with an index, by a loader without workers."""
 
     modules = ("torchobj", "torchobj.loader", "torchobj.datasets.tar_map", "torchobj.datasets.map", "pyarrow.parquet")
 
-    def dataset(self) -> Any:
-        raise NotImplementedError
-
     def open(self) -> None:
-        self._dataset = self.dataset()
+        import torchobj
+
+        self._dataset: Any = torchobj.TarMapDataset(self._urls, self.index, config=self._config)
         # Reads the index.
         len(self._dataset)
 
@@ -202,22 +195,14 @@ class _Shuffled(Samples):
         """The samples are compared by the tests."""
 
 
-class ShuffledShards(_Shuffled):
-    """`TarMapDataset`, with an index."""
-
-    def dataset(self) -> Any:
-        import torchobj
-
-        return torchobj.TarMapDataset(self._urls, self._index, config=self._location.config())
-
-
-class ShuffledObjects(_Shuffled):
+class ShuffledObjects(ShuffledShards):
     """The bodies as objects, by `ObjectMapDataset`."""
 
-    def dataset(self) -> Any:
+    def open(self) -> None:
         import torchobj
 
-        return torchobj.ObjectMapDataset.from_objects(self._objects, config=self._location.config())
+        urls = [self.location.url(name) for name in self.objects]
+        self._dataset = torchobj.ObjectMapDataset.from_objects(urls, config=self._config)
 
 
 CLIENTS: dict[str, type[Samples]] = {
@@ -234,6 +219,8 @@ CLIENTS: dict[str, type[Samples]] = {
 
 def write_shards(folder: Path, bodies: Sequence[Any], shards: int) -> list[Path]:
     """Writes tar files of samples with a body and a label, unless they exist."""
+    import webdataset
+
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number:03d}.tar" for number in range(shards)]
     each = len(bodies) // shards
@@ -241,11 +228,8 @@ def write_shards(folder: Path, bodies: Sequence[Any], shards: int) -> list[Path]
         if path.exists():
             continue
         partial = path.with_suffix(".partial")
-        with tarfile.open(partial, "w") as tar:
+        with webdataset.TarWriter(str(partial)) as tar:
             for at in range(number * each, (number + 1) * each):
-                for name, data in ((f"{at:08d}.bin", bodies[at]), (f"{at:08d}.cls", str(at).encode())):
-                    info = tarfile.TarInfo(name)
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+                tar.write({"__key__": f"{at:08d}", "bin": bodies[at], "cls": str(at).encode()})
         partial.replace(path)
     return paths
