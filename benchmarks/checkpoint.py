@@ -18,19 +18,20 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import blocking, dcp, loop_during_upload
-from benchmarks.harness import OURS, Clients, Program, Rounds, Timed, Verdict, targets
+from benchmarks.harness import OURS, Clients, Part, Program, Rounds, Timed, Verdict, targets
 from benchmarks.harness.rivals.checkpoint import CLIENTS
 from benchmarks.harness.states import States, prepare, saving
 from benchmarks.harness.transfers import FIGURES
 from benchmarks.lab import origin, versitygw
 from benchmarks.lab.location import Location
+from benchmarks.lab.progress import progress
 
 RIVAL = "s3torchconnector"
 STATES = {
@@ -73,6 +74,7 @@ class Bench(contextlib.ExitStack):
     def __init__(self, servers: dict[str, tuple[Location, Location]], states: dict[str, States]) -> None:
         super().__init__()
         self._servers, self._states = servers, states
+        self._wrong: dict[str, str] = {}
         self._pool = self.enter_context(Clients("harness.rivals.checkpoint", _LIMIT_S))
         self._prepared = cache(self._prepare)
 
@@ -83,7 +85,7 @@ class Bench(contextlib.ExitStack):
         prepare(self._pool, self._servers[server][1], states, key)
         return key
 
-    def check(self, client: str) -> None:
+    def _check(self, client: str) -> None:
         """Saves large and small tensors to a real server and loads them, also with the stock torch.load.
 
         Raises:
@@ -99,17 +101,33 @@ class Bench(contextlib.ExitStack):
                     self._pool.run(reader, saving("load", location, self._states[name], key))
             _delete(location, key)
 
-    def measure(self, plan: Plan, client: str) -> Timed:
-        (saved, loaded), states = self._servers[plan.location], self._states[plan.states]
-        if plan.action == "load":
-            key = self._prepared(plan.location, plan.states)
-            return self._pool.run(client, saving("load", loaded, states, key))
-        key = f"save-{client.replace(' ', '-')}.pt"
-        try:
-            return self._pool.run(client, saving("save", saved, states, key))
-        finally:
-            if plan.location == "versitygw":
-                _delete(saved, key)
+    def check(self, clients: Sequence[str]) -> None:
+        """Checks clients, of which ours must work; others are left out of the cases."""
+        for client in clients:
+            try:
+                with progress(f"comparing what {client} saves"):
+                    self._check(client)
+            except RuntimeError as error:
+                if client == OURS:
+                    raise
+                self._wrong[client] = str(error)
+
+    def _measure(self, plan: Plan, client: str) -> Timed:
+        location, loads = self._servers[plan.location][plan.action == "load"], plan.action == "load"
+        key = self._prepared(plan.location, plan.states) if loads else f"save-{client.replace(' ', '-')}.pt"
+        found: Timed = self._pool.run(client, saving(plan.action, location, self._states[plan.states], key))
+        if not loads and plan.location == "versitygw":
+            _delete(location, key)
+        return found
+
+    def run(self, program: Program, plan: Plan, clients: Sequence[str]) -> None:
+        """Runs all rounds of a case. Clients without a target run fewer."""
+        case = Rounds(plan.label(), failed=dict(self._wrong))
+        clients = [name for name in clients if plan.action == "save" or name not in LOADS_NOTHING]
+        more = {"of the payload": case.spreads("grown_share", 2, "x"), "requests": case.medians("requests", 0)}
+        is_first = plan.states == next(iter(self._states))
+        fewer = {} if is_first else {name: 1 for name in clients if name not in (OURS, RIVAL)}
+        program.measure(case, clients, partial(self._measure, plan), FIGURES, verdicts, more=more, fewer=fewer)
 
 
 def _delete(location: Location, key: str) -> None:
@@ -136,18 +154,6 @@ def verdicts(case: Rounds) -> Iterator[Verdict]:
     yield Verdict(target, f"{grown.text(digits)}{unit}", grown.most <= limit)
 
 
-def _checked(bench: Bench, client: str) -> bool:
-    """Returns whether a client can be measured; prints the reason if not. Ours must work."""
-    try:
-        bench.check(client)
-    except RuntimeError as error:
-        if client == OURS:
-            raise
-        print(f"{client} is left out: {str(error).strip()}\n", flush=True)
-        return False
-    return True
-
-
 def main() -> None:
     program = Program("checkpoint", __doc__, 3, ("small states, one round, two clients", 1))
     given = program.start()
@@ -156,43 +162,38 @@ def main() -> None:
     plans = program.selected([Plan(action, name, location) for name, location, action in every], Plan.label)
     clients = [name for name in ([OURS, RIVAL] if given.quick else CLIENTS) if name not in given.without]
 
-    calls, phases, stops = [], [], []
+    def run(module: str, *jobs: Callable[[], Part]) -> None:
+        """Runs jobs of another file, in processes of their own."""
+        with Clients(module, _LIMIT_S) as process:
+            for job in jobs:
+                with progress(f"{module}.py"):
+                    cases, found = process.run("", job)
+                for case in cases:
+                    program.show(case, case.shown())
+                program.judge(found)
+
     with contextlib.ExitStack() as stack:
-        cheap, real = stack.enter_context(origin.running()), stack.enter_context(versitygw.running([]))
-        servers = {"origin": (cheap.discard, cheap.memory), "versitygw": (real, real)}
-        bench = stack.enter_context(Bench(servers, states))
+        cheap = stack.enter_context(origin.running())
         if plans:
-            clients[:] = [client for client in clients if _checked(bench, client)]
-            print(f"saved to versitygw, loaded and compared: {', '.join(clients)}\n", flush=True)
+            real = stack.enter_context(versitygw.running([]))
+            servers = {"origin": (cheap.discard, cheap.memory), "versitygw": (real, real)}
+            bench = stack.enter_context(Bench(servers, states))
+            bench.check(clients)
         for plan in plans:
-            case, names = Rounds(plan.label()), clients
-            if plan.action == "load":
-                names = [name for name in clients if name not in LOADS_NOTHING]
-            more = {"of the payload": case.spreads("grown_share", 2, "x"), "requests": case.medians("requests", 0)}
-            # Clients without a target run fewer rounds.
-            others = [] if plan.states == next(iter(states)) else [name for name in names if name not in (OURS, RIVAL)]
-            fewer, run = dict.fromkeys(others, 1), partial(bench.measure, plan)
-            program.measure(case, names, run, FIGURES, verdicts, more=more, fewer=fewer, rotated=False)
+            bench.run(program, plan, clients)
         if program.selected(["dcp"]):
             tensors = SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS
-            calls, share = dcp.run(cheap.memory, tensors, given.rounds)
-            program.judge([*(verdict for each in calls for verdict in each.verdicts()), share])
+            small = partial(dcp.small, cheap.memory, tensors, given.rounds)
+            run("dcp", small, partial(dcp.share, cheap.memory))
     if program.selected(["loop"]):
         scale = loop_during_upload.QUICK if given.quick else loop_during_upload.FULL
         with origin.running(loop_during_upload.LATENCY_MS) as far:
-            phases = loop_during_upload.run(far.memory, scale, given.rounds)
-        print(*(each.shown() for each in phases), "", sep="\n", flush=True)
-        program.judge(each.verdict() for each in phases)
+            far.fill([scale.family])
+            loop = partial(loop_during_upload.measure, far.memory, scale, given.rounds)
+            run("loop_during_upload", *(partial(loop, kind) for kind in loop_during_upload.KINDS))
     if program.selected(["blocking"]):
-        stops = [blocking.run(next(iter(states.values())), given.rounds)]
-        print(*(each.shown() for each in stops), "", sep="\n", flush=True)
-        program.judge(stops[0].verdicts())
-    content = {
-        "dcp": [each.fields() for each in calls],
-        "loops": [each.fields() for each in phases],
-        "blocking": [each.fields() for each in stops],
-    }
-    program.finish(content)
+        run("blocking", partial(blocking.measure, next(iter(states.values())), given.rounds))
+    program.finish()
 
 
 if __name__ == "__main__":

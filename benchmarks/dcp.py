@@ -4,12 +4,11 @@ tensor compared with a writer and a reader without I/O, and bytes for a small pa
 """
 
 import copy
-import functools
 import gc
 import itertools
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
-from benchmarks.harness import OURS, Clients, Rounds, Stopwatch, Timed, Verdict, targets
+from benchmarks.harness import OURS, Part, Rounds, Stopwatch, Timed, Verdict, targets
 from benchmarks.harness.states import States
 from benchmarks.lab import origin
 from benchmarks.lab.location import Location
@@ -30,7 +29,6 @@ ASKING = "no-op, planner asked"
 STOCK = "stock, on disk"
 _PART_TENSORS = 200
 _PART_WANTED = (66, 133)
-_LIMIT_S = 300.0
 _TENSOR_US = 30
 _SHARE = 0.015
 
@@ -154,7 +152,7 @@ def _check(found: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> No
 def _timed(tensors: int, call: Callable[..., Any], *args: Any, **more: Any) -> Timed:
     with Stopwatch() as watch:
         call(*args, **more, no_dist=True)
-    return Timed(watch.wall_s, watch.cpu_s, watch.grown_bytes, tensors)
+    return watch.timed(tensors)
 
 
 def _enter(location: Location) -> None:
@@ -165,7 +163,7 @@ def _enter(location: Location) -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
 
 
-def _small(location: Location, tensors: int, rounds: int) -> list[Calls]:
+def small(location: Location, tensors: int, rounds: int) -> Part:
     """Saves and loads small tensors with each pair in turn, and compares what was loaded."""
     _enter(location)
     saved = States.of_tensors(tensors).build()["model"]
@@ -184,11 +182,11 @@ def _small(location: Location, tensors: int, rounds: int) -> list[Calls]:
             if number:
                 saves.runs.setdefault(name, []).append(save)
                 loads.runs.setdefault(name, []).append(load)
-    return [saves, loads]
+    return [saves, loads], [*saves.verdicts(), *loads.verdicts()]
 
 
-def _share(location: Location) -> Verdict:
-    """Saves 200 tensors of 1 MiB and loads two; returns the verdict on the bytes that were read."""
+def share(location: Location) -> Part:
+    """Saves 200 tensors of 1 MiB and loads two, at an origin that counts the bytes that are read."""
     _enter(location)
     writer, reader = _ours(location, "part")
     model = States(_PART_TENSORS, MIB, 0).build()["model"]
@@ -199,18 +197,6 @@ def _share(location: Location) -> Verdict:
     dcp.load(wanted, storage_reader=reader(), no_dist=True)
     read_bytes = (origin.counters(location) - before)["sent_bytes"]
     _check(wanted, weights)
-    share = read_bytes / (_PART_TENSORS * MIB)
+    found = read_bytes / (_PART_TENSORS * MIB)
     target = f"dcp.load of {len(wanted)} of {_PART_TENSORS} tensors of 1 MiB: <= {_SHARE:.1%} of the bytes"
-    return Verdict(target, f"{share:.2%} ({read_bytes} of {_PART_TENSORS * MIB} bytes)", share <= _SHARE)
-
-
-def run(location: Location, tensors: int, rounds: int) -> tuple[Sequence[Calls], Verdict]:
-    """Saves and loads small tensors, then one percent of the tensors of a checkpoint, at an origin that keeps them.
-
-    Raises:
-        RuntimeError: Something failed, or what was loaded is not what was saved.
-    """
-    with Clients("dcp", _LIMIT_S) as process:
-        calls = process.run("", functools.partial(_small, location, tensors, rounds))
-        print(*(each.shown() for each in calls), "", sep="\n", flush=True)
-        return calls, process.run("", functools.partial(_share, location))
+    return [], [Verdict(target, f"{found:.2%} ({read_bytes} of {_PART_TENSORS * MIB} bytes)", found <= _SHARE)]

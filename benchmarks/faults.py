@@ -122,43 +122,42 @@ def _bench(pools: Sequence[Clients], objects: int) -> Iterator[Bench]:
         yield Bench(locations, pools)
 
 
+@dataclasses.dataclass(frozen=True)
 class Table:
     """All cells of one share of requests."""
 
-    def __init__(self, share: float, settings: dict[str, Any], seed: int) -> None:
-        self._share, self._settings, self._seed = share, settings, seed
-        self.outcomes: dict[tuple[str, str], Outcome] = {}
-
-    def title(self) -> str:
-        limits = {**self._settings, "connect_timeout_s": self._settings["advanced"].connect_timeout_s}
-        settings = ", ".join(f"{name}={limits[name]:g}" for name in limits if name.endswith(("_s", "attempts")))
-        which = "every request" if self._share == 1.0 else f"{self._share:.0%} of all requests"
-        return f"{which} (seed {self._seed}; {settings}): how it ended, after how many seconds"
+    share: float
+    settings: dict[str, Any]
+    seed: int
+    outcomes: dict[tuple[str, str], Outcome] = dataclasses.field(default_factory=dict)
+    """By kind of fault and operation."""
 
     def run(self, wanted: Callable[[str, str], bool], bench: Bench) -> None:
         """Runs the wanted cells, and their operations without faults."""
         faulty = [
-            Cell(kind.name, name, f"{number}-{self._share:g}", Script((kind.name,), self._share, self._seed))
+            Cell(kind.name, name, f"{number}-{self.share:g}", Script((kind.name,), self.share, self.seed))
             for number, kind in enumerate(kinds(""))
             for name in OPERATIONS
             if wanted(kind.name, name)
         ]
         cells = [Cell(_CLEAN, name, "clean") for name in OPERATIONS if any(cell.column == name for cell in faulty)]
         cells += faulty
-        for cell, outcome in bench.run(cells, self._settings, _LIMIT_S):
+        for cell, outcome in bench.run(cells, self.settings, _LIMIT_S):
             self.outcomes[cell.row, cell.column] = outcome
             if len(self.outcomes) % _PROGRESS_CELLS == 0:
                 print(f"{len(self.outcomes)} of {len(cells)} cells", file=sys.stderr, flush=True)
 
     def text(self) -> str:
-        rows, columns = (list(dict.fromkeys(key[part] for key in self.outcomes)) for part in (0, 1))
-        rows.sort(key=[_CLEAN, *(kind.name for kind in kinds(""))].index)
-        columns.sort(key=list(OPERATIONS).index)
+        limits = {**self.settings, "connect_timeout_s": self.settings["advanced"].connect_timeout_s}
+        settings = ", ".join(f"{name}={limits[name]:g}" for name in limits if name.endswith(("_s", "attempts")))
+        which = "every request" if self.share == 1.0 else f"{self.share:.0%} of all requests"
+        title = f"{which} (seed {self.seed}; {settings}): how it ended, after how many seconds"
+        kept = [set(names) for names in zip(*self.outcomes, strict=True)] or [set(), set()]
+        rows = [row for row in (_CLEAN, *(kind.name for kind in kinds(""))) if row in kept[0]]
+        columns = [column for column in OPERATIONS if column in kept[1]]
         cells = {key: outcome.word() for key, outcome in self.outcomes.items()}
-        return aligned(
-            self.title(),
-            [["", *columns], *([row, *(cells.get((row, column), "") for column in columns)] for row in rows)],
-        )
+        body = [[row, *(cells.get((row, column), "") for column in columns)] for row in rows]
+        return aligned(title, [["", *columns], *body])
 
     def failures(self) -> list[str]:
         return [
@@ -183,10 +182,9 @@ class Mixed:
         return self.outcome.verdict == "ok" and self.outcome.took_s <= self.bound_s
 
     def row(self) -> list[str]:
-        ratio = f"{self.outcome.took_s / self.clean_s:.1f}x"
-        word = "kept" if self.kept else "NOT KEPT"
-        figures = [self.operation, str(self.seed), f"{self.clean_s:.1f}", self.outcome.word(), ratio]
-        return [*figures, f"{self.bound_s:.1f}", word]
+        word, ratio = "kept" if self.kept else "NOT KEPT", f"{self.outcome.took_s / self.clean_s:.1f}x"
+        figures = [f"{self.seed}", f"{self.clean_s:.1f}", self.outcome.word(), ratio, f"{self.bound_s:.1f}"]
+        return [self.operation, *figures, word]
 
 
 def _stalls(chosen: Sequence[Kind]) -> dict[str, float]:
@@ -231,22 +229,19 @@ def mixed_text(runs: Sequence[Mixed], objects: int, without: Sequence[str]) -> s
     return aligned(title, [head, *(run.row() for run in runs)])
 
 
-def _wanted(words: Sequence[str] | None, without: Sequence[str], row: str, column: str) -> bool:
+def _wanted(words: Sequence[str], without: Sequence[str], row: str, column: str) -> bool:
     """Returns rows matching a word, in the columns that match; all if none is given."""
-    if row in without:
-        return False
-    columns = [word for word in words or () if any(word in name for name in OPERATIONS)]
-    others = [word for word in words or () if word not in columns]
-    return (not columns or any(word in column for word in columns)) and (
-        not others or any(word in row for word in others)
-    )
+    columns = [word for word in words if any(word in name for name in OPERATIONS)]
+    others = [word for word in words if word not in columns]
+    pairs = (columns, column), (others, row)
+    matches = [not chosen or any(word in name for word in chosen) for chosen, name in pairs]
+    return row not in without and all(matches)
 
 
 def main() -> int:
-    program = Program("faults", __doc__, without=False, only=False)
+    only = "rows or columns whose name has this word"
+    program = Program("faults", __doc__, without="leave out a kind of fault", only=only)
     add = program.parser.add_argument
-    add("--only", action="append", help="rows or columns whose name has this word; may be repeated")
-    add("--without", action="append", default=[], help="leave out a kind of fault; may be repeated")
     add("--skip", choices=("table", "mixed"), help="leave out a part")
     add("--seed", type=int, default=1, help="random seed (default 1)")
     add("--objects", type=int, default=2000, help="objects of the mixed runs (default 2000)")

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -94,39 +94,30 @@ def verdicts(case: Case, done: Rounds) -> Iterator[Verdict]:
         yield targets.grows_at_most(done, _MOST_MIB)
 
 
-class Servers:
-    """Servers, each of which its first case starts."""
+def started(stack: contextlib.ExitStack, server: str, families: Sequence[Family]) -> tuple[Location, Location]:
+    """Starts a server; returns where its cases read, and where they write."""
+    if server == "origin":
+        found = stack.enter_context(origin.running())
+        found.fill(families)
+        return found.memory, found.discard
+    if server == "nginx":
+        location = stack.enter_context(nginx.running([*families, _WARM], [nginx.PLAIN]))[nginx.PLAIN]
+    else:
+        location = stack.enter_context(versitygw.running(families))
+    return location, location
 
-    def __init__(self, stack: contextlib.ExitStack, chosen: Sequence[Case]) -> None:
-        self._stack, self._chosen = stack, chosen
-        self._started = cache(self._start)
 
-    def _start(self, server: str) -> tuple[Location, Location]:
-        """Returns where the cases of a server read, and where they write."""
-        families = list({case.family: None for case in self._chosen if case.server == server})
-        if server == "origin":
-            found = self._stack.enter_context(origin.running())
-            found.fill(families)
-            return found.memory, found.discard
-        if server == "nginx":
-            running = nginx.running([*families, _WARM], [nginx.PLAIN])
-            location = self._stack.enter_context(running)[nginx.PLAIN]
-        else:
-            location = self._stack.enter_context(versitygw.running(families))
-        return location, location
-
-    @contextlib.contextmanager
-    def work(self, case: Case) -> Iterator[Callable[..., Timed]]:
-        """Yields the job of a case, with its files."""
-        with tempfile.TemporaryDirectory(prefix="torchobj-files-", dir=_TMPFS, ignore_cleanup_errors=True) as folder:
-            if case.uploads:
-                with Path(folder, "0").open("wb") as file:
-                    file.writelines(pieces(0, case.size))
-            job = {"action": case.action, "family": case.family, "threads": case.threads, "calls": case.calls}
-            job |= {"folder": Path(folder)}
-            # What the client with the largest need uses.
-            touch_bytes = min(case.threads * case.size * 2, GIB)
-            yield partial(timed, self._started(case.server)[case.uploads], job, touch_bytes, worker=Threads)
+@contextlib.contextmanager
+def work(case: Case, location: Location) -> Iterator[Callable[..., Timed]]:
+    """Yields the job of a case, with its files."""
+    with tempfile.TemporaryDirectory(prefix="torchobj-files-", dir=_TMPFS, ignore_cleanup_errors=True) as folder:
+        if case.uploads:
+            with Path(folder, "0").open("wb") as file:
+                file.writelines(pieces(0, case.size))
+        job = {"action": case.action, "family": case.family, "threads": case.threads, "calls": case.calls}
+        # What the client with the largest need uses.
+        touch_bytes = min(case.threads * case.size * 2, GIB)
+        yield partial(timed, location, job | {"folder": Path(folder)}, touch_bytes, worker=Threads)
 
 
 def _possible(chosen: Sequence[Case]) -> Iterator[Case]:
@@ -142,11 +133,15 @@ def main() -> None:
     given = program.start()
     chosen = list(_possible(program.selected(list(cases(quick=given.quick)), lambda case: case.label)))
     with contextlib.ExitStack() as stack:
-        servers, pool = Servers(stack, chosen), stack.enter_context(Clients("harness.rivals.objects"))
+        pool = stack.enter_context(Clients("harness.rivals.objects"))
+        servers: dict[str, tuple[Location, Location]] = {}
         figures = {"MB/s": ("mb_per_s", 0), "CPU-s per GB": ("cpu_s_per_gb", 3)}
         for case in chosen:
-            with servers.work(case) as work:
-                run = partial(pool.run, job=work)
+            if case.server not in servers:
+                families = list({each.family: None for each in chosen if each.server == case.server})
+                servers[case.server] = started(stack, case.server, families)
+            with work(case, servers[case.server][case.uploads]) as job:
+                run = partial(pool.run, job=job)
                 program.measure(Rounds(case.label), case.clients, run, figures, partial(verdicts, case))
     program.finish()
 

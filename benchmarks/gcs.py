@@ -26,11 +26,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import OURS, Clients, Program, Rounds, Verdict, loop, reads, states, targets
+from benchmarks.harness import OURS, Clients, Program, Rounds, Verdict, loop, states, targets
 from benchmarks.harness.loop import Loop
 from benchmarks.harness.rivals.feeds import Plan
 from benchmarks.harness.states import States, saving
-from benchmarks.harness.transfers import FIGURES, moving
+from benchmarks.harness.transfers import FIGURES, MANY, ONE, moving, read
 from benchmarks.lab import origin
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import GIB, KIB, MIB, Family, check, pieces, size_text
@@ -116,29 +116,21 @@ def _requests(case: Rounds, client: str) -> str:
     return f"{found.total()}: {each}" if found else ""
 
 
-def shown(case: Rounds) -> str:
-    """Returns the lines of a case."""
-    kind = case.label.split()[0]
-    if isinstance(case, Loop):
-        return case.shown()
-    if kind in ("many", "one"):
-        return case.timed_table(reads.MANY if kind == "many" else reads.ONE)
-    return case.timed_table(FIGURES, more={"requests": partial(_requests, case)})
-
-
 class Bench(contextlib.ExitStack):
     """Runs cases, on origins that their first case starts."""
 
-    def __init__(self, chosen: Sequence[Case], rounds: int, min_s: float) -> None:
+    def __init__(self, chosen: Sequence[Case], min_s: float) -> None:
         super().__init__()
-        self._chosen, self._rounds, self._min_s = chosen, rounds, min_s
+        self._chosen, self._min_s = chosen, min_s
         self._objects = self.enter_context(Clients("harness.rivals.objects", _LIMIT_S))
         self._feeds = self.enter_context(Clients("harness.rivals.feeds", loop.LIMIT_S))
         self._savers = self.enter_context(Clients("harness.rivals.checkpoint", _LIMIT_S))
         self._origin, self._wrong = cache(self._started), cache(self._check)
-        disk = cache_directory() / "lab"
-        disk.mkdir(parents=True, exist_ok=True)
-        self._folders = {"disk": self._folder(disk), "tmpfs": self._folder(Path(_TMPFS))}
+        parents = {"disk": cache_directory() / "lab", "tmpfs": Path(_TMPFS)}
+        parents["disk"].mkdir(parents=True, exist_ok=True)
+        options: Any = {"prefix": "torchobj-gcs-", "ignore_cleanup_errors": True}
+        made = {place: tempfile.TemporaryDirectory(dir=parent, **options) for place, parent in parents.items()}
+        self._folders = {place: Path(self.enter_context(folder)) for place, folder in made.items()}
 
     def _started(self, delay_ms: int) -> origin.Origin:
         """Returns an origin with the objects that its cases read."""
@@ -156,10 +148,6 @@ class Bench(contextlib.ExitStack):
         """Returns how a client reaches "memory" or "discard"."""
         found = self._origin(delay_ms).on("s3" if name.endswith(_BY_S3) else "gs")
         return found.memory if bucket == "memory" else found.discard
-
-    def _folder(self, parent: Path) -> Path:
-        made = tempfile.TemporaryDirectory(prefix="torchobj-gcs-", dir=parent, ignore_cleanup_errors=True)
-        return Path(self.enter_context(made))
 
     def _file(self, place: str, index: int, size: int) -> str:
         """Returns a file with the content of object `index`, written if it is missing."""
@@ -183,10 +171,9 @@ class Bench(contextlib.ExitStack):
         return self._objects.run(_client(name), moving(action, location, pairs, warm, family.size * family.count))
 
     def _get(self, case: Case, name: str) -> Any:
-        many = case.kind == "many"
-        min_s = self._min_s if many else self._min_s / 2
-        job = reads.Job(self._bucket(name, "memory"), case.family, BATCH if many else 0, min_s)
-        return self._objects.run(_client(name), partial(reads.read, job))
+        batch, min_s = (BATCH, self._min_s) if case.kind == "many" else (0, self._min_s / 2)
+        job = partial(read, self._bucket(name, "memory"), case.family, batch, min_s)
+        return self._objects.run(_client(name), job)
 
     def _loop(self, case: Case, name: str) -> Any:
         plan = Plan(self._bucket(name, "memory", case.delay_ms), case.family, _LOADER_BATCH, 4)
@@ -233,27 +220,26 @@ class Bench(contextlib.ExitStack):
             return str(error)
         return ""
 
-    def run(self, case: Case, without: Sequence[str]) -> Any:
+    def run(self, case: Case, program: Program) -> None:
         """Runs all rounds of a case in turn."""
         done = Loop(case.label) if case.kind == "loader," else Rounds(case.label)
-        measure, check = {
-            "many": (self._get, None),
-            "one": (self._get, None),
-            "loader,": (self._loop, None),
-            "save": (self._state, self._check_save),
-            "load": (self._state, None),
-            "upload": (self._move, self._check_upload),
-            "up": (self._move, self._check_upload),
-            "down": (self._move, None),
+        measure, check, figures = {
+            "many": (self._get, None, MANY),
+            "one": (self._get, None, ONE),
+            "loader,": (self._loop, None, loop.FIGURES),
+            "save": (self._state, self._check_save, FIGURES),
+            "load": (self._state, None, FIGURES),
+            "upload": (self._move, self._check_upload, FIGURES),
+            "up": (self._move, self._check_upload, FIGURES),
+            "down": (self._move, None, FIGURES),
         }[case.kind]
-        clients = [name for name in case.clients if name not in without]
-        for name in clients:
-            if check is not None and (wrong := self._wrong(check, name)):
+        for name in case.clients if check is not None else ():
+            if name not in program.given.without and (wrong := self._wrong(check, name)):
                 done.failed[name] = wrong
-        done.take(clients, self._rounds, partial(measure, case))
+        more = done.columns() if isinstance(done, Loop) else {"requests": partial(_requests, done)}
+        program.measure(done, case.clients, partial(measure, case), figures, verdicts, more=more)
         for path in [path for folder in self._folders.values() for path in folder.iterdir()]:
             path.unlink()
-        return done
 
 
 def _client(name: str) -> str:
@@ -263,9 +249,9 @@ def _client(name: str) -> str:
 
 def verdicts(case: Any) -> Iterator[Verdict]:
     """The targets of a case."""
-    like_s3 = {"loader": "samples/s", "save": "MB/s", "load": "MB/s"}.get(case.label.split()[0].rstrip(","))
-    if like_s3 is not None:
-        yield targets.ratio(case, like_s3, "rate" if like_s3 == "samples/s" else "mb_per_s", S3, least=_LIKE_S3)
+    kind = case.label.split()[0]
+    if kind in ("loader,", "save", "load"):
+        yield targets.ratio(case, "samples/s" if kind == "loader," else "MB/s", "rate", S3, least=_LIKE_S3)
     elif case.label == "many 10 KiB":
         for rival, most in _SMALL_CPU.items():
             yield targets.ratio(case, "CPU", "cpu_us", rival, most=most)
@@ -285,10 +271,9 @@ def main() -> None:
     program = Program("gcs", __doc__, 5, ("short rounds, without 4 GiB", 2))
     given = program.start()
     chosen = program.selected(list(cases(quick=given.quick)), lambda case: case.label)
-    with Bench(chosen, given.rounds, 0.4 if given.quick else 1.0) as bench:
+    with Bench(chosen, 0.4 if given.quick else 1.0) as bench:
         for case in chosen:
-            done = bench.run(case, given.without)
-            program.show(done, shown(done), verdicts(done))
+            bench.run(case, program)
     program.finish()
 
 

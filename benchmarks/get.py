@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import LIMIT, OURS, Clients, Program, Rounds, Timed, Verdict, targets
-from benchmarks.harness.reads import MANY, ONE, Job, read
+from benchmarks.harness.transfers import MANY, ONE, read
 from benchmarks.lab import limit, nginx, versitygw
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family, size_text, upload
@@ -133,14 +133,14 @@ def main() -> None:
             if client == LIMIT:
                 return limit.run(location, case.family, min_s)
             # One object is read repeatedly within a short time, at least once.
-            job = Job(location, case.family, case.batch, min_s if case.batch else min_s / 4)
-            found: Timed = pool.run(client, partial(read, job))
+            job = partial(read, location, case.family, case.batch, min_s if case.batch else min_s / 4)
+            found: Timed = pool.run(client, job)
             return found
 
         for case in cases:
             judged = partial(verdicts, case) if not given.url else lambda _: ()
             figures, run = MANY if case.batch else ONE, partial(measure, case)
-            program.measure(Rounds(case.label), case.clients, run, figures, judged, rotated=False)
+            program.measure(Rounds(case.label), case.clients, run, figures, judged)
     program.finish()
 
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.harness import LIMIT, OURS, Clients, Program, Rounds, Verdict, targets, timed
 from benchmarks.harness.rivals.listing import LISTERS
 from benchmarks.lab import origin
-from benchmarks.lab.keys import KeySet, flat, nested
+from benchmarks.lab.keys import KeySet, digest, flat, nested
 from benchmarks.lab.objects import MIB
 
 _ARROW = "torchobj arrow"
@@ -76,7 +76,7 @@ def main() -> None:
     given = program.start()
     chosen = program.selected(list(cases(quick=given.quick)), lambda case: case.label)
     has_arro3 = importlib.util.find_spec("arro3") is not None
-    clients = [name for name in (*LISTERS, LIMIT) if has_arro3 or name != "obstore arrow"]
+    clients = [name for name in LISTERS if has_arro3 or name != "obstore arrow"]
     figures = {"keys/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchobj-keys-")))
@@ -88,8 +88,9 @@ def main() -> None:
         }
 
         def run(case: Case, client: str, *, verify: bool = False) -> Any:
-            location = origins[case.delay_ms].listed(case.keys.name)
-            return pool.run(f"list {client}", partial(timed, location, case.keys.job(verify=verify), 64 * MIB))
+            location, keys = origins[case.delay_ms].listed(case.keys.name), case.keys.keys
+            job = {"count": len(keys), "expected": digest(keys) if verify else None, "verify": verify}
+            return pool.run(f"list {client}", partial(timed, location, job, 64 * MIB))
 
         for case in chosen:
             # A round whose keys are compared.

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import OURS, Clients, Program, Spread, Verdict, targets
-from benchmarks.harness.loop import LIMIT_S, Job, Loop, Run, measure
+from benchmarks.harness.loop import FIGURES, LIMIT_S, Job, Loop, Run, measure
 from benchmarks.harness.rivals.feeds import Plan
 from benchmarks.lab import nginx, versitygw
 from benchmarks.lab.location import Location
@@ -107,11 +107,8 @@ CASES = [
 class Bench:
     """Runs cases."""
 
-    def __init__(
-        self, pool: Clients, locations: dict[str, Location], objects: int, rounds: int, without: Sequence[str]
-    ) -> None:
-        self._pool, self._locations, self._objects = pool, locations, objects
-        self._rounds, self._without = rounds, without
+    def __init__(self, program: Program, pool: Clients, locations: dict[str, Location], objects: int) -> None:
+        self._program, self._pool, self._locations, self._objects = program, pool, locations, objects
         self._done: dict[Case, Loop] = {}
 
     def _job(
@@ -198,16 +195,16 @@ class Bench:
         loop.step_s[name] = entry.job.step_s
         return run
 
-    def run(self, case: Case) -> Loop:
-        """Runs all rounds of a case: A B C A B C."""
+    def run(self, case: Case) -> None:
+        """Runs all rounds of a case."""
         loop = self._done[case] = Loop(case.label, kind=case.kind)
-        entries = {entry.name: entry for entry in self._entries(case) if entry.feed not in self._without}
-        once = {name: 1 for name, entry in entries.items() if entry.once}
-        loop.take(list(entries), self._rounds, partial(self._measure, loop, entries), once, rotated=False)
-        return loop
+        entries = {entry.name: entry for entry in self._entries(case)}
+        fewer, run = {name: 1 for name, entry in entries.items() if entry.once}, partial(self._measure, loop, entries)
+        more = loop.columns()
+        self._program.measure(loop, entries, run, FIGURES, verdicts, more=more, fewer=fewer)
 
 
-def verdicts(loop: Loop) -> Iterator[Verdict]:
+def verdicts(loop: Any) -> Iterator[Verdict]:
     """The targets of a case."""
     for (label, rival), least in _RATES.items():
         if label != loop.label:
@@ -264,10 +261,9 @@ def main() -> None:
         if "versitygw" in endpoints:
             locations["versitygw"] = stack.enter_context(versitygw.running(families[:1]))
         pool = stack.enter_context(Clients("harness.rivals.feeds", LIMIT_S))
-        bench = Bench(pool, locations, given.objects, given.rounds, given.without)
+        bench = Bench(program, pool, locations, given.objects)
         for case in cases:
-            loop = bench.run(case)
-            program.show(loop, loop.shown(), verdicts(loop))
+            bench.run(case)
     program.finish(part=given.objects < 4000)
 
 

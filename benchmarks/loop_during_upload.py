@@ -11,18 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness import Clients, Rounds, Spread, Stopwatch, Timed, Verdict, targets
+from benchmarks.harness import Part, Rounds, Spread, Stopwatch, Timed, Verdict, targets
 from benchmarks.harness.rivals.feeds import epochs
 from benchmarks.harness.states import States
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import KIB, Family, upload
+from benchmarks.lab.objects import KIB, Family
 
 ALONE, BESIDE = "loop alone", "beside an upload"
 CAP_MBIT_S = 400.0
 LATENCY_MS = 20
 _BATCH, _WORKERS = 64, 2
 _HALF_SPEED = "half-speed trainer"
-_LIMIT_S = 300.0
+#: A loop without work per batch, and one whose trainer runs at half its speed.
+KINDS = ("trainer that does nothing", _HALF_SPEED)
 _LOST = 0.1
 
 
@@ -30,24 +31,16 @@ _LOST = 0.1
 class Scale:
     """How much is read and saved."""
 
-    objects: int
-    state_mib: int
+    family: Family
+    """The objects that the loop reads."""
+    states: States
+    """The state that is saved repeatedly."""
     min_s: float
     """Minimum duration of each loop; it always runs whole epochs."""
 
-    @property
-    def family(self) -> Family:
-        """The objects that the loop reads."""
-        return Family(110 * KIB, self.objects)
 
-    @property
-    def states(self) -> States:
-        """The state that is saved repeatedly."""
-        return States.of_mib(self.state_mib)
-
-
-FULL = Scale(2048, 256, 5.0)
-QUICK = Scale(512, 64, 0.5)
+FULL = Scale(Family(110 * KIB, 2048), States.of_mib(256), 5.0)
+QUICK = Scale(Family(110 * KIB, 512), States.of_mib(64), 0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +96,10 @@ def _loop(loader: Any, min_s: float, step_s: float) -> Timed:
                     time.sleep(step_s)
             if time.perf_counter() - started_s >= min_s:
                 break
-    return Timed(watch.wall_s, watch.cpu_s, watch.grown_bytes, samples)
+    return watch.timed(samples)
 
 
-def _measure(location: Location, scale: Scale, rounds: int, kind: str) -> Phases:
+def measure(location: Location, scale: Scale, rounds: int, kind: str) -> Part:
     """Runs loops alone and during an upload, alternating."""
     import torchobj
 
@@ -133,16 +126,4 @@ def _measure(location: Location, scale: Scale, rounds: int, kind: str) -> Phases
             saves, upload_s = uploads.result() if uploads is not None else (0, 0.0)
             uploaded_bytes = saves * scale.states.payload_bytes
             phases.runs[name].append(Phase(**vars(looped), uploaded_bytes=uploaded_bytes, upload_s=upload_s))
-    return phases
-
-
-def run(location: Location, scale: Scale, rounds: int) -> list[Phases]:
-    """Writes the objects, then runs a loop without work per batch and one whose trainer runs at half its speed.
-
-    Raises:
-        RuntimeError: Something failed.
-    """
-    upload(location, [scale.family])
-    with Clients("loop_during_upload", _LIMIT_S) as process:
-        kinds = ("trainer that does nothing", _HALF_SPEED)
-        return [process.run("", functools.partial(_measure, location, scale, rounds, kind)) for kind in kinds]
+    return [phases], [phases.verdict()]

@@ -12,7 +12,6 @@ count as their share. The workers of `one object` are the same without the manif
 
 import multiprocessing
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -26,8 +25,10 @@ import torch.utils.data
 
 import torchobj
 from benchmarks.harness import Program
+from benchmarks.harness.measure import memory_bytes
 from benchmarks.lab import origin
 from benchmarks.lab.objects import MIB
+from benchmarks.lab.progress import progress
 
 WORKERS = 4
 BATCH = 256
@@ -38,11 +39,6 @@ def timed(action: Callable[[], Any]) -> tuple[Any, float]:
     """The result of an action, and its seconds."""
     start = time.perf_counter()
     return action(), time.perf_counter() - start
-
-
-def peak_mib() -> float:
-    """Peak resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def pss_mib(mapping: str | None = None) -> float:
@@ -94,13 +90,13 @@ def measure_workers(manifest: torchobj.Manifest) -> dict[str, float]:
 
 def measure(kind: str, objects: int, folder: Path) -> dict[str, Any]:
     """All figures of one kind of keys."""
-    before = peak_mib()
+    before_bytes = memory_bytes("VmHWM") or 0
     with origin.running(0, [f"{kind}:{objects}"]) as found:
         location = found.listed(kind)
         location.enter()
         manifest, list_s = timed(lambda: torchobj.Manifest.from_prefix(location.url(""), config=location.config()))
     assert len(manifest) == objects
-    list_peak = peak_mib() - before
+    list_peak_mib = ((memory_bytes("VmHWM") or 0) - before_bytes) / MIB
     digest, digest_s = timed(manifest.digest)
     path = folder / f"{kind}.parquet"
     _, save_s = timed(lambda: manifest.save(path))
@@ -117,7 +113,7 @@ def measure(kind: str, objects: int, folder: Path) -> dict[str, Any]:
         "bytes_per_key": manifest.memory_bytes() / objects,
         "file_bytes_per_key": path.stat().st_size / objects,
         "list_s": list_s,
-        "list_peak_mib": list_peak,
+        "list_peak_mib": list_peak_mib,
         "digest_s": digest_s,
         "save_s": save_s,
         "load_s": load_s,
@@ -149,16 +145,18 @@ def shown(kind: str, found: dict[str, Any], without: dict[str, float]) -> str:
 
 def main() -> None:
     """Runs the benchmark."""
-    program = Program("manifest", __doc__, without=False, only=False)
+    program = Program("manifest", __doc__, without="", only="")
     program.parser.add_argument("--objects", type=int, default=10_000_000, help="keys (default ten million)")
     kind_help = "of the keys; may be repeated"
     program.parser.add_argument("--kind", choices=["numbered", "random"], action="append", help=kind_help)
     given = program.start()
-    without = measure_workers(torchobj.Manifest.from_urls(["s3://bucket/key"]))
+    with progress("workers with one object"):
+        without = measure_workers(torchobj.Manifest.from_urls(["s3://bucket/key"]))
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind in given.kind or ["numbered", "random"]:
-            results[kind] = measure(kind, given.objects, Path(folder))
+            with progress(f"{kind} keys"):
+                results[kind] = measure(kind, given.objects, Path(folder))
             print(shown(kind, results[kind], without), flush=True)
     program.finish({"results": results, "one_object": without})
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import OURS, Clients, Program, Spread, Verdict, targets
+from benchmarks.harness import OURS, Clients, Program, Spread, targets
 from benchmarks.harness.dlio import Accelerators, Found, measure
 from benchmarks.harness.report import aligned
 from benchmarks.harness.rivals.feeds import Plan
@@ -75,16 +75,8 @@ class Search:
         return [max(rates, default=0.0) for rates in fed]
 
 
-def judged(fed: dict[str, list[int]]) -> Verdict:
-    """Returns the verdict. A rival that feeds no accelerator counts as one: a ratio needs a denominator."""
-    ratio = Spread.of([ours / max(1, theirs) for ours, theirs in zip(fed[OURS], fed[RIVAL], strict=True)])
-    none = " (it feeds none; counted as one)" if 0 in fed[RIVAL] else ""
-    target = f"accelerators >= {MIN_RATIO:g}x {RIVAL}"
-    return targets.bounded(target, ratio, 2, f"x{none}", least=MIN_RATIO)
-
-
 def main() -> None:
-    program = Program("mlperf", __doc__, 3, without=False, only=False)
+    program = Program("mlperf", __doc__, 3, without="", only="")
     program.parser.add_argument("--steps", type=int, default=200, help="counted steps of an accelerator (default 200)")
     program.parser.add_argument("--workers", type=int, default=4, help="of each accelerator (default 4)")
     batch_help = f"compute time of a batch (default {THEIR_BATCH_MS})"
@@ -112,7 +104,11 @@ def main() -> None:
     tried = {feed: [[*map(dataclasses.asdict, each)] for each in rounds] for feed, rounds in search.tried.items()}
     settings = {"batch_ms": given.batch_ms, "workers": given.workers, "steps": given.steps}
     content = {**settings, "object_bytes": OBJECT_BYTES, "batch": BATCH, "accelerators": fed, "tried": tried}
-    program.judge([judged(fed)])
+    # A rival that feeds no accelerator counts as one: a ratio needs a denominator.
+    ratio = Spread.of([ours / max(1, theirs) for ours, theirs in zip(fed[OURS], fed[RIVAL], strict=True)])
+    unit = "x (it feeds none; counted as one)" if 0 in fed[RIVAL] else "x"
+    target = f"accelerators >= {MIN_RATIO:g}x {RIVAL}"
+    program.judge([targets.bounded(target, ratio, 2, unit, least=MIN_RATIO)])
     program.finish(content, part=given.steps < 200)
 
 

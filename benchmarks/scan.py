@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import OURS, Clients, Program, Rounds, Verdict, targets, timed
-from benchmarks.harness.rivals.listing import SCANNERS, Boto3Threads
+from benchmarks.harness.rivals.listing import SCANNERS
 from benchmarks.lab import origin
 from benchmarks.lab.keys import flat
 from benchmarks.lab.objects import MIB
@@ -39,7 +39,7 @@ def verdicts(case: Rounds) -> Iterator[Verdict]:
 
 
 def main() -> None:
-    program = Program("scan", __doc__, 5, ("2000 objects and two rounds, without the million", 2), only=False)
+    program = Program("scan", __doc__, 5, ("2000 objects and two rounds, without the million", 2), only="")
     given = program.start()
     count = 2000 if given.quick else 20_000
     with contextlib.ExitStack() as stack:
@@ -52,11 +52,11 @@ def main() -> None:
             location = stack.enter_context(origin.running(delay_ms, [keys.write(folder)])).listed(name)
             expected = None
             if delay_ms:
-                reference = Boto3Threads(location, number, None)
                 location.enter()
+                reference = SCANNERS["boto3 threads"](location, count=number)
                 reference.run()
                 expected = reference.found[1]
-            job = partial(timed, location, {"count": number, "labels": expected}, 64 * MIB)
+            job = partial(timed, location, {"count": number, "expected": expected}, 64 * MIB)
             figures = {"objects/s": ("rate", 0), "CPU s": ("cpu_s", 2), "s": ("wall_s", 2)}
             fewer = {_NAIVE: 2} if delay_ms else {OURS: 2}
             program.measure(

@@ -27,11 +27,18 @@ from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family, size_text
 
 _SHARDS = 4
-_ENDPOINTS = {"no latency": nginx.PLAIN, "20 ms": nginx.LATENCY}
 _PARSE, _MEMORY = "torchobj parse", "torchobj, memory store"
 _FILES, _CONNECTOR = "webdataset, local files", "webdataset, s3torchconnector"
 _IN_MEMORY = "webdataset, memory"
 _SHUFFLED, _OBJECTS = "shuffled shards", "shuffled objects"
+
+
+_CLIENTS = {
+    "memory": (_PARSE, _MEMORY, _IN_MEMORY),
+    "no latency": (OURS, _FILES, _CONNECTOR),
+    "20 ms": (OURS, _FILES, _CONNECTOR),
+    "shuffled, 20 ms": (_SHUFFLED, _OBJECTS),
+}
 
 
 @dataclass(frozen=True)
@@ -45,30 +52,19 @@ class Case:
     def label(self) -> str:
         return f"{size_text(self.size)}, {self.place}"
 
-    @property
-    def clients(self) -> list[str]:
-        return {
-            "memory": [_PARSE, _MEMORY, _IN_MEMORY],
-            "shuffled, 20 ms": [_SHUFFLED, _OBJECTS],
-        }.get(self.place, [OURS, _FILES, _CONNECTOR])
-
     def verdicts(self, rounds: Rounds) -> Iterator[Verdict]:
         """The targets."""
-        least = partial(targets.ratio, rounds, "samples/s", "rate")
-        if self.place == "memory":
-            for ours in (_PARSE, _MEMORY):
-                yield least(_IN_MEMORY, least=12 if self.size == 110 * KIB else 7, ours=ours)
-        elif self.place == "no latency":
-            yield least(_FILES, least=3)
-        elif self.place == "20 ms":
-            yield least(_CONNECTOR, least=5)
-        else:
-            yield least(_OBJECTS, least=0.9, ours=_SHUFFLED)
+        memory = 12.0 if self.size == 110 * KIB else 7.0
+        for ours, rival, least in {
+            "memory": ((_PARSE, _IN_MEMORY, memory), (_MEMORY, _IN_MEMORY, memory)),
+            "no latency": ((OURS, _FILES, 3.0),),
+            "20 ms": ((OURS, _CONNECTOR, 5.0),),
+            "shuffled, 20 ms": ((_SHUFFLED, _OBJECTS, 0.9),),
+        }[self.place]:
+            yield targets.ratio(rounds, "samples/s", "rate", rival, least=least, ours=ours)
 
 
-CASES = [
-    Case(size, place) for size in (110 * KIB, 4 * KIB) for place in ("memory", "no latency", "20 ms", "shuffled, 20 ms")
-]
+CASES = [Case(size, place) for size in (110 * KIB, 4 * KIB) for place in _CLIENTS]
 
 
 def prepared(family: Family, location: Location) -> dict[str, Any]:
@@ -98,14 +94,15 @@ def main() -> None:
     counts = {110 * KIB: 4096, 4 * KIB: 32_768}
     families = {size: Family(size, count // (4 if given.quick else 1)) for size, count in counts.items()}
     with contextlib.ExitStack() as stack:
-        locations = stack.enter_context(nginx.running(list(families.values()), list(_ENDPOINTS.values())))
+        locations = stack.enter_context(nginx.running(list(families.values()), [nginx.PLAIN, nginx.LATENCY]))
         pool = stack.enter_context(Clients("harness.rivals.shards"))
         jobs = {size: prepared(family, locations[nginx.PLAIN]) for size, family in families.items()}
         for case in program.selected(CASES, lambda case: case.label):
             location = locations[nginx.LATENCY if "20 ms" in case.place else nginx.PLAIN]
             work = partial(timed, location, jobs[case.size], 64 * MIB)
             figures, run = {"samples/s": ("rate", 0), "CPU µs a sample": ("cpu_us", 1)}, partial(pool.run, job=work)
-            program.measure(Rounds(case.label), case.clients, run, figures, case.verdicts, ours=case.clients[0])
+            clients = _CLIENTS[case.place]
+            program.measure(Rounds(case.label), clients, run, figures, case.verdicts, ours=clients[0])
     program.finish()
 
 

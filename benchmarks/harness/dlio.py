@@ -8,7 +8,6 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -44,32 +43,32 @@ class Found:
     """The sum over all ranks."""
 
 
-_barrier: Any = None
-"""That of all ranks, in each of their processes."""
+_shared: tuple[Feed, Any]
+"""The loader and the barrier of all ranks, in each of their processes."""
 
 
-def _enter(barrier: Any) -> None:
-    global _barrier  # noqa: PLW0603  state of a rank's process
-    _barrier = barrier
+def _enter(*shared: Any) -> None:
+    global _shared  # noqa: PLW0603  state of a rank's process
+    _shared = shared
 
 
-def _rank(feed: Feed, run: Accelerators, rank: int) -> float:
+def _rank(run: Accelerators, rank: int) -> float:
     try:
-        return _running_s(feed, run, rank)
+        return _running_s(*_shared, run, rank)
     except Exception:
         # Makes the other ranks fail instead of wait.
-        _barrier.abort()
+        _shared[1].abort()
         raise
 
 
-def _running_s(feed: Feed, run: Accelerators, rank: int) -> float:
+def _running_s(feed: Feed, barrier: Any, run: Accelerators, rank: int) -> float:
     """Reads, computes and waits at the barrier. Returns the time from the end of the first step."""
     run.plan.location.enter()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     size = run.plan.family.size
     loader = feed.loader(dataclasses.replace(run.plan, seed=run.plan.seed + rank))
     batches = iter(loader)
-    _barrier.wait(_BARRIER_S)
+    barrier.wait(_BARRIER_S)
     began_s = 0.0
     for step in range(run.steps + 1):
         names, got, sample = feed.unpacked(next(batches))
@@ -78,17 +77,17 @@ def _running_s(feed: Feed, run: Accelerators, rank: int) -> float:
         position = step % len(names)
         check(names[position], size, sample(position).numpy())
         time.sleep(run.batch_s)
-        _barrier.wait(_BARRIER_S)
+        barrier.wait(_BARRIER_S)
         if step == 0:
             began_s = time.perf_counter()
     return time.perf_counter() - began_s
 
 
-def measure(run: Accelerators, make: Callable[[], Feed]) -> Found:
+def measure(run: Accelerators, feed: Feed) -> Found:
     """Runs the accelerators, each a forked process with its own dataset, loader and workers."""
-    feed, ranks, context = make(), run.accelerators, multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(ranks, context, _enter, (context.Barrier(ranks),)) as pool:
-        futures = [pool.submit(_rank, feed, run, rank) for rank in range(ranks)]
+    ranks, context = run.accelerators, multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(ranks, context, _enter, (feed, context.Barrier(ranks))) as pool:
+        futures = [pool.submit(_rank, run, rank) for rank in range(ranks)]
     # The first rank to fail broke the barrier of the others.
     for error in sorted(filter(None, (future.exception() for future in futures)), key=_is_broken_barrier):
         raise error

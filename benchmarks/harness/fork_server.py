@@ -56,7 +56,8 @@ def serve(module: str, client: str) -> None:
     # Garbage collections in the children do not traverse the imports.
     gc.freeze()
     faulthandler.register(signal.SIGUSR1)
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    # The benchmark has ended, maybe while it wrote.
+    with contextlib.suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):
         while True:
             job, limit_s = pickle.load(sys.stdin.buffer)
             sys.stdout.buffer.write(_answered(job, arguments, limit_s))

@@ -7,7 +7,6 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +17,13 @@ import psutil
 
 from benchmarks.harness.measure import Timed
 from benchmarks.harness.report import Cell, Rounds
-from benchmarks.harness.rivals.feeds import Feed, Plan, Zeros, epochs
+from benchmarks.harness.rivals.feeds import ZEROS, Feed, Plan, epochs
 from benchmarks.lab.objects import check
 from benchmarks.lab.photos import sample
 
 LIMIT_S = 120.0
 """Maximum duration of a measurement."""
+FIGURES = {"samples/s": ("rate", 0), "CPU µs a sample": ("cpu_us", 0)}
 _LOOK_S = 0.05
 # linux/posix-timers.h: the clock of all threads of another process, in ns of scheduler time.
 _CPUCLOCK_SCHED = 2
@@ -78,7 +78,11 @@ class Run(Timed):
     @property
     def gap_batches(self) -> float | None:
         """Median gap between epochs, as a multiple of the time between batches."""
-        return statistics.median(self.gap_s) / (self.batch / self.rate) if self.gap_s else None
+        return None if self.gap_ms is None else self.gap_ms / 1000 / (self.batch / self.rate)
+
+    @property
+    def gap_ms(self) -> float | None:
+        return statistics.median(self.gap_s) * 1000 if self.gap_s else None
 
     @property
     def waiting_percent(self) -> float:
@@ -106,21 +110,14 @@ class Loop(Rounds):
     """The trainer's sleep per batch, by client."""
     grown_mib: dict[str, float] = field(default_factory=dict)
 
-    def _gap_ms(self, name: str) -> str:
-        gaps = [gap_s for run in self.runs[name] for gap_s in run.gap_s]
-        return f"{statistics.median(gaps) * 1000:.1f}" if gaps else ""
-
-    def shown(self) -> str:
-        """Returns the lines of the case."""
+    def columns(self) -> dict[str, Cell]:
+        """Returns the columns besides `FIGURES`."""
         columns: dict[str, Cell] = {
             "n": lambda name: str(self.runs[name][0].items),
-            "rounds": self.count,
-            "samples/s": self.spreads("rate", 0),
-            "CPU µs a sample": self.spreads("cpu_us", 0),
             "wait p50 ms": self.medians("wait_p50_ms", 1),
             "p99 ms": self.medians("wait_p99_ms", 1),
             "first batch s": self.medians("first_batch_s", 2),
-            "epoch gap ms": self._gap_ms,
+            "epoch gap ms": self.medians("gap_ms", 1),
             "in batch times": self.spreads("gap_batches", 1),
             "1st epoch": self.spreads("first_epoch", 2, "x"),
         }
@@ -129,11 +126,9 @@ class Loop(Rounds):
         if self.kind == "half-speed trainer":
             columns["trainer ms a batch"] = lambda name: f"{self.step_s[name] * 1000:.1f}"
             columns["waiting"] = self.spreads("waiting_percent", 1, " %")
-        else:
-            columns |= {"our CPU is": self.times("cpu_us"), "our rate is": self.times("rate")}
-        if self.grown_mib:
+        if self.kind == "memory":
             columns["PSS +MiB"] = lambda name: f"{self.grown_mib[name]:+.0f}"
-        return self.table("median (min-max)", columns)
+        return columns
 
 
 def _tree() -> list[int]:
@@ -152,19 +147,12 @@ def _worker_faults() -> int:
     return sum(int(stat.rpartition(")")[2].split()[7]) for stat in stats)
 
 
-def _tree_pss_bytes() -> int:
-    total = 0
-    for pid in _tree():
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-    return total
-
-
 def _peak_pss_bytes(end: threading.Event) -> int:
     """Samples the memory of the process tree repeatedly, which costs time; returns the maximum."""
     peak_bytes = 0
     while not end.wait(_LOOK_S):
-        peak_bytes = max(peak_bytes, _tree_pss_bytes())
+        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in _tree()]
+        peak_bytes = max(peak_bytes, sum(int(text.partition("\nPss:")[2].split()[0]) << 10 for text in rollups))
     return peak_bytes
 
 
@@ -204,12 +192,12 @@ class _BatchChecker:
                 raise AssertionError(f"{len(set(found))} different samples of {expected}")
 
 
-def measure(job: Job, make: Callable[[], Feed]) -> Run:
+def measure(job: Job, feed: Feed) -> Run:
     """Runs `job` in this process."""
     job.plan.location.enter()
     # More workers than cores are intended.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    feed = Zeros() if job.in_memory else make()
+    feed = ZEROS if job.in_memory else feed
     checked = _BatchChecker(feed, job)
     end = threading.Event()
     peak = ThreadPoolExecutor(1).submit(_peak_pss_bytes, end) if job.memory else None

@@ -78,6 +78,10 @@ class Stopwatch:
         self.wall_s, self.cpu_s = time.perf_counter() - self._started_s, cpu_s() - self._started_cpu_s
         self.grown_bytes = self.grown()
 
+    def timed(self, items: int = 1) -> "Timed":
+        """Returns the measurement."""
+        return Timed(self.wall_s, self.cpu_s, self.grown_bytes, items)
+
     def grown(self) -> int | None:
         """Peak resident memory since the start minus that before; None where the system does not tell."""
         peak_bytes = memory_bytes("VmHWM")
@@ -85,7 +89,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Timed:
     """One measurement."""
 
     wall_s: float
@@ -93,28 +97,14 @@ class Measured:
     """That of the client's process, and of the processes that it has started and that have ended."""
     grown_bytes: int | None
     """Peak resident memory of the client's process minus that before."""
-
-    @property
-    def wall_ms(self) -> float:
-        return self.wall_s * 1000
-
-    @property
-    def cpu_ms(self) -> float:
-        return self.cpu_s * 1000
+    items: int = 1
+    """Number of what was done: keys, samples, bytes, or calls."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """Those of the origin, if the server is one."""
 
     @property
     def grown_mib(self) -> float | None:
         return None if self.grown_bytes is None else self.grown_bytes / MIB
-
-
-@dataclass(frozen=True)
-class Timed(Measured):
-    """One measurement of things that are counted."""
-
-    items: int
-    """Keys, samples or bytes."""
-    counters: dict[str, int] = field(default_factory=dict)
-    """Those of the origin, if the server is one."""
 
     @property
     def rate(self) -> float:

@@ -1,6 +1,7 @@
 """A benchmark as a program: options, what is printed first and last, and the file of the results."""
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -75,8 +76,8 @@ class Program:
         doc: The documentation of its module.
         rounds: Rounds of each case without `--rounds`; None if there is no such option.
         quick: What `--quick` does, with the number of rounds then; None if there is no such option.
-        without: Whether there is `--without`.
-        only: Whether there is `--only`.
+        without: What `--without` does; "" if there is no such option.
+        only: What `--only` does; "" if there is no such option.
     """
 
     def __init__(
@@ -86,8 +87,8 @@ class Program:
         rounds: int | None = None,
         quick: tuple[str, int] | None = None,
         *,
-        without: bool = True,
-        only: bool = True,
+        without: str = "leave a client out",
+        only: str = "only cases whose label has these words",
     ) -> None:
         self.name, self._question = name, (doc or "").splitlines()[0]
         self._cases: list[dict[str, Any]] = []
@@ -100,19 +101,15 @@ class Program:
         if rounds is not None:
             default = f"default {rounds}" + (f", with --quick {quick[1]}" if quick is not None else "")
             self.parser.add_argument("--rounds", type=int, help=f"rounds of each case ({default})")
-        if without:
-            self._repeated("--without", "leave a client out")
-        if only:
-            self._repeated("--only", "only cases whose label has these words")
-
-    def _repeated(self, option: str, help_text: str) -> None:
-        self.parser.add_argument(option, action="append", default=[], help=f"{help_text}; may be repeated")
+        for option, text in (("--without", without), ("--only", only)):
+            if text:
+                self.parser.add_argument(option, action="append", default=[], help=f"{text}; may be repeated")
 
     def start(self) -> argparse.Namespace:
         """Reads the options, and prints the machine and its versions."""
         given = self.parser.parse_args()
         given.rounds = given.rounds or (self._quick_rounds if given.quick else self._rounds)
-        self._given, self.about = given, machine()
+        self.given, self.about = given, machine()
         print(*(f"{name}: {value}" for name, value in self.about.items()), "", sep="\n", flush=True)
         return given
 
@@ -120,7 +117,7 @@ class Program:
         self, cases: Sequence[_Case], label: Callable[[_Case], str] = str, words: Sequence[str] = ()
     ) -> list[_Case]:
         """Returns the cases whose label has one of the words of `--only`, or without these of `words`; all if none."""
-        words = self._given.only or words
+        words = self.given.only or words
         return [case for case in cases if not words or any(word in label(case) for word in words)]
 
     def measure(
@@ -133,7 +130,7 @@ class Program:
         *,
         ours: str = OURS,
         more: Mapping[str, Cell] | None = None,
-        **order: Any,
+        fewer: Mapping[str, int] | None = None,
     ) -> None:
         """Runs all rounds of a case of `measure.Timed`, without the clients of `--without`, and shows it.
 
@@ -143,16 +140,16 @@ class Program:
             run: Takes one measurement.
             figures, ours, more: As for `Rounds.timed_table`.
             verdicts: Returns the verdicts on the targets.
-            order: As for `Rounds.take`.
+            fewer: As for `Rounds.take`.
         """
-        chosen = [client for client in clients if client not in self._given.without]
-        case.take(chosen, self._given.rounds, run, **order)
+        chosen = [client for client in clients if client not in self.given.without]
+        case.take(chosen, self.given.rounds, run, fewer)
         self.show(case, case.timed_table(figures, ours, more), verdicts(case))
 
     def show(self, case: Rounds, text: str, verdicts: Iterable[Verdict] = ()) -> None:
         """Prints a case, and keeps its rounds and the verdicts on its targets for `finish`."""
         print(text, "", sep="\n", flush=True)
-        self._cases.append(case.fields())
+        self._cases.append(dataclasses.asdict(case))
         self.judge(verdicts)
 
     def judge(self, verdicts: Iterable[Verdict]) -> None:
@@ -168,13 +165,13 @@ class Program:
         """
         if self._verdicts:
             print("against the targets", *(f"  {verdict.text()}" for verdict in self._verdicts), "", sep="\n")
-        given = self._given
+        given = self.given
         part = part or bool(given.without or given.only) or (given.rounds or 3) < min(self._rounds or 3, 3)
         path = _REPOSITORY / "benchmarks" / "results"
         path.mkdir(exist_ok=True)
         path /= f"{self.name}{'-quick' if given.quick else '-part' if part else ''}.json"
         head = {"benchmark": path.stem, "question": self._question, **self.about}
         content = {"cases": self._cases} | (content or {})
-        content["targets"] = [verdict.fields() for verdict in self._verdicts]
+        content["targets"] = [dataclasses.asdict(verdict) for verdict in self._verdicts]
         path.write_text(json.dumps({**head, **content}, indent=1) + "\n")
         print(path)

@@ -1,6 +1,5 @@
 """Compares the measurements of several rounds, and shows them in a table. Measures nothing."""
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,21 +51,18 @@ class Rounds:
         rounds: int,
         run: Callable[[str], Any],
         fewer: Mapping[str, int] | None = None,
-        *,
-        rotated: bool = True,
     ) -> None:
-        """Runs all rounds. A client that fails is left out of later rounds.
+        """Runs all rounds: A B C, B C A, C A B, since the first process after another client's large object pays for
+        memory that the machine took back. A client that fails is left out of later rounds.
 
         Args:
             clients: Their names.
             rounds: Number of rounds.
             run: Takes one measurement; a RuntimeError is a failure.
             fewer: The number of rounds of clients that take minutes, or that no target depends on.
-            rotated: A B C, B C A, C A B instead of A B C, A B C: the first process after another client's large object
-                pays for memory that the machine took back.
         """
         for number in range(rounds):
-            first = number % len(clients) if rotated and clients else 0
+            first = number % max(1, len(clients))
             for client in [*clients[first:], *clients[:first]]:
                 if client in self.failed or number >= (fewer or {}).get(client, rounds):
                     continue
@@ -137,10 +133,12 @@ class Rounds:
         return cell
 
     def table(self, what: str, columns: Mapping[str, Cell]) -> str:
-        """Returns the lines of the case: a row of each client, and why others were left out."""
+        """Returns the lines of the case: a row of each client, without empty columns, and why others were left out."""
         rounds = max(map(len, self.runs.values()), default=0)
         title = f"{self.label}: {what.format(rounds=rounds) if rounds else 'not measured'}"
-        rows = [["", *columns], *([client, *(cell(client) for cell in columns.values())] for client in self.runs)]
+        cells = {name: list(map(cell, self.runs)) for name, cell in columns.items()}
+        shown = [["", *self.runs], *([name, *column] for name, column in cells.items() if any(column))]
+        rows = list(zip(*shown, strict=True))
         left_out = [f"  {client} is left out: {_last_error(text)}" for client, text in self.failed.items()]
         return "\n".join([aligned(title, rows), *left_out])
 
@@ -159,10 +157,6 @@ class Rounds:
         columns["RSS +MiB"] = self.mosts("grown_mib", 0)
         columns |= {f"our {name}": self.times(figure, 3, ours) for name, (figure, _) in figures.items()}
         return self.table("median (min-max) of the rounds, memory the most of them", columns | dict(more or {}))
-
-    def fields(self) -> dict[str, Any]:
-        """Returns the case as it is written to the file."""
-        return dataclasses.asdict(self)
 
 
 def _last_error(text: str) -> str:

@@ -1,6 +1,6 @@
 """Targets, and whether a case meets them, by medians of ratios. Measures nothing."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness.report import OURS, Rounds, Spread
@@ -21,8 +21,9 @@ class Verdict:
         word = "met" if self.met else "NOT MET"
         return f"{word:8}{self.target}: {self.measured}{' (beyond the targets)' if self.beyond else ''}"
 
-    def fields(self) -> dict[str, Any]:
-        return asdict(self)
+
+Part = tuple[list[Any], list[Verdict]]
+"""What a file measures that another one runs: its cases, which have `shown`, and the verdicts on them."""
 
 
 def ratio(

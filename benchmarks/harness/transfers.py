@@ -1,22 +1,67 @@
-"""Takes one measurement of bytes that move: a client uploads or downloads objects or files. `rivals.objects` has the
-clients.
-"""
+"""Takes one measurement of a client of `rivals.objects`: it reads many objects at a time or one, or moves files."""
 
+import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.harness.measure import Timed, Worker, timed
+from benchmarks.harness.measure import Stopwatch, Timed, Worker, timed, touch
 from benchmarks.harness.rivals import objects
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import GIB, Family, check, check_file
+from benchmarks.lab.objects import GIB, KIB, MIB, Family, check, check_file
 
+_SMALL = Family(4 * KIB, 1)
+#: The figures of many objects per call, and of one.
+MANY = {"objects/s": ("rate", 0), "CPU µs an object": ("cpu_us", 1)}
+ONE = {"MB/s": ("mb_per_s", 0), "CPU-s per GB": ("cpu_s_per_gb", 3)}
 #: The figures of files, or of one state dict.
 FIGURES = {"MB/s": ("mb_per_s", 0), "CPU-s per GB": ("cpu_s_per_gb", 2), "s": ("wall_s", 2)}
+
+
+def read(
+    location: Location, family: Family, batch: int, min_s: float, make: Callable[[Location], objects.Client]
+) -> Timed:
+    """Reads `batch` objects of `family` per call, or a single object if 0, repeatedly for at least `min_s`. Compares
+    every byte of the last call after the clock has stopped.
+
+    The items are objects, or bytes of a single object, where memory is that of the first call only.
+    """
+    location.enter()
+    client, names, size, width = make(location), family.names(), family.size, batch or 1
+
+    def call(group: Sequence[str]) -> Sequence[Any]:
+        keys = [location.key(name) for name in group]
+        return client.get_many(keys) if batch else [client.get(keys[0], size)]
+
+    groups = itertools.cycle([names[at : at + width] for at in range(0, len(names) - width + 1, width)])
+    # Warms up connections, credentials and threads for later calls. A large object is first read in the measurement.
+    if batch:
+        call(next(groups))
+    else:
+        client.get(location.key(_SMALL.names()[0]), _SMALL.size)
+    # As much as the client with the largest need uses.
+    touch(max(32 * MIB, size * width) * 5 // 2)
+    grown_bytes: int | None = None
+    contents: Sequence[Any] = ()
+    with Stopwatch() as watch:
+        started_s = time.perf_counter()
+        for number, group in enumerate(groups, 1):  # noqa: B007  the last is that of `contents`
+            # Free the batch before the next call, as a loop over batches does.
+            contents = ()
+            contents = call(group)
+            if grown_bytes is None or batch:
+                grown_bytes = watch.grown()
+            if time.perf_counter() - started_s >= min_s:
+                break
+    for name, found in zip(group, contents, strict=True):
+        check(name, size, found)
+    return Timed(watch.wall_s, watch.cpu_s, grown_bytes, number * (batch or size))
 
 
 @dataclass

@@ -25,10 +25,6 @@ class KeySet:
         path.write_text("\n".join(self.keys) + "\n")
         return path
 
-    def job(self, *, verify: bool = False) -> dict[str, object]:
-        """The fields of a job of `rivals.listing`."""
-        return {"count": len(self.keys), "expected": digest(self.keys), "verify": verify}
-
 
 def flat(count: int, name: str = "flat") -> KeySet:
     """Numbered images below one prefix."""

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.harness.measure import Timed
+from benchmarks.harness.measure import Timed, cpu_s
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family
 from benchmarks.lab.progress import progress
@@ -21,13 +21,14 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 # torchobj's defaults: concurrent requests, and the maximum number of runtime threads.
 _CONNECTIONS = 64
 _MOST_THREADS = 8
+_LIMIT_S = 300.0
 
 
 @cache
 def build() -> Path:
     """Returns the program; cargo builds it if its sources changed."""
     if shutil.which("cargo") is None:
-        raise SystemExit("the bare limit is built with Rust: https://rustup.rs (or leave it out: --without limit)")
+        raise SystemExit("the bare limit is built with Rust: https://rustup.rs (or --without 'bare limit')")
     target = Path(os.environ.get("CARGO_TARGET_DIR") or cache_directory() / "target")
     environment = os.environ | {"CARGO_TARGET_DIR": str(target), "PYO3_BUILD_EXTENSION_MODULE": "1"}
     command = ["cargo", "build", "--quiet", "--release", "-p", "torchobj-store", "--example", "limit"]
@@ -50,13 +51,9 @@ def _run(program: Path, location: Location, family: Family, requests: int) -> Ti
     threads = min(os.cpu_count() or 1, _MOST_THREADS)
     numbers = (family.count, requests, min(_CONNECTIONS, requests), threads)
     command = [str(program), urlsplit(location.endpoint_url).netloc, path, *map(str, numbers)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout, "stdout=PIPE was passed above"
-    output = process.stdout.read()
-    process.stdout.close()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
-    found = json.loads(output)
-    return Timed(found["wall_s"], used.ru_utime + used.ru_stime, None, found["objects"])
+    before_s = cpu_s()
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=_LIMIT_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}")
+    found = json.loads(done.stdout)
+    return Timed(found["wall_s"], cpu_s() - before_s, None, found["objects"])

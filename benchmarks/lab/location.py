@@ -134,6 +134,7 @@ def _token() -> dict[str, Any]:
     return {"token": "bench", "expires_at": None}
 
 
-def lab_location(bucket: str, endpoint_url: str, **more: Any) -> Location:
-    """A bucket of a server that verifies no signatures."""
-    return Location(bucket, "", endpoint_url, "us-east-1", "bench", "bench", **more)
+def lab_location(bucket: str, port: int, ca_file: str | None = None, **more: Any) -> Location:
+    """A bucket of a server on this machine that verifies no signatures, with TLS if there is a `ca_file`."""
+    url = f"{'http' if ca_file is None else 'https'}://127.0.0.1:{port}"
+    return Location(bucket, "", url, "us-east-1", "bench", "bench", ca_file, **more)

@@ -104,8 +104,7 @@ def objects_folder(families: Sequence[Family]) -> Path:
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def _sleep_lua(endpoint: Endpoint) -> str:
@@ -219,14 +218,9 @@ def running(families: Sequence[Family], endpoints: Collection[Endpoint]) -> Iter
             try:
                 if _started(process, list(ports.values())):
                     ca_file = str(certificates.ca_file)
-                    yield {endpoint: _location(endpoint, port, ca_file) for endpoint, port in ports.items()}
+                    yield {each: lab_location(BUCKET, ports[each], ca_file if each.tls else None) for each in ports}
                     return
             finally:
                 process.terminate()
                 process.wait(_START_LIMIT_S)
         raise SystemExit(f"nginx did not start:\n{(directory / 'error.log').read_text()[-4000:]}")
-
-
-def _location(endpoint: Endpoint, port: int, ca_file: str) -> Location:
-    url = f"{'https' if endpoint.tls else 'http'}://127.0.0.1:{port}"
-    return lab_location(BUCKET, url, ca_file=ca_file if endpoint.tls else None)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -20,51 +20,48 @@ from benchmarks.lab.progress import progress
 from tests.servers.install import cache_directory
 from tests.servers.lifetime import die_with_parent
 
-_FOLDER = Path(__file__).resolve().parent
-_SOURCES = [_FOLDER / name for name in ("origin.c", "origin_gcs.c", "origin_listing.c", "origin_objects.c")]
-_SOURCES += [_FOLDER / name for name in ("origin.h", "origin_listing.h", "origin_objects.h")]
-_DISCARD, _MEMORY = "discard", "memory"
+_SOURCES = sorted(Path(__file__).resolve().parent.glob("origin*.[ch]"))
 
 
+@dataclass(frozen=True)
 class Origin:
     """A running origin."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self.discard = self._location(_DISCARD)
+    port: int
+    scheme: str = "s3"
+    """That of its locations: also "gs"."""
+
+    @property
+    def discard(self) -> Location:
         """The bucket that keeps only the sizes of what is written."""
-        self.memory = self._location(_MEMORY)
+        return self.listed("discard")
+
+    @property
+    def memory(self) -> Location:
         """The bucket that keeps what is written in memory."""
+        return self.listed("memory")
 
     def on(self, scheme: str) -> "Origin":
-        """The same origin, whose locations are of another scheme: "gs"."""
-        other = Origin(self._port)
-        other.discard, other.memory = (replace(each, scheme=scheme) for each in (self.discard, self.memory))
-        return other
+        """The same origin, whose locations are of another scheme."""
+        return replace(self, scheme=scheme)
 
     def listed(self, bucket: str) -> Location:
         """A bucket of keys, which has the name of their file."""
-        return self._location(bucket)
-
-    def _location(self, bucket: str) -> Location:
-        endpoint_url = f"http://127.0.0.1:{self._port}"
-        return lab_location(bucket, endpoint_url, counts=True)
+        return lab_location(bucket, self.port, counts=True, scheme=self.scheme)
 
     def fill(self, families: Sequence[Family]) -> None:
         """Writes objects to the bucket that keeps them. Their checksums are computed now, not in a measurement."""
         with progress(f"writing {sum(family.count for family in families)} objects to the origin"):
             upload(self.memory, families)
             for name in (name for family in families for name in family.names()):
-                _read(self.memory, f"/storage/v1/b/{_MEMORY}/o/{quote(name, safe='')}")
+                _read(self.memory, f"/storage/v1/b/memory/o/{quote(name, safe='')}")
 
 
 def _read(location: Location, path: str) -> str:
     connection = http.client.HTTPConnection(urlsplit(location.endpoint_url or "").netloc, timeout=60.0)
-    try:
+    with contextlib.closing(connection):
         connection.request("GET", path)
         return connection.getresponse().read().decode()
-    finally:
-        connection.close()
 
 
 def counters(location: Location) -> Counter[str]:

@@ -1,12 +1,14 @@
-"""Clients that save a state dict to S3 and load it, with one interface. `transfers` measures them.
+"""Clients that save a state dict to S3 and load it, with one interface. `states` measures them.
 
 Each is used with its defaults, as its own documentation shows for checkpoints; all write what `torch.save` writes, and
 load to the CPU with `weights_only=True`.
 """
 
+import contextlib
 import io
 import json
 import os
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -95,15 +97,10 @@ class MultiStorageClient(Client):
     options: ClassVar[dict[str, Any]] = {}
 
     def open(self, location: Location) -> None:
-        options = {
-            "base_path": location.bucket,
-            "endpoint_url": location.endpoint_url,
-            "region_name": location.region,
-            **self.options,
-        }
-        profile = {"storage_provider": {"type": "s3", "options": options}}
         from multistorageclient.contrib import torch as adapted
 
+        where = {"base_path": location.bucket, "endpoint_url": location.endpoint_url, "region_name": location.region}
+        profile = {"storage_provider": {"type": "s3", "options": {**where, **self.options}}}
         # It requires a YAML file, and JSON is YAML; the file is deleted at the end of the process.
         file = os.memfd_create("config")
         os.write(file, json.dumps({"profiles": {"bench": profile}}).encode())
@@ -131,17 +128,16 @@ class Boto3(Client):
     def open(self, location: Location) -> None:
         self._client = location.boto3()
 
-    def save(self, state: Any, key: str) -> None:
+    @contextlib.contextmanager
+    def file(self, key: str, mode: str) -> Iterator[io.BytesIO]:
         file = io.BytesIO()
-        torch.save(state, file)
-        file.seek(0)
-        self._client.upload_fileobj(file, self._location.bucket, key)
-
-    def load(self, key: str) -> Any:
-        file = io.BytesIO()
-        self._client.download_fileobj(self._location.bucket, key, file)
-        file.seek(0)
-        return torch.load(file, map_location="cpu", weights_only=True)
+        if mode == "rb":
+            self._client.download_fileobj(self._location.bucket, key, file)
+            file.seek(0)
+        yield file
+        if mode == "wb":
+            file.seek(0)
+            self._client.upload_fileobj(file, self._location.bucket, key)
 
 
 CLIENTS: dict[str, type[Client]] = {

@@ -6,8 +6,6 @@ if a worker does it: with the fewest copies possible. Where the samples are tens
 collation stacks them.
 """
 
-import abc
-import asyncio
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.utils.data
 
+from benchmarks.harness.rivals import objects
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family
 from benchmarks.lab.photos import DECODERS
@@ -75,16 +74,16 @@ def flat(samples: Sequence[tuple[str, Any]]) -> Flat:
     return Flat(data, ends, [name for name, _ in samples])
 
 
-class Feed(abc.ABC):
+@dataclass(frozen=True)
+class Feed:
     """A loader to measure. Its batches are `Flat`, or lists of names and one tensor: uint8 (samples, bytes) or float
     (samples, 3, 224, 224).
     """
 
-    modules: tuple[str, ...] = ()
-
-    @abc.abstractmethod
-    def dataset(self, plan: Plan) -> Any:
-        """Returns a dataset whose samples are pairs of name and content."""
+    modules: tuple[str, ...]
+    """What its first use imports."""
+    dataset: Callable[[Plan], Any]
+    """Returns a dataset whose samples are pairs of name and content."""
 
     def loader(self, plan: Plan) -> Any:
         """Returns torch's DataLoader in the plan's order."""
@@ -145,22 +144,101 @@ def _named_photo(decode: Callable[[Any], torch.Tensor], reader: Any) -> tuple[st
     return reader.key, decode(reader.getbuffer())
 
 
+class _Objects(_Named):
+    """Reads by a client of `objects`, which each worker makes at its first sample."""
+
+    def __init__(self, plan: Plan, make: type[objects.Client]) -> None:
+        super().__init__(plan.names())
+        self._location, self._make = plan.location, make
+
+    @functools.cached_property
+    def _client(self) -> objects.Client:
+        return self._make(self._location)
+
+    def __getitem__(self, index: int) -> tuple[str, Any]:
+        name = self._names[index]
+        return name, self._client.get(self._location.key(name), 0)
+
+
+class _Batches(_Objects):
+    """The dozen lines that a user would write: one event loop per worker gathers a batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[str, Any]]:
+        names = [self._names[index] for index in indices]
+        return list(zip(names, self._client.get_many(list(map(self._location.key, names))), strict=True))
+
+
+def _read_whole(reader: Any) -> tuple[str, bytes]:
+    return reader.key, reader.read()
+
+
+def _connected(plan: Plan) -> Any:
+    """s3torchconnector's `S3MapDataset`, one object per call."""
+    from s3torchconnector import S3MapDataset
+
+    return S3MapDataset.from_objects(plan.urls(), transform=_read_whole, **plan.location.s3torchconnector())
+
+
+class _NamedBatches(_Named):
+    """Adds names to what a dataset reads by `__getitems__`."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[str, Any]]:
+        contents = self._contents.__getitems__(indices)
+        return [(self._names[index], content) for index, content in zip(indices, contents, strict=True)]
+
+
+def _streamed(plan: Plan) -> Any:
+    """litData's `StreamingRawDataset`, given the list of objects instead of listing them."""
+    from litdata.raw.dataset import StreamingRawDataset
+    from litdata.raw.indexer import BaseIndexer, FileMetadata
+
+    location = plan.location
+    files = [FileMetadata(url, plan.family.size) for url in plan.urls()]
+
+    class Known(BaseIndexer):
+        def discover_files(self, input_dir: str, storage_options: Any) -> list[FileMetadata]:
+            del input_dir, storage_options
+            return files
+
+        def build_or_load_index(self, *args: Any, **kwargs: Any) -> list[FileMetadata]:
+            del args, kwargs
+            return files
+
+    options = {"endpoint_url": location.endpoint_url, "region_name": location.region}
+    inner = StreamingRawDataset(location.url(""), indexer=Known(), storage_options=options)
+    return _NamedBatches(plan.names(), inner)
+
+
+def _zeros(plan: Plan) -> Any:
+    return _Named(plan.names(), [bytes(plan.family.size)] * plan.family.count)
+
+
+def _in_memory(plan: Plan) -> Any:
+    """Tensors, or bytes of photos, that are in memory before the loader starts."""
+    contents: Any = [bytearray().join(plan.family.pieces(index)) for index in range(plan.family.count)]
+    if plan.samples == "tensors":
+        contents = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
+    return _Named(plan.names(), contents)
+
+
+_OURS = ("torchobj.loader", "torchobj.datasets")
+
+
+def _listed(plan: Plan) -> Any:
+    import torchobj
+
+    transform: Any = {
+        "bytes": None,
+        "tensors": _named_tensor,
+        "photos": functools.partial(_named_photo, DECODERS.get(plan.decoder)),
+    }[plan.samples]
+    return torchobj.ObjectMapDataset.from_objects(plan.urls(), config=plan.location.config(), transform=transform)
+
+
 class Torchobj(Feed):
     """`torchobj.DataLoader` over `ObjectMapDataset`. A batch is a `RaggedBatch` of views, unless a transform returns
     tensors, or decodes photos.
     """
-
-    modules = ("torchobj.loader", "torchobj.datasets")
-
-    def dataset(self, plan: Plan) -> Any:
-        import torchobj
-
-        transform: Any = {
-            "bytes": None,
-            "tensors": _named_tensor,
-            "photos": functools.partial(_named_photo, DECODERS.get(plan.decoder)),
-        }[plan.samples]
-        return torchobj.ObjectMapDataset.from_objects(plan.urls(), config=plan.location.config(), transform=transform)
 
     def loader(self, plan: Plan) -> Any:
         import torchobj
@@ -191,137 +269,18 @@ class TorchobjFlat(Torchobj):
         return len(batch.data)
 
 
-class _GetItems(_Named):
-    """The dozen lines that a user would write: one event loop per worker gathers a batch."""
-
-    def __init__(self, location: Location, names: list[str]) -> None:
-        super().__init__(names)
-        self._location = location
-        self._runner: asyncio.Runner | None = None
-        self._store: Any = None
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[str, Any]]:
-        if self._runner is None:
-            self._store = self._location.obstore()
-            self._runner = asyncio.Runner()
-        return self._runner.run(self._gather([self._names[index] for index in indices]))
-
-    async def _gather(self, names: list[str]) -> list[tuple[str, Any]]:
-        return await asyncio.gather(*map(self._read, names))
-
-    async def _read(self, name: str) -> tuple[str, Any]:
-        import obstore
-
-        answer = await obstore.get_async(self._store, self._location.key(name))
-        return name, await answer.bytes_async()
-
-
-class GetItems(Feed):
-    """`__getitems__` with `obstore.get_async`."""
-
-    modules = ("obstore", "obstore.store")
-
-    def dataset(self, plan: Plan) -> Any:
-        return _GetItems(plan.location, plan.names())
-
-
-def _read_whole(reader: Any) -> tuple[str, bytes]:
-    return reader.key, reader.read()
-
-
-class S3TorchConnector(Feed):
-    """s3torchconnector's `S3MapDataset`, one object per call."""
-
-    modules = ("s3torchconnector",)
-
-    def dataset(self, plan: Plan) -> Any:
-        from s3torchconnector import S3MapDataset
-
-        return S3MapDataset.from_objects(plan.urls(), transform=_read_whole, **plan.location.s3torchconnector())
-
-
-class _Boto3Items(_Named):
-    def __init__(self, location: Location, names: list[str]) -> None:
-        super().__init__(names)
-        self._location = location
-        self._client: Any = None
-
-    def __getitem__(self, index: int) -> tuple[str, bytes]:
-        if self._client is None:
-            self._client = self._location.boto3()
-        name = self._names[index]
-        answer = self._client.get_object(Bucket=self._location.bucket, Key=self._location.key(name))
-        return name, answer["Body"].read()
-
-
-class Boto3(Feed):
-    """boto3's `get_object`, one object per call."""
-
-    modules = ("boto3", "botocore.config")
-
-    def dataset(self, plan: Plan) -> Any:
-        return _Boto3Items(plan.location, plan.names())
-
-
-class _NamedBatches(_Named):
-    """Adds names to what a dataset reads by `__getitems__`."""
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[str, Any]]:
-        contents = self._contents.__getitems__(indices)
-        return [(self._names[index], content) for index, content in zip(indices, contents, strict=True)]
-
-
-class LitData(Feed):
-    """litData's `StreamingRawDataset`, given the list of objects instead of listing them."""
-
-    modules = ("litdata.raw",)
-
-    def dataset(self, plan: Plan) -> Any:
-        from litdata.raw.dataset import StreamingRawDataset
-        from litdata.raw.indexer import BaseIndexer, FileMetadata
-
-        location = plan.location
-        files = [FileMetadata(url, plan.family.size) for url in plan.urls()]
-
-        class Known(BaseIndexer):
-            def discover_files(self, input_dir: str, storage_options: Any) -> list[FileMetadata]:
-                del input_dir, storage_options
-                return files
-
-            def build_or_load_index(self, *args: Any, **kwargs: Any) -> list[FileMetadata]:
-                del args, kwargs
-                return files
-
-        options = {"endpoint_url": location.endpoint_url, "region_name": location.region}
-        inner = StreamingRawDataset(location.url(""), indexer=Known(), storage_options=options)
-        return _NamedBatches(plan.names(), inner)
-
-
-class Zeros(Feed):
-    """The same loop on data in memory, where all objects are the same zeros: the baseline for memory growth."""
-
-    def dataset(self, plan: Plan) -> Any:
-        return _Named(plan.names(), [bytes(plan.family.size)] * plan.family.count)
-
-
-class Memory(Feed):
-    """torch's DataLoader over tensors, or bytes of photos, that are in memory before it starts."""
-
-    def dataset(self, plan: Plan) -> Any:
-        contents: Any = [bytearray().join(plan.family.pieces(index)) for index in range(plan.family.count)]
-        if plan.samples == "tensors":
-            contents = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
-        return _Named(plan.names(), contents)
-
-
-CLIENTS: dict[str, type[Feed]] = {
-    "torchobj": Torchobj,
-    "torchobj, one tensor": TorchobjFlat,
-    "getitems": GetItems,
-    "s3torchconnector": S3TorchConnector,
-    "boto3": Boto3,
-    "litData": LitData,
-    "torch, RAM": Memory,
+#: The same loop on data in memory, where all objects are the same zeros: the baseline for memory growth.
+ZEROS = Feed((), _zeros)
+CLIENTS: dict[str, Feed] = {
+    "torchobj": Torchobj(_OURS, _listed),
+    "torchobj, one tensor": TorchobjFlat(_OURS, _listed),
+    # `__getitems__` with `obstore.get_async`.
+    "getitems": Feed(("obstore", "obstore.store"), lambda plan: _Batches(plan, objects.Obstore)),
+    "s3torchconnector": Feed(("s3torchconnector",), _connected),
+    # `get_object`, one object per call.
+    "boto3": Feed(("boto3", "botocore.config"), lambda plan: _Objects(plan, objects.Boto3GetObject)),
+    "litData": Feed(("litdata.raw",), _streamed),
+    "torch, RAM": Feed((), _in_memory),
 }
 
 

@@ -2,6 +2,7 @@
 object by HEAD: `list.py` and `scan.py` measure them with `timed`.
 """
 
+import functools
 import multiprocessing
 import re
 import socket
@@ -20,20 +21,55 @@ from benchmarks.lab.location import Location
 _THREADS = 32
 #: Processes of boto3, more than there are cores, because they wait. 4 to 16 were tried on 2 cores.
 _PROCESSES = 8
-_LIMIT_CONNECTIONS = 64
+_CONNECTIONS = 64
+
+
+@dataclass
+class Listing(Worker):
+    """Lists the keys of a bucket, or reads the metadata `label` of each object, whose numbers are added up."""
+
+    form: "Form"
+    location: Location
+    count: int
+    """The number of objects."""
+    expected: Any = None
+    """The digest of the keys, or the sum of the labels, if it is compared."""
+    verify: bool = False
+    """Whether the keys are compared, which is not to be measured, instead of counted."""
+
+    def __post_init__(self) -> None:
+        self.client = self.form.open(self.location)
+
+    def run(self) -> int:
+        if self.verify:
+            keys = list(self.form.keys(self.location))
+            self.found: Any = len(keys), digest(keys)
+        elif self.form.labels is not None:
+            numbers = total = 0
+            for label in self.form.labels(self):
+                numbers, total = numbers + 1, total + int(label)
+            self.found = numbers, total
+        else:
+            self.found = self.form.counted(self), None
+        return int(self.found[0])
+
+    def check(self) -> None:
+        number, value = self.found
+        if number != self.count or (None not in (value, self.expected) and value != self.expected):
+            raise AssertionError(f"{self.found} instead of {self.count} objects, {self.expected}")
 
 
 def _length(items: Iterable[Any]) -> int:
     return sum(1 for _ in items)
 
 
+def _torchobj_keys(location: Location) -> Iterator[str]:
+    return (info.key for info in location.store().list())
+
+
 def _boto3_keys(client: Any, bucket: str) -> Iterator[str]:
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
     return (item["Key"] for page in pages for item in page.get("Contents", []))
-
-
-def _torchobj_keys(location: Location) -> Iterator[str]:
-    return (info.key for info in location.store().list())
 
 
 def _s3fs(location: Location) -> Any:
@@ -47,21 +83,20 @@ def _s3fs_keys(location: Location) -> Iterator[str]:
     return (path[skipped:] for path in _s3fs(location).find(location.bucket, detail=True))
 
 
-def _obstore_chunks(store: Any, **options: Any) -> Any:
+def _obstore_chunks(store: Any, chunk_size: int = 1000, **options: Any) -> Any:
     import obstore
 
-    return obstore.list(store, **options)
+    return obstore.list(store, chunk_size=chunk_size, **options)
 
 
 def _obstore_keys(location: Location) -> Iterator[str]:
-    chunks = _obstore_chunks(location.obstore(), chunk_size=1000)
-    return (item["path"] for chunk in chunks for item in chunk)
+    return (item["path"] for chunk in _obstore_chunks(location.obstore()) for item in chunk)
 
 
-def _kept(location: Location) -> int:
+def _kept(job: Listing) -> int:
     import torchobj
 
-    return len(torchobj.ObjectMapDataset(f"s3://{location.bucket}/", config=location.config()))
+    return len(torchobj.ObjectMapDataset(job.location.url(""), config=job.location.config()))
 
 
 def _fetched(location: Location, tokens: Iterable[int]) -> int:
@@ -76,213 +111,38 @@ def _fetched(location: Location, tokens: Iterable[int]) -> int:
             head, _, _ = bytes(view[: min(at, 2048)]).partition(b"\r\n\r\n")
             match = re.search(rb"Content-Length: (\d+)", head)
             total = len(head) + 4 + int(match[1] if match else 0)
-            while at < total:
-                received = connection.recv_into(view[at:])
-                if not received:
-                    raise ConnectionError("the origin closed the connection")
+            while at < total and (received := connection.recv_into(view[at:])):
                 at += received
-            found += 1
+            found += at == total
     return found
 
 
-def _limit(location: Location, count: int) -> int:
-    tokens = range(0, count, 1000)
-    shares = [tokens[number::_LIMIT_CONNECTIONS] for number in range(min(_LIMIT_CONNECTIONS, len(tokens)))]
-    with ThreadPoolExecutor(_LIMIT_CONNECTIONS) as pool:
-        pages = sum(pool.map(lambda share: _fetched(location, share), shares))
-    return min(pages * 1000, count)
+def _limit(job: Listing) -> int:
+    tokens = range(0, job.count, 1000)
+    shares = [tokens[number::_CONNECTIONS] for number in range(min(_CONNECTIONS, len(tokens)))]
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        pages = sum(pool.map(functools.partial(_fetched, job.location), shares))
+    return min(pages * 1000, job.count)
 
 
-@dataclass(frozen=True)
-class Lister:
-    """A form in which a client lists: the value in `LISTERS`."""
-
-    modules: tuple[str, ...]
-    """What its first use imports."""
-    open: Callable[[Location], Any]
-    """Makes the client."""
-    count: Callable[[Any, str], int]
-    """Lists all keys of a bucket by a client, and only counts them."""
-    keys: Callable[[Location], Iterable[str]] = _torchobj_keys
-    """Lists all keys, in any form of the same client."""
-
-    def __call__(self, location: Location, **job: Any) -> "_Listing":
-        return _Listing(self, location, **job)
+def _heads(job: Listing) -> Iterator[str]:
+    with ThreadPoolExecutor(64) as pool:
+        keys = [info.key for info in job.client.list()]
+        yield from (info.metadata["label"] for info in pool.map(job.client.head, keys))
 
 
-@dataclass
-class _Listing(Worker):
-    """Counts the keys of a bucket. With `verify` it compares them, and is not to be measured."""
-
-    lister: Lister
-    location: Location
-    count: int
-    expected: str
-    verify: bool
-
-    def __post_init__(self) -> None:
-        self._client = self.lister.open(self.location)
-
-    def run(self) -> int:
-        if not self.verify:
-            self._found = self.lister.count(self._client, self.location.bucket)
-            return self._found
-        keys = list(self.lister.keys(self.location))
-        self._digest, self._found = digest(keys), len(keys)
-        return self._found
-
-    def check(self) -> None:
-        if self._found != self.count:
-            raise AssertionError(f"{self._found} keys instead of {self.count}")
-        if self.verify and self._digest != self.expected:
-            raise AssertionError("the listed keys are others, or some are repeated")
+def _label(client: Any, bucket: str, key: str) -> str:
+    return str(client.head_object(Bucket=bucket, Key=key)["Metadata"]["label"])
 
 
-_STORE, _OBSTORE = ("torchobj",), ("obstore", "obstore.store")
-
-LISTERS = {
-    # `for info in store.list()`
-    "torchobj": Lister(_STORE, Location.store, lambda store, _: _length(store.list())),
-    "torchobj unordered": Lister(_STORE, Location.store, lambda store, _: _length(store.list(ordered=False))),
-    "torchobj pages": Lister(
-        _STORE, Location.store, lambda store, _: sum(len(page.objects) for page in store.list().pages())
-    ),
-    "torchobj arrow": Lister(
-        ("torchobj", "pyarrow"),
-        Location.store,
-        lambda store, _: sum(batch.num_rows for batch in store.list().to_arrow()),
-    ),
-    # It keeps the keys in a manifest.
-    "torchobj dataset": Lister(
-        ("torch", "torchobj", "torchobj.datasets.map"), lambda location: location, lambda location, _: _kept(location)
-    ),
-    # The paginator of `list_objects_v2`.
-    "boto3": Lister(
-        ("boto3", "botocore.config"),
-        Location.boto3,
-        lambda client, bucket: _length(_boto3_keys(client, bucket)),
-        lambda location: _boto3_keys(location.boto3(), location.bucket),
-    ),
-    # `find` with details, as pyarrow calls it.
-    "s3fs": Lister(("s3fs",), _s3fs, lambda files, bucket: len(files.find(bucket, detail=True)), _s3fs_keys),
-    # With chunks of a page: its default of 50 keys is slower.
-    "obstore": Lister(
-        _OBSTORE,
-        Location.obstore,
-        lambda store, _: sum(map(len, _obstore_chunks(store, chunk_size=1000))),
-        _obstore_keys,
-    ),
-    "obstore arrow": Lister(
-        (*_OBSTORE, "arro3.core"),
-        Location.obstore,
-        lambda store, _: sum(batch.num_rows for batch in _obstore_chunks(store, chunk_size=10_000, return_arrow=True)),
-        _obstore_keys,
-    ),
-}
+def _boto3_heads(job: Listing, mapped: Callable[..., Iterable[str]] = map) -> Iterable[str]:
+    bucket = job.location.bucket
+    return mapped(functools.partial(_label, job.client, bucket), _boto3_keys(job.client, bucket))
 
 
-class Limit(Worker):
-    """What the origin and this machine allow: pages of known keys by 64 connections, whose bytes are not parsed."""
-
-    def __init__(self, location: Location, count: int, expected: str, verify: bool) -> None:
-        del expected, verify
-        self._location, self._count = location, count
-
-    def run(self) -> int:
-        return _limit(self._location, self._count)
-
-
-class Scanner(Worker):
-    """Reads the metadata `label` of each object, and adds up the numbers in it."""
-
-    def __init__(self, location: Location, count: int, labels: int | None) -> None:
-        self._location, self._count, self._labels = location, count, labels
-        self.found = (0, 0)
-        self.open(location)
-
-    def open(self, location: Location) -> None:
-        """Makes the client."""
-        raise NotImplementedError
-
-    def labels(self) -> Iterator[str]:
-        """The metadata `label` of every object."""
-        raise NotImplementedError
-
-    def run(self) -> int:
-        number = total = 0
-        for label in self.labels():
-            number, total = number + 1, total + int(label)
-        self.found = (number, total)
-        return number
-
-    def check(self) -> None:
-        if self.found[0] != self._count or self._labels not in (None, self.found[1]):
-            raise AssertionError(f"{self.found} instead of {self._count} objects, {self._labels}")
-
-
-class TorchobjScan(Scanner):
-    """`for info in store.scan()`."""
-
-    modules = ("torchobj",)
-
-    def open(self, location: Location) -> None:
-        self._store = location.store()
-
-    def labels(self) -> Iterator[str]:
-        return (info.metadata["label"] for info in self._store.scan())
-
-
-class TorchobjHead(TorchobjScan):
-    """`Store.list`, and `Store.head` in 64 threads."""
-
-    def labels(self) -> Iterator[str]:
-        with ThreadPoolExecutor(64) as pool:
-            keys = [info.key for info in self._store.list()]
-            yield from (info.metadata["label"] for info in pool.map(self._store.head, keys))
-
-
-class Boto3Head(Scanner):
-    """A loop over the paginator, with `head_object` for each key: what users write first."""
-
-    modules = ("boto3", "botocore.config")
-
-    def open(self, location: Location) -> None:
-        self._client = location.boto3(max_pool_connections=_THREADS)
-
-    def _keys(self) -> Iterator[str]:
-        return _boto3_keys(self._client, self._location.bucket)
-
-    def _label(self, key: str) -> str:
-        return _label_of(self._client, self._location.bucket, key)
-
-    def labels(self) -> Iterator[str]:
-        return map(self._label, self._keys())
-
-
-class Boto3Threads(Boto3Head):
-    """The same with a pool of threads."""
-
-    def labels(self) -> Iterator[str]:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            yield from pool.map(self._label, self._keys())
-
-
-class Boto3Processes(Boto3Head):
-    """The same with a pool of processes, each of which has its client, and chunks of 100 keys."""
-
-    def open(self, location: Location) -> None:
-        # Processes are forked before the first client of this one.
-        self._pool = multiprocessing.get_context("fork").Pool(_PROCESSES, _enter, (location,))
-        super().open(location)
-
-    def warm(self) -> None:
-        self._pool.map(str, range(_PROCESSES))
-
-    def labels(self) -> Iterator[str]:
-        yield from self._pool.imap_unordered(_process_label, self._keys(), chunksize=100)
-        # The CPU time of processes counts when they have ended.
-        self._pool.close()
-        self._pool.join()
+def _boto3_heads_in_threads(job: Listing) -> Iterator[str]:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from _boto3_heads(job, pool.map)
 
 
 _process: tuple[Any, str]
@@ -294,20 +154,90 @@ def _enter(location: Location) -> None:
     _process = location.boto3(), location.bucket
 
 
-def _label_of(client: Any, bucket: str, key: str) -> str:
-    return str(client.head_object(Bucket=bucket, Key=key)["Metadata"]["label"])
-
-
 def _process_label(key: str) -> str:
-    return _label_of(*_process, key)
+    return _label(*_process, key)
 
 
-SCANNERS: dict[str, type[Scanner]] = {
-    "torchobj": TorchobjScan,
-    "torchobj head": TorchobjHead,
-    "boto3": Boto3Head,
-    "boto3 threads": Boto3Threads,
-    "boto3 processes": Boto3Processes,
+def _processes(location: Location) -> Any:
+    # They are forked before the first client of this one.
+    pool = multiprocessing.get_context("fork").Pool(_PROCESSES, _enter, (location,))
+    pool.map(str, range(_PROCESSES))
+    return pool, location.boto3()
+
+
+def _boto3_heads_in_processes(job: Listing) -> Iterator[str]:
+    pool, client = job.client
+    yield from pool.imap_unordered(_process_label, _boto3_keys(client, job.location.bucket), chunksize=100)
+    # The CPU time of processes counts when they have ended.
+    pool.close()
+    pool.join()
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form in which a client lists, or reads metadata."""
+
+    modules: tuple[str, ...]
+    """What its first use imports."""
+    open: Callable[[Location], Any]
+    """Makes the client of a listing."""
+    counted: Callable[[Listing], int] = lambda _: 0
+    """Lists all keys, and only counts them."""
+    keys: Callable[[Location], Iterable[str]] = _torchobj_keys
+    """Lists all keys, in any form of this client."""
+    labels: Callable[[Listing], Iterable[str]] | None = None
+    """Returns the metadata `label` of every object."""
+
+    def __call__(self, location: Location, **job: Any) -> Listing:
+        return Listing(self, location, **job)
+
+
+def _boto3(location: Location) -> Any:
+    return location.boto3(max_pool_connections=_THREADS)
+
+
+_STORE, _BOTO3, _OBSTORE = ("torchobj", "pyarrow"), ("boto3", "botocore.config"), ("obstore", "obstore.store")
+_DATASET = ("torch", "torchobj", "torchobj.datasets.map")
+
+LISTERS = {
+    "torchobj": Form(_STORE, Location.store, lambda job: _length(job.client.list())),
+    "torchobj unordered": Form(_STORE, Location.store, lambda job: _length(job.client.list(ordered=False))),
+    "torchobj pages": Form(
+        _STORE, Location.store, lambda job: sum(len(page.objects) for page in job.client.list().pages())
+    ),
+    "torchobj arrow": Form(
+        _STORE, Location.store, lambda job: sum(batch.num_rows for batch in job.client.list().to_arrow())
+    ),
+    # It keeps the keys in a manifest.
+    "torchobj dataset": Form(_DATASET, Location.config, _kept),
+    LIMIT: Form((), lambda location: location, _limit),
+    # The paginator of `list_objects_v2`.
+    "boto3": Form(
+        _BOTO3,
+        _boto3,
+        lambda job: _length(_boto3_keys(job.client, job.location.bucket)),
+        lambda location: _boto3_keys(location.boto3(), location.bucket),
+    ),
+    # `find` with details, as pyarrow calls it.
+    "s3fs": Form(("s3fs",), _s3fs, lambda job: len(job.client.find(job.location.bucket, detail=True)), _s3fs_keys),
+    # With chunks of a page: its default of 50 keys is slower.
+    "obstore": Form(_OBSTORE, Location.obstore, lambda job: sum(map(len, _obstore_chunks(job.client))), _obstore_keys),
+    "obstore arrow": Form(
+        (*_OBSTORE, "arro3.core"),
+        Location.obstore,
+        lambda job: sum(batch.num_rows for batch in _obstore_chunks(job.client, 10_000, return_arrow=True)),
+        _obstore_keys,
+    ),
 }
-CLIENTS: dict[str, Any] = {f"list {name}": client for name, client in LISTERS.items()} | {f"list {LIMIT}": Limit}
-CLIENTS |= {f"scan {name}": client for name, client in SCANNERS.items()}
+SCANNERS = {
+    "torchobj": Form(_STORE, Location.store, labels=lambda job: (info.metadata["label"] for info in job.client.scan())),
+    # `Store.list`, and `Store.head` in 64 threads.
+    "torchobj head": Form(_STORE, Location.store, labels=_heads),
+    # A loop over the paginator, with `head_object` for each key: what users write first.
+    "boto3": Form(_BOTO3, _boto3, labels=_boto3_heads),
+    "boto3 threads": Form(_BOTO3, _boto3, labels=_boto3_heads_in_threads),
+    # Each process has its client, and chunks of 100 keys.
+    "boto3 processes": Form(_BOTO3, _processes, labels=_boto3_heads_in_processes),
+}
+CLIENTS = {f"list {name}": form for name, form in LISTERS.items()}
+CLIENTS |= {f"scan {name}": form for name, form in SCANNERS.items()}

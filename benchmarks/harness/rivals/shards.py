@@ -1,10 +1,9 @@
 """Clients that read samples of tar shards, or the same objects one by one: `shards.py` measures them with `timed`."""
 
 import io
-import random
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from benchmarks.harness.measure import Worker
 from benchmarks.lab.location import Location
 
+Sample = dict[str, Any]
 #: Passes are repeated for at least this time.
 _LEAST_S = 1.0
 
@@ -26,9 +26,10 @@ def read_tar(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 @dataclass
-class Samples(Worker):
-    """Iterates over all samples once; each has a body and a label."""
+class Reading(Worker):
+    """Iterates over all samples; each has a body and a label."""
 
+    form: "Form"
     location: Location
     """The bucket of the shards."""
     files: list[str]
@@ -43,177 +44,162 @@ class Samples(Worker):
     """Names of the bodies as objects."""
 
     def __post_init__(self) -> None:
-        self._urls, self._config = [self.location.url(name) for name in self.names], self.location.config()
-        self.open()
-
-    def open(self) -> None:
-        """Makes the client."""
-
-    def samples(self) -> Iterable[dict[str, Any]]:
-        """The samples."""
-        raise NotImplementedError
+        self.urls, self.config = [self.location.url(name) for name in self.names], self.location.config()
+        self.client = self.form.open(self)
 
     def run(self) -> int:
         started_s, found = time.perf_counter(), 0
         while not found or time.perf_counter() - started_s < _LEAST_S:
-            found += self.one_pass()
+            found += self._one_pass()
         return found
 
-    def one_pass(self) -> int:
+    def _one_pass(self) -> int:
         """Reads all samples; returns their number."""
         found = total = 0
-        for sample in self.samples():
+        for sample in self.form.samples(self):
             found += 1
-            total += len(sample["bin"])
+            total += len(sample["bin"]) if self.form.compared else 0
         if found != self.count:
             raise AssertionError(f"{found} samples instead of {self.count}")
         return found
 
     def check(self) -> None:
         expected = (read for file in self.files for read in read_tar(file))
-        for sample in self.samples():
+        for sample in self.form.samples(self) if self.form.compared else ():
             for name in ("bin", "cls"):
                 if sample[name] != next(expected)[1]:
                     raise AssertionError(f"{sample['__key__']}.{name} differs from that of tarfile")
 
 
-class Parsed(Samples):
-    """The native reader over memory, and its dicts."""
+@dataclass(frozen=True)
+class Form:
+    """A client, and what it reads from."""
 
-    modules = ("torchobj",)
+    modules: tuple[str, ...]
+    """What its first use imports."""
+    samples: Callable[[Reading], Iterable[Any]]
+    """Returns the samples."""
+    open: Callable[[Reading], Any] = lambda _: None
+    """Makes what each pass uses."""
+    compared: bool = True
+    """Whether samples are dicts in the order of the shards; others are compared by the tests only."""
 
-    def open(self) -> None:
-        from torchobj._torchobj import Buffer
+    def __call__(self, location: Location, **job: Any) -> Reading:
+        return Reading(self, location, **job)
 
-        # Ranges as the dataset reads them.
-        step = 4 << 20
-        shards = [memoryview(Path(file).read_bytes()) for file in self.files]
-        self._shards = [[Buffer(shard[at : at + step]) for at in range(0, len(shard), step)] for shard in shards]
 
-    def samples(self) -> Iterator[dict[str, Any]]:
-        from torchobj._torchobj import TarReader
+def _contents(job: Reading) -> list[bytes]:
+    return [Path(file).read_bytes() for file in job.files]
 
-        for url, ranges in zip(self._urls, self._shards, strict=True):
-            reader = TarReader(url)
-            for data in ranges:
-                for _, _, _, sample in reader.push(data):
-                    yield sample
-            for _, _, _, sample in reader.finish():
+
+def _ranges(job: Reading) -> list[list[Any]]:
+    """The shards in memory, in ranges as the dataset reads them."""
+    from torchobj._torchobj import Buffer
+
+    step = 4 << 20
+    shards = map(memoryview, _contents(job))
+    return [[Buffer(shard[at : at + step]) for at in range(0, len(shard), step)] for shard in shards]
+
+
+def _parsed(job: Reading) -> Iterator[Sample]:
+    from torchobj._torchobj import TarReader
+
+    for url, ranges in zip(job.urls, job.client, strict=True):
+        reader = TarReader(url)
+        for data in ranges:
+            for _, _, _, sample in reader.push(data):
                 yield sample
+        for _, _, _, sample in reader.finish():
+            yield sample
 
 
-class Torchobj(Samples):
-    """`TarIterableDataset` over the bucket."""
+def _streamed(job: Reading) -> Iterable[Sample]:
+    import torchobj
 
-    modules = ("torchobj", "torchobj.datasets.tar_stream")
-
-    def samples(self) -> Iterable[dict[str, Any]]:
-        import torchobj
-
-        return torchobj.TarIterableDataset(self._urls, shuffle_shards=False, config=self._config)
+    urls, config = job.client or (job.urls, job.config)
+    return torchobj.TarIterableDataset(urls, shuffle_shards=False, config=config)
 
 
-class InMemory(Torchobj):
-    """`TarIterableDataset` over a store in memory: with its prefetcher, positions and handling of errors."""
+def _in_memory(job: Reading) -> Any:
+    import torchobj
 
-    def open(self) -> None:
-        import torchobj
-
-        store = torchobj.Store("memory://shards")
-        for number, file in enumerate(self.files):
-            store.put(f"{number}.tar", Path(file).read_bytes())
-        self._urls = [f"memory://shards/{number}.tar" for number in range(len(self.files))]
-        self._config = None
+    store = torchobj.Store("memory://shards")
+    for number, content in enumerate(_contents(job)):
+        store.put(f"{number}.tar", content)
+    return [f"memory://shards/{number}.tar" for number in range(len(job.files))], None
 
 
-class Webdataset(Samples):
-    """webdataset's pipeline over local files."""
+def _by_webdataset(streams: Callable[[Reading], Iterator[Any]]) -> Callable[[Reading], Iterable[Sample]]:
+    """webdataset's pipeline over open files."""
 
-    modules = ("webdataset",)
-
-    def streams(self) -> Iterator[dict[str, Any]]:
-        for file in self.files:
-            with Path(file).open("rb") as stream:
-                yield {"url": file, "stream": stream}
-
-    def samples(self) -> Iterable[dict[str, Any]]:
+    def samples(job: Reading) -> Iterable[Sample]:
         from webdataset.tariterators import group_by_keys, tar_file_expander
 
-        found: Iterable[dict[str, Any]] = group_by_keys(tar_file_expander(self.streams()))
+        found: Iterable[Sample] = group_by_keys(tar_file_expander({"url": "", "stream": each} for each in streams(job)))
         return found
 
-
-class WebdatasetInMemory(Webdataset):
-    """webdataset's pipeline over memory."""
-
-    def open(self) -> None:
-        self._shards = [Path(file).read_bytes() for file in self.files]
-
-    def streams(self) -> Iterator[dict[str, Any]]:
-        for file, shard in zip(self.files, self._shards, strict=True):
-            yield {"url": file, "stream": io.BytesIO(shard)}
+    return samples
 
 
-class WebdatasetConnector(Webdataset):
-    """webdataset's pipeline with readers of s3torchconnector."""
-
-    modules = ("webdataset", "s3torchconnector")
-
-    def streams(self) -> Iterator[dict[str, Any]]:
-        from s3torchconnector import S3Checkpoint
-
-        checkpoint = S3Checkpoint(**self.location.s3torchconnector())
-        for url in self._urls:
-            with checkpoint.reader(url) as stream:
-                yield {"url": url, "stream": stream}
+def _local(job: Reading) -> Iterator[Any]:
+    for file in job.files:
+        with Path(file).open("rb") as stream:
+            yield stream
 
 
-class ShuffledShards(Samples):
-    """A shuffled epoch of `TarMapDataset`, with an index, by a loader without workers."""
+def _connected(job: Reading) -> Iterator[Any]:
+    from s3torchconnector import S3Checkpoint
 
-    modules = ("torchobj", "torchobj.loader", "torchobj.datasets.tar_map", "torchobj.datasets.map", "pyarrow.parquet")
-
-    def open(self) -> None:
-        import torchobj
-
-        self._dataset: Any = torchobj.TarMapDataset(self._urls, self.index, config=self._config)
-        # Reads the index.
-        len(self._dataset)
-
-    def one_pass(self) -> int:
-        import torch
-
-        import torchobj
-
-        order = torch.Generator().manual_seed(random.Random(1).randrange(1 << 30))
-        loader: Any = torchobj.DataLoader(
-            self._dataset, batch_size=32, shuffle=True, generator=order, collate_fn=list, lookahead=None
-        )
-        return sum(len(batch) for batch in loader)
-
-    def check(self) -> None:
-        """The samples are compared by the tests."""
+    checkpoint = S3Checkpoint(**job.location.s3torchconnector())
+    for url in job.urls:
+        with checkpoint.reader(url) as stream:
+            yield stream
 
 
-class ShuffledObjects(ShuffledShards):
-    """The bodies as objects, by `ObjectMapDataset`."""
+def _indexed(job: Reading) -> Any:
+    import torchobj
 
-    def open(self) -> None:
-        import torchobj
+    dataset = torchobj.TarMapDataset(job.urls, job.index, config=job.config)
+    # Reads the index.
+    len(dataset)
+    return dataset
 
-        urls = [self.location.url(name) for name in self.objects]
-        self._dataset = torchobj.ObjectMapDataset.from_objects(urls, config=self._config)
+
+def _bodies(job: Reading) -> Any:
+    import torchobj
+
+    urls = [job.location.url(name) for name in job.objects]
+    return torchobj.ObjectMapDataset.from_objects(urls, config=job.config)
 
 
-CLIENTS: dict[str, type[Samples]] = {
-    "torchobj": Torchobj,
-    "torchobj parse": Parsed,
-    "torchobj, memory store": InMemory,
-    "webdataset, memory": WebdatasetInMemory,
-    "webdataset, local files": Webdataset,
-    "webdataset, s3torchconnector": WebdatasetConnector,
-    "shuffled shards": ShuffledShards,
-    "shuffled objects": ShuffledObjects,
+def _shuffled(job: Reading) -> Iterator[Any]:
+    """A shuffled epoch of a map-style dataset by a loader without workers."""
+    import torch
+
+    import torchobj
+
+    order = torch.Generator().manual_seed(1)
+    loader = torchobj.DataLoader(job.client, batch_size=32, shuffle=True, generator=order, collate_fn=list)
+    return (sample for batch in loader for sample in batch)
+
+
+_STREAM = ("torchobj", "torchobj.datasets.tar_stream")
+_MAP = ("torchobj", "torchobj.loader", "torchobj.datasets.tar_map", "torchobj.datasets.map", "pyarrow.parquet")
+
+CLIENTS = {
+    # `TarIterableDataset` over the bucket.
+    "torchobj": Form(_STREAM, _streamed),
+    # The native reader over memory, and its dicts.
+    "torchobj parse": Form(("torchobj",), _parsed, _ranges),
+    # `TarIterableDataset` over a store in memory: with its prefetcher, positions and handling of errors.
+    "torchobj, memory store": Form(_STREAM, _streamed, _in_memory),
+    "webdataset, memory": Form(("webdataset",), _by_webdataset(lambda job: map(io.BytesIO, job.client)), _contents),
+    "webdataset, local files": Form(("webdataset",), _by_webdataset(_local)),
+    "webdataset, s3torchconnector": Form(("webdataset", "s3torchconnector"), _by_webdataset(_connected)),
+    # `TarMapDataset`, with an index.
+    "shuffled shards": Form(_MAP, _shuffled, _indexed, compared=False),
+    # The bodies as objects, by `ObjectMapDataset`.
+    "shuffled objects": Form(_MAP, _shuffled, _bodies, compared=False),
 }
 
 
