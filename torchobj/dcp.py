@@ -9,8 +9,8 @@ from typing import Any
 import torch.distributed
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 
-from torchobj.checkpoint.dcp.reader import StorageReader
-from torchobj.checkpoint.dcp.writer import StorageWriter
+from torchobj.checkpoint.dcp.object_names import rank_prefix
+from torchobj.checkpoint.dcp.storage import StorageReader, StorageWriter
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store import Store
@@ -35,7 +35,7 @@ _IGNORED = ("sync_files", "single_file_per_rank", "per_thread_copy_ahead", "cach
 
 def _within_epoch(folder: str, epoch_num: int | None, rank: int) -> str:
     epoch = "" if epoch_num is None else f"epoch_{epoch_num}/"
-    return f"{folder}/{epoch}__{rank}_"
+    return f"{folder}/{epoch}{rank_prefix(rank)}"
 
 
 class S3PrefixStrategyBase(ABC):
@@ -58,7 +58,7 @@ class DefaultPrefixStrategy(S3PrefixStrategyBase):
 
     def generate_prefix(self, rank: int) -> str:
         """`__<rank>_`"""
-        return f"__{rank}_"
+        return rank_prefix(rank)
 
 
 class NumericPrefixStrategy(S3PrefixStrategyBase):

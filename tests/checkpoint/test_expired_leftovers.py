@@ -111,7 +111,7 @@ def test_a_slow_save_with_an_upload_keeps_everything(bucket, config, monkeypatch
 
 def test_a_failed_sweep_does_not_fail_the_save(url, left, monkeypatch, caplog):
     expired = left(Attempt.new(7), "state.pt", 2 * DAY_S)
-    delete = Commits.delete_objects
+    delete = Commits.delete
 
     def refuse(self, keys):
         names = list(keys)
@@ -119,7 +119,7 @@ def test_a_failed_sweep_does_not_fail_the_save(url, left, monkeypatch, caplog):
             raise exceptions.AccessDeniedError("delete x: refused")
         delete(self, names)
 
-    monkeypatch.setattr(Commits, "delete_objects", refuse)
+    monkeypatch.setattr(Commits, "delete", refuse)
     with CheckpointManager(url) as manager:
         manager.save(1, state())
         manager.save(2, state())

@@ -48,14 +48,14 @@ def test_a_step_that_another_process_saved_again_does_not_stop_the_deletion_of_o
     keeping = CheckpointManager(url, keep_last=None)
     for step in range(1, 5):
         keeping.save(step, state(step))
-    delete = Commits.delete
+    delete = Commits.delete_commit
 
     def delete_but_one(self, commit):
         if commit.step == 1:
             raise CommittedByAnotherError("step 1 was saved again, and was not deleted")
         delete(self, commit)
 
-    monkeypatch.setattr(Commits, "delete", delete_but_one)
+    monkeypatch.setattr(Commits, "delete_commit", delete_but_one)
     manager = CheckpointManager(url, keep_last=1)
     manager.save(5, state(5))
     assert manager.steps() == [1, 5]

@@ -137,7 +137,7 @@ def test_a_delete_with_a_lost_response_deletes(bucket, control):
 @pytest.mark.providers("s3", "gs")
 def test_an_invalid_commit_object_is_deleted_only_in_the_version_that_was_read(open_manager):
     manager, other = open_manager(), open_manager()
-    store, key = manager._commits.store, manager._commits._commit_key(1)
+    store, key = manager._commits.store, manager._commits.key("commits/000000000001.json")
     store.put(key, b"no json")
     manager._commits.store = Between(store, 2, lambda: other.save(1, state(10), overwrite=True))
     with pytest.raises(exceptions.CheckpointError, match="step 1 was saved again, and was not deleted"):
@@ -151,7 +151,7 @@ def test_an_invalid_commit_object_is_deleted_only_in_the_version_that_was_read(o
 
 def test_an_interrupted_delete_leaves_no_step_and_is_swept_or_overwritten(open_manager):
     manager = open_manager()
-    store, key = manager._commits.store, manager._commits._commit_key(1)
+    store, key = manager._commits.store, manager._commits.key("commits/000000000001.json")
     for step in (1, 2):
         manager.save(step, state(step))
     store.put(key, b"", if_version=store.head(key).version)

@@ -12,9 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchobj.checkpoint.dcp.leftovers import sweep
-    from torchobj.checkpoint.dcp.reader import StorageReader
-    from torchobj.checkpoint.dcp.writer import StorageWriter
+    from torchobj.checkpoint.dcp.removal import sweep
+    from torchobj.checkpoint.dcp.storage import StorageReader, StorageWriter
     from torchobj.checkpoint.handle import SaveHandle
     from torchobj.checkpoint.leftovers import Leftover
     from torchobj.checkpoint.manager import CheckpointManager
@@ -28,9 +27,9 @@ _LAZY = {
     "Leftover": "torchobj.checkpoint.leftovers",
     "RngState": "torchobj.checkpoint.rng",
     "SaveHandle": "torchobj.checkpoint.handle",
-    "StorageReader": "torchobj.checkpoint.dcp.reader",
-    "StorageWriter": "torchobj.checkpoint.dcp.writer",
-    "sweep": "torchobj.checkpoint.dcp.leftovers",
+    "StorageReader": "torchobj.checkpoint.dcp.storage",
+    "StorageWriter": "torchobj.checkpoint.dcp.storage",
+    "sweep": "torchobj.checkpoint.dcp.removal",
 }
 
 __all__ = [

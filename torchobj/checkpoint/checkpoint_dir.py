@@ -1,6 +1,8 @@
 """The folder of a distributed checkpoint or of a manager: its URL, the keys of its objects, and their store."""
 
+import contextlib
 import dataclasses
+import datetime
 import functools
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,11 +11,11 @@ from typing import Any
 from torchobj import _torchobj
 from torchobj.checkpoint.keys import without_links
 from torchobj.config import StoreConfig, resolved
-from torchobj.exceptions import BucketNotFoundError, ObjectNotFoundError
+from torchobj.exceptions import BucketNotFoundError, ObjectNotFoundError, StoreError
 from torchobj.store import ObjectInfo, Store, UnfinishedUpload
 from torchobj.urls import CLOUD_SCHEMES, parse_url
 
-__all__ = ["CheckpointDir"]
+__all__ = ["CheckpointDir", "was_refused"]
 
 
 class CheckpointDir:
@@ -45,7 +47,7 @@ class CheckpointDir:
         return CheckpointDir, (self.url, self._config)
 
     def __repr__(self) -> str:
-        return f"CheckpointDir({self.url!r})"
+        return f"{type(self).__name__}({self.url!r})"
 
     @functools.cached_property
     def store(self) -> Store:
@@ -80,13 +82,31 @@ class CheckpointDir:
         except ObjectNotFoundError:
             return None
 
-    def has(self, name: str) -> bool:
-        """Returns whether an object exists."""
+    def head(self, name: str) -> ObjectInfo | None:
+        """Returns size and version of an object; None if it does not exist."""
         try:
-            self.store.head(self.key(name))
+            return self.store.head(self.key(name))
         except ObjectNotFoundError:
-            return False
-        return True
+            return None
+
+    def time(self, name: str) -> datetime.datetime | None:
+        """Returns the time by the clock that sets the times of objects; None if listings have no times.
+
+        The clock of this host may be fast, so that recent objects would seem old.
+
+        Args:
+            name: Name of a temporary object, which no other writer uses.
+
+        Raises:
+            StoreError: The object cannot be written, or the store cannot be listed.
+        """
+        self.store.put(self.key(name), b"")
+        try:
+            # A listing, as for the times it is compared with: the response to a HEAD may have no fractions of a second.
+            return next((info.last_modified for info in self.objects(name)), None)
+        finally:
+            with contextlib.suppress(StoreError):
+                self.delete([name])
 
     def objects(self, beginning: str, delimiter: str | None = None) -> list[ObjectInfo]:
         """Lists the objects whose names start with `beginning`, with names as keys; without those below a delimiter.
@@ -111,12 +131,26 @@ class CheckpointDir:
         uploads = self.store.unfinished_uploads(self.key(beginning))
         return [(upload.key.removeprefix(self._prefix), upload) for upload in uploads]
 
-    def delete(self, names: Iterable[str]) -> None:
-        """Deletes objects, except files behind a symbolic link. A missing object is not an error."""
-        keys = [self.key(name) for name in self.owned(names)]
-        if keys:
-            self.store.delete(keys)
+    def delete(self, names: Iterable[str]) -> list[str]:
+        """Deletes objects, except files behind a symbolic link. A missing object is not an error.
+
+        Returns:
+            The names of the deleted objects.
+        """
+        owned = self.owned(names)
+        if owned:
+            self.store.delete([self.key(name) for name in owned])
+        return owned
 
     def owned(self, names: Iterable[str]) -> list[str]:
         """Returns the names without those that a symbolic link leads to."""
         return without_links(self.root, names)
+
+
+def was_refused(error: StoreError) -> bool:
+    """Returns whether the store refused a write, so that it will never take effect.
+
+    After a lost response, a timeout or a status of 500 and above, an attempt may still take effect later, even if a
+    later attempt of the same operation was refused.
+    """
+    return error.attempts == 1 and error.status is not None and 400 <= error.status < 500

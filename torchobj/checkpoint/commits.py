@@ -49,6 +49,11 @@ _NO_GENERATION = "1"
 _POINTER_ATTEMPTS = 3
 
 
+def _commit(step: int) -> str:
+    """Returns the name of a commit object."""
+    return f"commits/{step:0{DIGITS}}.json"
+
+
 class CommittedByAnotherError(CheckpointError):
     """Another writer committed or deleted the step: this attempt cannot be committed any more."""
 
@@ -57,8 +62,8 @@ class UnreadableCommitError(CheckpointError):
     """A commit object is not valid."""
 
 
-class Commits:
-    """The commit objects below a URL, and the objects that they name.
+class Commits(CheckpointDir):
+    """The folder of a manager: the commit objects, and the objects that they name.
 
     Args:
         url: `s3://bucket/folder`, `gs://bucket/folder`, `file:///folder` or `memory://name/folder`.
@@ -66,28 +71,14 @@ class Commits:
     """
 
     def __init__(self, url: str, config: StoreConfig) -> None:
-        #: The folder, with its URL and store.
-        self.dir = CheckpointDir(url, config)
-        self.store, self.url = self.dir.store, self.dir.url
-        self._no_version = _NO_GENERATION if self.dir.scheme == "gs" else _NO_VERSION
-        self._is_delete_conditional: bool | None = None if self.dir.scheme in CLOUD_SCHEMES else True
+        super().__init__(url, config)
+        self._no_version = _NO_GENERATION if self.scheme == "gs" else _NO_VERSION
+        self._is_delete_conditional: bool | None = None if self.scheme in CLOUD_SCHEMES else True
         self._warned: set[str] = set()
         #: Whether a save has deleted what killed saves left.
         self.is_swept = False
         #: Commits that were read or written, by step. Commit objects never change, but may be replaced.
         self._known: dict[int, Commit] = {}
-
-    def key(self, below: str) -> str:
-        """Returns the key of an object in the store, given its key below the URL."""
-        return self.dir.key(below)
-
-    def objects(self, below: str) -> list[ObjectInfo]:
-        """Returns the objects with a prefix, with keys below the URL; nothing if the folder does not exist.
-
-        Raises:
-            BucketNotFoundError: The bucket does not exist.
-        """
-        return self.dir.objects(below)
 
     def versions(self) -> dict[int, str | None]:
         """Returns the committed steps, ascending, with the versions of their commit objects. One listing."""
@@ -102,16 +93,15 @@ class Commits:
         found = ((_COMMIT_KEY.fullmatch(info.key), info) for info in objects)
         return [(int(match[1]), info) for match, info in found if match is not None]
 
-    def find(self, step: int) -> ObjectInfo | None:
+    def find_commit(self, step: int) -> ObjectInfo | None:
         """Returns size and version of a step's commit object; None if the step is not committed.
 
         Deletes an empty commit object of an interrupted delete.
         """
-        key = self._commit_key(step)
-        info = self._info(key)
+        info = self.head(_commit(step))
         if info is None or info.size != 0:
             return info
-        self._remove(key, info.version)
+        self._remove(_commit(step), info.version)
         return None
 
     def read(self, step: int, found: ObjectInfo | None = None) -> Commit:
@@ -119,14 +109,14 @@ class Commits:
 
         Args:
             step: Number of the step.
-            found: The result of `find`, if it was called before.
+            found: The result of `find_commit`, if it was called before.
 
         Raises:
             ObjectNotFoundError: The step is not committed.
-            ObjectChangedError: The commit object was replaced after `find`.
+            ObjectChangedError: The commit object was replaced after `find_commit`.
             UnreadableCommitError: The object is not a valid commit of this step.
         """
-        key, version = self._commit_key(step), None if found is None else found.version
+        key, version = self.key(_commit(step)), None if found is None else found.version
         with self._checked(step):
             check_size((found or self.store.head(key)).size)
         return self._parsed(step, self.store.get(key, version=version), version)
@@ -142,7 +132,7 @@ class Commits:
             with self._unreadable_logged(), self._checked(step):
                 check_size(found[step].size)
                 unread.append(step)
-        bodies = self.store.get_many(map(self._commit_key, unread), return_errors=True)
+        bodies = self.store.get_many([self.key(_commit(step)) for step in unread], return_errors=True)
         for step, body in zip(unread, bodies, strict=True):
             # It may have been deleted after the listing.
             with self._unreadable_logged(), suppress(ObjectNotFoundError):
@@ -170,35 +160,27 @@ class Commits:
             StoreError: The commit object could not be written. If the response was lost, the step may be committed, and
                 the error has a note about it.
         """
-        key, body = self._commit_key(commit.step), commit.to_json()
         try:
-            version = self._put_if(key, body, replaces)
+            version = self._put_if(commit.step, commit.to_json(), replaces)
         except StoreError as error:
             self._settle(commit, replaces, error)
         else:
             self._known[commit.step] = dataclasses.replace(commit, version=version)
 
-    def _put_if(self, key: str, body: bytes, replaces: str | None) -> str:
+    def _put_if(self, step: int, body: bytes, replaces: str | None) -> str:
+        """Writes a commit object, if the existing one has this version."""
+        key = self.key(_commit(step))
         try:
             return self.store.put(key, body, overwrite=replaces is not None, if_version=replaces)
         except UnsupportedError:
-            self._compare(key, replaces)
+            # Compares versions just before the write.
+            info = self.head(_commit(step))
+            if (None if info is None else info.version) != replaces:
+                raise PreconditionFailedError(f"put {self.store.url}/{key}: the object was replaced") from None
+            self.warn_once(
+                f"{self.url} does not support conditional writes: two writers of the same step may overwrite each other"
+            )
             return self.store.put(key, body)
-
-    def _compare(self, key: str, expected: str | None) -> None:
-        """Compares versions just before a write, for servers without conditional writes."""
-        info = self._info(key)
-        if (None if info is None else info.version) != expected:
-            raise PreconditionFailedError(f"put {self.store.url}/{key}: the object was replaced") from None
-        self.warn_once(
-            f"{self.url} does not support conditional writes: two writers of the same step may overwrite each other"
-        )
-
-    def _info(self, key: str) -> ObjectInfo | None:
-        try:
-            return self.store.head(key)
-        except ObjectNotFoundError:
-            return None
 
     def _settle(self, commit: Commit, replaces: str | None, error: StoreError) -> None:
         """Returns if the step was committed in spite of `error`; raises otherwise."""
@@ -231,9 +213,9 @@ class Commits:
             ObjectNotFoundError: The step is not committed.
             CommittedByAnotherError: The step was saved again in the meantime; nothing was deleted.
         """
-        found = self.find(step)
+        found = self.find_commit(step)
         if found is None:
-            raise ObjectNotFoundError(f"head {self.store.url}/{self._commit_key(step)}: the step is not committed")
+            raise ObjectNotFoundError(f"head {self.url_of(_commit(step))}: the step is not committed")
         try:
             commit = self.read(step, found)
         except UnreadableCommitError:
@@ -241,20 +223,20 @@ class Commits:
         except ObjectChangedError:
             raise self._saved_again(step) from None
         else:
-            self.delete(commit)
+            self.delete_commit(commit)
         self.point()
 
     def _saved_again(self, step: int) -> CommittedByAnotherError:
         return CommittedByAnotherError(f"{self.url}: step {step} was saved again, and was not deleted")
 
-    def delete(self, commit: Commit) -> None:
+    def delete_commit(self, commit: Commit) -> None:
         """Deletes a step: first its commit object, if it has the version that was read, then the objects that it names.
 
         Raises:
             CommittedByAnotherError: The step was saved again since the commit was read; nothing was deleted.
         """
         self.delete_unread(commit.step, commit.version)
-        self.delete_objects(item.key for item in commit.objects)
+        self.delete(item.key for item in commit.objects)
 
     def delete_unread(self, step: int, version: str | None) -> None:
         """Deletes the commit object of a step. The objects that it names become leftovers.
@@ -263,16 +245,15 @@ class Commits:
             CommittedByAnotherError: The commit object has another version by now; nothing was deleted.
         """
         self._known.pop(step, None)
-        key = self._commit_key(step)
         try:
             if version is not None and self._deletes_by_version():
-                return self.store.delete(key, if_version=version)
+                return self.store.delete(self.key(_commit(step)), if_version=version)
         except PreconditionFailedError:
             raise self._saved_again(step) from None
         except UnsupportedError:
             logger.debug("%s: no conditional deletes", self.url)
         empty = self._empty(step, version)
-        return None if empty is None else self._remove(key, empty)
+        return None if empty is None else self._remove(_commit(step), empty)
 
     def _deletes_by_version(self) -> bool:
         """Returns whether the server honours the condition of a DELETE. Some servers ignore it.
@@ -290,33 +271,32 @@ class Commits:
             except PreconditionFailedError:
                 self._is_delete_conditional = True
             finally:
-                self.delete_objects([name])
+                self.delete([name])
         return self._is_delete_conditional
 
     def _empty(self, step: int, version: str | None) -> str | None:
         """Replaces a commit object with an empty one and returns its version, or None if it does not exist."""
-        key = self._commit_key(step)
         with suppress(PreconditionFailedError, ObjectNotFoundError):
             if version is not None:
-                return self._put_if(key, b"", version)
+                return self._put_if(step, b"", version)
         # Another process is deleting it too, or the response to the first attempt was lost.
-        info = self._info(key)
+        info = self.head(_commit(step))
         if info is not None and info.size != 0:
             raise self._saved_again(step)
         return None if info is None else info.version
 
-    def _remove(self, key: str, version: str | None) -> None:
+    def _remove(self, name: str, version: str | None) -> None:
         """Deletes an object if it has this version. Another version is newer, and is kept."""
         if not self._is_delete_conditional:
-            info = self._info(key)
+            info = self.head(name)
             if info is None or info.version != version:
                 return
         try:
-            self.store.delete(key, if_version=version)
+            self.store.delete(self.key(name), if_version=version)
         except PreconditionFailedError:
-            logger.info("%s/%s was written again, and is kept", self.store.url, key)
+            logger.info("%s was written again, and is kept", self.url_of(name))
         except UnsupportedError:
-            self.store.delete(key)
+            self.store.delete(self.key(name))
 
     def warn_once(self, message: str) -> None:
         """Logs a warning once, not at every save."""
@@ -324,27 +304,26 @@ class Commits:
             self._warned.add(message)
             logger.warning("%s", message)
 
-    def delete_objects(self, keys: Iterable[str]) -> None:
-        """Deletes objects of attempts, given their keys below the URL. Ignores other keys."""
-        owned = self.owned(keys)
-        if owned:
-            self.store.delete([self.key(key) for key in owned])
-            remove_empty_folders(self.dir.root, owned)
+    def delete(self, names: Iterable[str]) -> list[str]:
+        """Deletes objects of attempts, and their empty folders. Ignores other objects."""
+        deleted = super().delete(names)
+        remove_empty_folders(self.root, deleted)
+        return deleted
 
-    def owned(self, keys: Iterable[str]) -> list[str]:
-        """Returns the keys that belong to attempts, without files that are reached through a symbolic link."""
-        names = (key.removeprefix("steps/") for key in keys if Attempt.of_key(key) is not None)
-        return [f"steps/{name}" for name in without_links(self.dir.root and self.dir.root / "steps", names)]
+    def owned(self, names: Iterable[str]) -> list[str]:
+        """Returns the names that belong to attempts, without files that are reached through a symbolic link."""
+        below = (name.removeprefix("steps/") for name in names if Attempt.of_key(name) is not None)
+        return [f"steps/{name}" for name in without_links(self.root and self.root / "steps", below)]
 
     def point(self) -> None:
         """Updates `latest.json`, which names the latest committed step, for other tools."""
         key = self.key(_POINTER)
         for _ in range(_POINTER_ATTEMPTS):
-            info = self._info(key)
+            info = self.head(_POINTER)
             newest, version = max(self.versions(), default=None), None if info is None else info.version
             if newest is None:
-                return None if version is None else self._remove(key, version)
-            body = json.dumps({"step": newest, "commit": self._commit_key(newest)}).encode()
+                return None if version is None else self._remove(_POINTER, version)
+            body = json.dumps({"step": newest, "commit": self.key(_commit(newest))}).encode()
             with suppress(PreconditionFailedError):
                 try:
                     self.store.put(key, body, overwrite=version is not None, if_version=version)
@@ -353,13 +332,10 @@ class Commits:
                 return None
         return None
 
-    def _commit_key(self, step: int) -> str:
-        return self.key(f"commits/{step:0{DIGITS}}.json")
-
     def _parsed(self, step: int, data: Buffer, version: str | None) -> Commit:
         body = bytes(cast("Any", data))
         if not body:
-            raise ObjectNotFoundError(f"get {self.store.url}/{self._commit_key(step)}: the step was deleted")
+            raise ObjectNotFoundError(f"get {self.url_of(_commit(step))}: the step was deleted")
         with self._checked(step):
             return Commit.from_json(body, step, version)
 
@@ -369,6 +345,7 @@ class Commits:
         try:
             yield
         except ValueError as error:
-            url = f"{self.store.url}/{self._commit_key(step)}"
             remedy = f"restore another step, or remove it with delete({step}) or save({step}, ..., overwrite=True)"
-            raise UnreadableCommitError(f"{url}: not a valid commit object: {error}; {remedy}") from error
+            raise UnreadableCommitError(
+                f"{self.url_of(_commit(step))}: not a valid commit object: {error}; {remedy}"
+            ) from error

@@ -1,24 +1,34 @@
 """Finds and deletes the data of interrupted saves and deletes. Never deletes objects of other tools.
 
 An attempt to save puts a random token into the names of all objects that it writes: the manager into the folder of the
-attempt, `StorageWriter` into the names of files. Objects of an attempt are leftovers if nothing that is committed names
-the token. They expire by the time of the attempt's newest object, at the store's clock. An attempt lists its objects
-before it commits them, so a running save whose objects were deleted fails.
+attempt, `StorageWriter` into the names of files (`dcp.removal`). Objects of an attempt are leftovers if nothing that is
+committed names the token. They expire by the time of the attempt's newest object, at the store's clock. An attempt
+lists its objects before it commits them, so a running save whose objects were deleted fails.
 """
 
 import contextlib
 import datetime
-import threading
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.commit_format import Attempt
 from torchobj.checkpoint.commits import Commits, UnreadableCommitError
-from torchobj.checkpoint.server import time_of_store
 from torchobj.exceptions import ObjectNotFoundError
-from torchobj.store import UnfinishedUpload
+from torchobj.store import ObjectInfo, UnfinishedUpload
 
-__all__ = ["EXPIRED_AFTER", "Leftover", "expired", "leftovers", "sweep", "sweep_expired", "under_way"]
+__all__ = [
+    "EXPIRED_AFTER",
+    "Leftover",
+    "expired_owners",
+    "idle_owners",
+    "leftovers",
+    "owners_of_age",
+    "running",
+    "sweep",
+    "sweep_expired",
+    "under_way",
+]
 
 #: Age at which a save deletes what a killed save left.
 EXPIRED_AFTER = datetime.timedelta(days=1)
@@ -44,35 +54,26 @@ class Leftover(NamedTuple):
 
 _Owner = TypeVar("_Owner", bound=Hashable)
 
-#: Running attempts of this process.
+#: Running attempts of this process. Threads need no lock: each of the operations below is atomic.
 _attempts: set[Hashable] = set()
-_attempts_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def under_way(attempt: Hashable) -> Iterator[None]:
     """Marks an attempt as running: during the block its data are not leftovers for this process."""
-    with _attempts_lock:
-        _attempts.add(attempt)
+    _attempts.add(attempt)
     try:
         yield
     finally:
-        with _attempts_lock:
-            _attempts.discard(attempt)
+        _attempts.discard(attempt)
 
 
 def running() -> set[Hashable]:
     """Returns the running attempts of this process."""
-    with _attempts_lock:
-        return set(_attempts)
+    return _attempts.copy()
 
 
-def steps_under_way() -> set[int]:
-    """Returns the steps that this process is saving."""
-    return {attempt.step for attempt in running() if isinstance(attempt, Attempt)}
-
-
-def expired(
+def owners_of_age(
     times: Iterable[tuple[_Owner, datetime.datetime | None]], now: datetime.datetime, age: datetime.timedelta
 ) -> set[_Owner]:
     """Returns the owners of objects that are all of this age or older.
@@ -86,6 +87,43 @@ def expired(
     return {owner for owner, _ in times} - {owner for owner, time in times if time is None or now - time < age}
 
 
+def idle_owners(
+    folder: CheckpointDir,
+    times: Collection[tuple[_Owner, datetime.datetime | None]],
+    older_than_s: float,
+    probe: tuple[str, Hashable],
+) -> set[_Owner]:
+    """Returns the owners that wrote nothing for this many seconds, by the store's clock. None if it lists no times.
+
+    Args:
+        folder: The folder of the objects.
+        times: Owner and time of each object.
+        older_than_s: Age of an object that expires.
+        probe: Name of a temporary object, which is written to read the store's clock, and its attempt.
+    """
+    name, attempt = probe
+    with under_way(attempt):
+        now = folder.time(name) if times else None
+    return set() if now is None else owners_of_age(times, now, datetime.timedelta(seconds=older_than_s))
+
+
+def expired_owners(
+    listed: Iterable[ObjectInfo], own: Collection[str], owner_of: Callable[[str], _Owner | None]
+) -> set[_Owner]:
+    """Returns the owners of objects that are a day older than the newest object of a save, by the times of one listing.
+
+    Args:
+        listed: All objects.
+        own: Keys of the objects of the save.
+        owner_of: Returns the owner of a key; None for an object that no save wrote.
+    """
+    times = [(info.key, info.last_modified) for info in listed]
+    newest = max((time for key, time in times if key in own and time is not None), default=None)
+    others = ((owner_of(key), time) for key, time in times if key not in own)
+    expired = set() if newest is None else owners_of_age(others, newest, EXPIRED_AFTER)
+    return {owner for owner in expired if owner is not None}
+
+
 def leftovers(commits: Commits) -> list[Leftover]:
     """Returns objects and uploads of attempts that are neither committed nor running in this process.
 
@@ -96,7 +134,7 @@ def leftovers(commits: Commits) -> list[Leftover]:
     """
     own = running()
     found = [Leftover(info.key, 0, info.size, info.last_modified, None) for info in commits.objects("steps/")]
-    found += [Leftover(key, 0, None, upload.begun, upload) for key, upload in commits.dir.unfinished_uploads("steps/")]
+    found += [Leftover(key, 0, None, upload.begun, upload) for key, upload in commits.unfinished_uploads("steps/")]
     # Read after the data was listed, to see later commits. The data of a commit that cannot be read is kept.
     versions = commits.versions()
     readable = {commit.step: commit.attempt for commit in commits.readable()}
@@ -123,23 +161,17 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
     Raises:
         StoreError: The store cannot be listed, or an object cannot be deleted.
     """
-    left = leftovers(commits)
-    if not left:
-        return []
-    probe = Attempt.new(0)
-    with under_way(probe):
-        time = time_of_store(commits.dir, probe.folder + "time", commits.delete_objects)
-    if time is None:
-        return []
-    owners = expired(((_owner(item), item.modified) for item in left), time, datetime.timedelta(seconds=older_than_s))
+    left, probe = leftovers(commits), Attempt.new(0)
+    times = [(_owner(item), item.modified) for item in left]
+    owners = idle_owners(commits, times, older_than_s, (probe.folder + "time", probe))
     old = [item for item in left if _owner(item) in owners]
     for item in old:
         if item.upload is not None:
             commits.store.abort_upload(item.upload)
         elif Attempt.of_key(item.key) is None:
-            # `find` deletes the empty commit object of a step.
-            commits.find(item.step)
-    commits.delete_objects(item.key for item in old if item.upload is None)
+            # `find_commit` deletes the empty commit object of a step.
+            commits.find_commit(item.step)
+    commits.delete(item.key for item in old if item.upload is None)
     return old
 
 
@@ -162,20 +194,19 @@ def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
     if commits.is_swept:
         return []
     commits.is_swept = True
-    times = [(Attempt.of_key(info.key), info.last_modified) for info in commits.objects("steps/")]
-    newest = max((time for owner, time in times if owner == attempt and time is not None), default=None)
-    if newest is None:
-        return []
-    # The data of a step that was replaced although its commit could not be read is left for `sweep`.
-    old = {owner for owner in expired(times, newest, EXPIRED_AFTER) if owner and owner.step != attempt.step}
-    # A listing may be old, as that of a gateway with a cache: each commit object is read.
-    old = {owner for owner in old if not _may_be_committed(commits, owner)}
-    if not old:
-        return []
-    left = [item for item in leftovers(commits) if Attempt.of_key(item.key) in old]
-    owners = expired(((_owner(item), None if item.upload else item.modified) for item in left), newest, EXPIRED_AFTER)
-    left = [item for item in left if _owner(item) in owners]
-    commits.delete_objects(item.key for item in left)
+    listed = commits.objects("steps/")
+    own = {info.key for info in listed if Attempt.of_key(info.key) == attempt}
+    # The data of a step that was replaced although its commit could not be read is left for `sweep`. A listing may be
+    # old, as that of a gateway with a cache: each commit object is read.
+    old = {
+        owner
+        for owner in expired_owners(listed, own, Attempt.of_key)
+        if owner.step != attempt.step and not _may_be_committed(commits, owner)
+    }
+    left = leftovers(commits) if old else []
+    old -= {Attempt.of_key(item.key) for item in left if item.upload is not None}
+    left = [item for item in left if Attempt.of_key(item.key) in old]
+    commits.delete(item.key for item in left)
     return left
 
 

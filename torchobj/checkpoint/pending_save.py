@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from torchobj.checkpoint import leftovers
+from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.commit_format import STATE_FILE, Attempt, Commit, Kind, StoredObject, checked_step
 from torchobj.checkpoint.commits import Commits, CommittedByAnotherError, UnreadableCommitError
 from torchobj.checkpoint.ranks import RankGoneError, Ranks
 from torchobj.checkpoint.retention import Retention, expired
 from torchobj.checkpoint.save import save
-from torchobj.checkpoint.server import was_refused
 from torchobj.checkpoint.staging import Stager, Watch, planned
 from torchobj.checkpoint.state import state_to_save
 from torchobj.checkpoint.state_shards import save_shards
@@ -90,7 +90,7 @@ class PendingSave:
     def _begin(self, overwrite: bool) -> Attempt:  # noqa: FBT001  `of_first` passes it
         """Returns a new attempt, and keeps what it replaces."""
         commits, step = self._commits, self.step
-        found = commits.find(step)
+        found = commits.find_commit(step)
         if found is None:
             return Attempt.new(step)
         if not overwrite:
@@ -223,7 +223,7 @@ class PendingSave:
         if getattr(error, "code", None) == "NoSuchUpload":
             error.add_note("another process aborted the upload: did it call sweep with too small an age?")
         try:
-            self._commits.delete_objects(info.key for info in self._commits.objects(self._attempt.folder))
+            self._commits.delete(info.key for info in self._commits.objects(self._attempt.folder))
         except TorchobjError as left:
             logger.warning("the data of step %d is left for sweep(): %s", self.step, left)
 
@@ -235,7 +235,7 @@ class PendingSave:
         commits = self._commits
         try:
             if self._replaced is not None:
-                commits.delete_objects(item.key for item in self._replaced.objects)
+                commits.delete(item.key for item in self._replaced.objects)
             self._delete_expired()
             commits.point()
         except TorchobjError as error:
@@ -262,11 +262,12 @@ class PendingSave:
             logger.warning(message, commits.url, self.step, above[-1], above)
         if best and any(commit.step == self.step and best.metric not in commit.metrics for commit in committed):
             commits.warn_once(f"{commits.url}: a step was saved without the metric {best.metric!r} of keep_best")
-        old = set(expired(committed, self._rules, {self.step, *leftovers.steps_under_way()}))
+        saving = {attempt.step for attempt in leftovers.running() if isinstance(attempt, Attempt)}
+        old = set(expired(committed, self._rules, {self.step, *saving}))
         for commit in committed:
             if commit.step in old:
                 try:
-                    commits.delete(commit)
+                    commits.delete_commit(commit)
                 except CommittedByAnotherError as error:
                     # Saved again or deleted by another process.
                     logger.warning("%s", error)

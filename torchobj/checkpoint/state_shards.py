@@ -21,8 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from torchobj.checkpoint.dcp.object_names import METADATA
-from torchobj.checkpoint.dcp.reader import StorageReader
-from torchobj.checkpoint.dcp.writer import StorageWriter
+from torchobj.checkpoint.dcp.storage import StorageReader, StorageWriter
 from torchobj.checkpoint.entries import Path, listed, wrapper_remedy
 from torchobj.checkpoint.ranks import Ranks, rank_gone
 from torchobj.checkpoint.restoring import assign, check

@@ -29,7 +29,7 @@ from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
 from torchobj.store.tensor_memory import memory_of
 
-__all__ = ["ItemIndex", "ShortFileError", "load_items"]
+__all__ = ["ShortFileError", "load_items"]
 
 #: Payloads up to this size are read with their frames into the buffer of a wave, and copied.
 _SMALL_BYTES = 16 << 10
@@ -88,27 +88,54 @@ class _Content(NamedTuple):
     process: Callable[[bytes], None]
 
 
-class ItemIndex:
-    """The items of a checkpoint: file, offset, dtype and shape of each.
+class _Load:
+    """The load of one rank's items."""
 
-    Args:
-        metadata: Metadata of the checkpoint.
-        url: URL of the checkpoint, for errors.
-    """
-
-    def __init__(self, metadata: Metadata, url: str) -> None:
-        self._described = metadata.state_dict_metadata
-        self._infos: dict[MetadataIndex, _StorageInfo] = metadata.storage_data
-        self._url = url
+    def __init__(self, checkpoint: CheckpointDir, metadata: Metadata, planner: LoadPlanner, *, verify: bool) -> None:
+        self._checkpoint, self._url = checkpoint, checkpoint.url
+        self._metadata = metadata
+        self._planner = planner
+        self._verify = verify
+        self._plan = _torchobj.NativeSlicePlan(checkpoint.native, checkpoint.key(""), verify, _WAVE_BYTES, _TILE_BYTES)
+        #: Shapes of the chunks of a tensor, by its name and their offsets.
         self._chunks: dict[str, dict[torch.Size, torch.Size]] = {}
+        #: The reads of the plan, by number.
+        self._reads: list[_TensorItem | _Content] = []
+        #: Numbers of those that the plan may read into the memory of their tensors.
+        self._direct: set[int] = set()
+        #: Tensors in another archive than expected.
+        self._other: list[_TensorItem] = []
+        self._loaded: list[_TensorItem] = []
 
-    def info(self, request: ReadItem) -> _StorageInfo:
+    def load(self, requests: list[ReadItem]) -> None:
+        try:
+            self._load(requests)
+        finally:
+            # They refer to this object: without this, the tensors would live until the next garbage collection.
+            self._reads.clear()
+
+    def _load(self, requests: list[ReadItem]) -> None:
+        infos = [self._info(request) for request in requests]
+        for request, info in zip(requests, infos, strict=True):
+            if request.type is LoadItemType.BYTE_IO:
+                self._add_content(info, functools.partial(self._load_value, request, info))
+            else:
+                self._add(self._tensor(request, info, self._planner.resolve_tensor(request)))
+        check_apart(infos, self._url)
+        self._read()
+        others, self._other = self._other, []
+        for start in range(0, len(others), _MAX_ENDS):
+            self._load_other(others[start : start + _MAX_ENDS])
+        for item in self._loaded:
+            self._planner.commit_tensor(item.request, item.target)
+
+    def _info(self, request: ReadItem) -> _StorageInfo:
         """Returns file, offset and length of a requested item.
 
         Raises:
             CheckpointError: The metadata has none, or they are not a range of a file.
         """
-        name, info = request.storage_index.fqn, self._infos.get(request.storage_index)
+        name, info = request.storage_index.fqn, self._metadata.storage_data.get(request.storage_index)
         if info is None:
             raise CheckpointError(f"{self._url}: the metadata names no file for {name}")
         # An unpickled object lacks fields that the pickle omits.
@@ -125,13 +152,12 @@ class ItemIndex:
             raise CheckpointError(f"{self._url}: the metadata has no valid file, offset and length for {name}")
         return info
 
-    def tensor(self, request: ReadItem, target: torch.Tensor) -> _TensorItem:
+    def _tensor(self, request: ReadItem, info: _StorageInfo, target: torch.Tensor) -> _TensorItem:
         """Returns a requested tensor with its destination.
 
         Raises:
             CheckpointError: The metadata does not describe it, or the destination has another size.
         """
-        info = self.info(request)
         dtype, shape = self._chunk(request.storage_index)
         # A detached inference tensor can be written to. A detached sparse tensor would not share new elements.
         is_plain = type(target) is torch.Tensor and not target.requires_grad and not target.is_inference()
@@ -147,7 +173,7 @@ class ItemIndex:
 
     def _chunk(self, index: MetadataIndex) -> tuple[torch.dtype, torch.Size]:
         """Returns dtype and shape of a saved chunk."""
-        described: Any = self._described.get(index.fqn)
+        described: Any = self._metadata.state_dict_metadata.get(index.fqn)
         if not isinstance(described, TensorStorageMetadata):
             raise CheckpointError(f"{self._url}: {index.fqn} is not a tensor in the checkpoint")
         chunks = described.chunks
@@ -159,42 +185,6 @@ class ItemIndex:
         if index.offset not in sizes:
             raise CheckpointError(f"{self._url}: has no chunk of {index.fqn} at {index.offset}")
         return described.properties.dtype, sizes[index.offset]
-
-
-class _Load:
-    """The load of one rank's items."""
-
-    def __init__(self, checkpoint: CheckpointDir, planner: LoadPlanner, *, verify: bool) -> None:
-        self._checkpoint = checkpoint
-        self._planner = planner
-        self._verify = verify
-        self._plan = _torchobj.NativeSlicePlan(checkpoint.native, checkpoint.key(""), verify, _WAVE_BYTES, _TILE_BYTES)
-        #: The reads of the plan, by number.
-        self._reads: list[_TensorItem | _Content] = []
-        #: Numbers of those that the plan may read into the memory of their tensors.
-        self._direct: set[int] = set()
-        #: Tensors in another archive than expected.
-        self._other: list[_TensorItem] = []
-        self._loaded: list[_TensorItem] = []
-
-    def load(self, tensors: list[_TensorItem], values: list[tuple[ReadItem, _StorageInfo]]) -> None:
-        try:
-            self._load(tensors, values)
-        finally:
-            # They refer to this object: without this, the tensors would live until the next garbage collection.
-            self._reads.clear()
-
-    def _load(self, tensors: list[_TensorItem], values: list[tuple[ReadItem, _StorageInfo]]) -> None:
-        for request, info in values:
-            self._add_content(info, functools.partial(self._load_value, request, info))
-        for item in tensors:
-            self._add(item)
-        self._read()
-        others, self._other = self._other, []
-        for start in range(0, len(others), _MAX_ENDS):
-            self._load_other(others[start : start + _MAX_ENDS])
-        for item in self._loaded:
-            self._planner.commit_tensor(item.request, item.target)
 
     def _add(self, item: _TensorItem) -> None:
         frame, info = item.frame, item.info
@@ -377,7 +367,7 @@ def _overlap(file: str, offset: int, end: int) -> CheckpointError:
 
 
 def load_items(
-    checkpoint: CheckpointDir, index: ItemIndex, items: list[ReadItem], planner: LoadPlanner, *, verify: bool
+    checkpoint: CheckpointDir, metadata: Metadata, items: list[ReadItem], planner: LoadPlanner, *, verify: bool
 ) -> None:
     """Loads the items of a rank into the destinations of its planner.
 
@@ -385,7 +375,7 @@ def load_items(
 
     Args:
         checkpoint: Folder of the checkpoint.
-        index: Items of the checkpoint.
+        metadata: Metadata of the checkpoint, with a table of items.
         items: Items to load.
         planner: Planner of torch's.
         verify: Compare the checksums of items that are read whole.
@@ -396,12 +386,4 @@ def load_items(
         ObjectChangedError: Another save replaced a file during the load.
         StoreError: A request failed.
     """
-    tensors: list[_TensorItem] = []
-    values: list[tuple[ReadItem, _StorageInfo]] = []
-    for request in items:
-        if request.type is LoadItemType.BYTE_IO:
-            values.append((request, index.info(request)))
-        else:
-            tensors.append(index.tensor(request, planner.resolve_tensor(request)))
-    check_apart([info for _, info in values] + [item.info for item in tensors], checkpoint.url)
-    _Load(checkpoint, planner, verify=verify).load(tensors, values)
+    _Load(checkpoint, metadata, planner, verify=verify).load(items)

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 from torchobj.checkpoint.keys import is_canonical
 from torchobj.exceptions import ConfigError
 
-__all__ = ["METADATA", "FileNames", "FileOwner", "is_item_file", "is_metadata", "ranked"]
+__all__ = ["METADATA", "FileNames", "FileOwner", "is_item_file", "is_metadata", "rank_prefix", "ranked"]
 
 #: The object that commits a checkpoint, as torch names it.
 METADATA = ".metadata"
@@ -25,6 +25,11 @@ _METADATA = re.compile(rf"(?:__[0-9]+)?{re.escape(METADATA)}")
 #: The token is a mark, the number of slashes in 3 hexadecimal digits, enough for the longest path, and 12 random ones.
 _MARK = "tobj"
 _FILE = re.compile(rf".*({_MARK}([0-9a-f]{{3}})[0-9a-f]{{12}})_[0-9]{{1,9}}{re.escape(DEFAULT_SUFFIX)}", re.DOTALL)
+
+
+def rank_prefix(rank: int) -> str:
+    """Returns how the names of a rank's files start, as torch names them."""
+    return f"__{rank}_"
 
 
 def ranked(name: str, rank: int | None) -> str:

@@ -1,28 +1,31 @@
-"""Writes the items of one rank: resolves each, chooses a file for its bytes, and closes the files."""
+"""Writes the items of one rank: resolves each, chooses a file for its bytes, and closes the files.
+
+The items of a file follow each other, and are sent from the memory of their tensors.
+"""
 
 import dataclasses
-import heapq
 import io
-import math
 import traceback
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.filesystem import _split_by_size_and_type, _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
-from torchobj.checkpoint.dcp.item_file import JOINED_BYTES, ItemFile, close_files
-from torchobj.checkpoint.dcp.leftovers import discard
 from torchobj.checkpoint.dcp.object_names import FileNames
+from torchobj.checkpoint.dcp.removal import discard
 from torchobj.checkpoint.device_memory import check_memory
 from torchobj.checkpoint.leftovers import under_way
-from torchobj.checkpoint.plan import is_memory, tensor_archive
+from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.checkpoint.ranks import portable
-from torchobj.exceptions import CheckpointError
+from torchobj.store.archive import DESCRIPTOR_MARK
+from torchobj.store.file_objects import NO_ATTRIBUTES
 from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["RankReport", "write_items"]
@@ -35,6 +38,15 @@ _COPIED_BYTES = 32 << 20
 
 #: Maximum size of one copy.
 _PIECE_BYTES = 16 << 20
+
+#: Payloads up to this size are copied together with their frames: seven separate pieces cost more than the copy.
+_JOINED_BYTES = 16 << 10
+
+#: Size of a batch of copied items.
+_BATCH_BYTES = 1 << 20
+
+#: Number of pieces of a batch.
+_BATCH_PIECES = 1000
 
 
 @dataclasses.dataclass
@@ -65,32 +77,6 @@ class RankReport:
         return WriteResult(MetadataIndex(""), 0, self)
 
 
-def _item_bytes(item: WriteItem) -> int:
-    """Returns the size of an item's tensor in bytes; 0 for other objects, whose size is not known yet."""
-    data = item.tensor_data
-    if data is None:
-        return 0
-    sizes = data.size if data.chunk is None else data.chunk.sizes
-    return math.prod(sizes) * data.properties.dtype.itemsize
-
-
-def _packed(items: list[WriteItem], files: int) -> list[list[WriteItem]]:
-    """Divides the items of a rank among at most `files` files of about the same size. Returns those with items."""
-    if files == 1 or len(items) < 2:
-        return [items] if items else []
-    # Other objects are small: they are distributed in turn.
-    others = [item for item in items if item.type is WriteItemType.BYTE_IO]
-    bins: list[list[WriteItem]] = [others[number::files] for number in range(files)]
-    tensors = sorted((item for item in items if item.type is not WriteItemType.BYTE_IO), key=_item_bytes, reverse=True)
-    sizes = [(0, len(content), number) for number, content in enumerate(bins)]
-    heapq.heapify(sizes)
-    for item in tensors:
-        size, count, number = sizes[0]
-        bins[number].append(item)
-        heapq.heapreplace(sizes, (size + _item_bytes(item), count + 1, number))
-    return [content for content in bins if content]
-
-
 def _staged_whole(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a contiguous copy on the CPU, of the same shape."""
     copy = tensor.to("cpu", memory_format=torch.contiguous_format, copy=True)
@@ -111,27 +97,123 @@ def _staged_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield _staged_whole(rows)
 
 
-class _RankFiles:
-    """The files of one rank in one save."""
+class _ItemFile:
+    """A file that is created by `close_files`, unless a write failed before.
 
-    def __init__(self, checkpoint: CheckpointDir, names: FileNames) -> None:
-        self._checkpoint, self._names = checkpoint, names
-        self.files: list[ItemFile] = []
+    Args:
+        checkpoint: Folder of the checkpoint.
+        name: Name of the file, relative to the folder.
+        limit_bytes: Maximum size of the bytes that are held until they are sent; None if they are the caller's memory.
+    """
 
-    def open(self, limit_bytes: int | None) -> ItemFile:
-        """Opens a new file, which holds at most `limit_bytes` of copies; None if it holds the caller's memory."""
-        file = ItemFile(self._checkpoint, self._names.file(len(self.files)), limit_bytes)
-        self.files.append(file)
-        return file
+    def __init__(self, checkpoint: CheckpointDir, name: str, limit_bytes: int | None) -> None:
+        self.name = name
+        #: Offset of the last item that was added, and its end.
+        self.offset = self.length = 0
+        self._native = _torchobj.NativeGather(
+            checkpoint.native, checkpoint.key(name), NO_ATTRIBUTES, limit_bytes=limit_bytes
+        )
+        # Bytes of the next copy, and the pieces of the current batch.
+        self._joined: list[Any] = []
+        self._joined_bytes = 0
+        self._pieces: list[Any] = []
+        # Large copies are written at once: the limit counts them only then.
+        self._max_pieces = _BATCH_PIECES if limit_bytes is None else 1
+        # Including those of the current batch.
+        self._records = 0
+
+    def add_small(self, item: TensorArchive, payload: Any) -> None:
+        """Adds a tensor that is copied with the current batch. Keeps its memory, any contiguous buffer, until then."""
+        if item.payload_bytes == 0:
+            self._joined.append(item.before)
+        else:
+            crc32 = zlib.crc32(payload).to_bytes(4, "little")
+            self._joined += (item.before, payload, DESCRIPTOR_MARK, crc32, item.middle, crc32, item.after)
+        self._grow(item.length)
+        self._joined_bytes += item.length
+        if self._joined_bytes >= _BATCH_BYTES:
+            self._write()
+
+    def add_bytes(self, content: memoryview) -> None:
+        """Adds bytes without a frame. They must not change before the file is closed."""
+        if len(content) <= _JOINED_BYTES:
+            self._joined.append(content)
+            self._joined_bytes += len(content)
+        else:
+            self._join()
+            self._add_record(content)
+        self._grow(len(content))
+        self._write_if_full()
+
+    def add_large(self, item: TensorArchive, payload: Iterable[torch.Tensor]) -> None:
+        """Adds a tensor as consecutive pieces that are sent from their own memory: the tensor, or copies.
+
+        A piece that is not a copy must not change before the file is closed. A copy is released when it has been sent.
+        """
+        self._join()
+        self._pieces.append(item.before)
+        first = self._records
+        for piece in payload:
+            self._add_record(memory_of(piece))
+            self._write_if_full()
+        records = (first, self._records)
+        self._pieces += (DESCRIPTOR_MARK, records, item.middle, records, item.after)
+        self._grow(item.length)
+
+    def abort(self) -> None:
+        """Aborts the upload."""
+        self._native.abort()
+
+    def _grow(self, length: int) -> None:
+        self.offset, self.length = self.length, self.length + length
+
+    def _add_record(self, content: Any) -> None:
+        self._pieces.append(content)
+        self._records += 1
+
+    def _join(self) -> None:
+        """Copies the bytes of small items into one piece."""
+        if self._joined:
+            self._pieces.append(b"".join(self._joined))
+            self._joined, self._joined_bytes = [], 0
+
+    def _write_if_full(self) -> None:
+        if len(self._pieces) >= self._max_pieces:
+            self._write()
+
+    def _write(self) -> None:
+        self._native.write(self._take())
+
+    def _take(self) -> list[Any]:
+        """Returns the pieces of the current batch, and starts a new one."""
+        self._join()
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+
+def close_files(files: Sequence[_ItemFile]) -> dict[str, int]:
+    """Completes all files concurrently. Returns the CRC-32 of each, by name.
+
+    Raises:
+        StoreError: The error of the first file that failed, after the others have ended.
+    """
+    closed = _torchobj.close_gathers([(file._native, file._take()) for file in files])
+    return {file.name: crc32 for file, (_, _, crc32) in zip(files, closed, strict=True)}
 
 
 class _Bin:
-    """The items of one file of `thread_count`: a file of the caller's memory, and another if there are many copies."""
+    """The items of one file of `thread_count`: a file of the caller's memory, and another if there are many copies.
 
-    def __init__(self, files: _RankFiles) -> None:
-        self._files = files
-        self._own: ItemFile | None = None
-        self._copies: ItemFile | None = None
+    Args:
+        checkpoint: Folder of the checkpoint.
+        names: Names of the files of the rank.
+        opened: All files of the rank, to which this adds those that it opens.
+    """
+
+    def __init__(self, checkpoint: CheckpointDir, names: FileNames, opened: list[_ItemFile]) -> None:
+        self._checkpoint, self._names, self._opened = checkpoint, names, opened
+        #: The file of copies, and that of the caller's memory.
+        self._files: dict[bool, _ItemFile] = {}
         self._left = _COPIED_BYTES
 
     def add(self, item: WriteItem, data: Any) -> WriteResult:
@@ -143,7 +225,7 @@ class _Bin:
         length = file.length - file.offset
         return WriteResult(item.index, length, _StorageInfo(file.name, file.offset, length))
 
-    def _add_tensor(self, tensor: torch.Tensor, name: str) -> ItemFile:
+    def _add_tensor(self, tensor: torch.Tensor, name: str) -> _ItemFile:
         check_memory(tensor, name)
         is_own = is_memory(tensor)
         is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
@@ -153,31 +235,29 @@ class _Bin:
             content = io.BytesIO()
             torch.save(tensor.cpu(), content)
             return self._add_bytes(content.getbuffer())
-        file = self._own_file() if is_own else self._file_for_copy(frame.payload_bytes)
-        if frame.payload_bytes > JOINED_BYTES or (is_own and not self._takes_copy(frame.length)):
+        file = self._file(of_copies=False) if is_own else self._file_for_copy(frame.payload_bytes)
+        if frame.payload_bytes > _JOINED_BYTES or (is_own and not self._takes_copy(frame.length)):
             file.add_large(frame, [tensor] if is_own else _staged_pieces(tensor))
         else:
             file.add_small(frame, memory_of(tensor if is_own else _staged_whole(tensor)))
         return file
 
-    def _add_bytes(self, content: Any) -> ItemFile:
+    def _add_bytes(self, content: Any) -> _ItemFile:
         file = self._file_for_copy(len(content))
         file.add_bytes(content)
         return file
 
-    def _own_file(self) -> ItemFile:
-        """Returns the file of the caller's memory."""
-        if self._own is None:
-            self._own = self._files.open(None)
-        return self._own
+    def _file(self, *, of_copies: bool) -> _ItemFile:
+        """Returns the file of copies, or that of the caller's memory."""
+        if of_copies not in self._files:
+            name, limit_bytes = self._names.file(len(self._opened)), _STAGED_BYTES if of_copies else None
+            self._files[of_copies] = _ItemFile(self._checkpoint, name, limit_bytes)
+            self._opened.append(self._files[of_copies])
+        return self._files[of_copies]
 
-    def _file_for_copy(self, length: int) -> ItemFile:
+    def _file_for_copy(self, length: int) -> _ItemFile:
         """Returns the file for a copy of `length` bytes."""
-        if self._takes_copy(length):
-            return self._own_file()
-        if self._copies is None:
-            self._copies = self._files.open(_STAGED_BYTES)
-        return self._copies
+        return self._file(of_copies=not self._takes_copy(length))
 
     def _takes_copy(self, length: int) -> bool:
         """Returns whether the file of the caller's memory may hold a copy of `length` bytes, and counts it."""
@@ -204,25 +284,20 @@ def write_items(
     Raises:
         ConfigError: The prefix is not below the checkpoint's folder.
         StoreError: A file could not be stored. The stored files are deleted.
-        CheckpointError: An item has no file.
     """
     if not items:
         return []
-    contents = _packed(items, thread_count)
-    if sum(map(len, contents)) != len(items):
-        raise CheckpointError(f"{checkpoint.url}: {sum(map(len, contents))} of {len(items)} items have a file")
-    names = FileNames(prefix)
-    opened = _RankFiles(checkpoint, names)
+    names, opened = FileNames(prefix), list[_ItemFile]()
     with under_way(names.token):
         try:
             results = []
-            for content in contents:
-                content_bin = _Bin(opened)
+            for content in _split_by_size_and_type(thread_count, items):
+                content_bin = _Bin(checkpoint, names, opened)
                 results += [content_bin.add(item, planner.resolve_data(item)) for item in content]
-            checksums = close_files(opened.files)
+            checksums = close_files(opened)
         except BaseException:
-            for file in opened.files:
+            for file in opened:
                 file.abort()
-            discard(checkpoint, [file.name for file in opened.files])
+            discard(checkpoint, [file.name for file in opened])
             raise
     return [*results, RankReport(checksums).result()]

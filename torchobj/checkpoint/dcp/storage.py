@@ -1,36 +1,193 @@
-"""The storage writer for `torch.distributed.checkpoint`. `save_items` writes the items; this module commits them."""
+"""The storage reader and the storage writer for `torch.distributed.checkpoint`.
 
+`load_items` reads the items, and `save_items` writes them; this module reads and writes the metadata, which commits
+them.
+"""
+
+import contextlib
 import dataclasses
 import logging
 import os
 import uuid
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from torchobj.checkpoint.dcp.checkpoint_storage import CheckpointStorage
-from torchobj.checkpoint.dcp.leftovers import discard, sweep_expired
-from torchobj.checkpoint.dcp.metadata import dump_metadata
-from torchobj.checkpoint.dcp.object_names import METADATA, ranked
-from torchobj.checkpoint.dcp.removal import files_of
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir, was_refused
+from torchobj.checkpoint.dcp.load_items import load_items
+from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
+from torchobj.checkpoint.dcp.object_names import METADATA, rank_prefix, ranked
+from torchobj.checkpoint.dcp.removal import discard, files_of, sweep_expired
 from torchobj.checkpoint.dcp.save_items import RankReport, write_items
-from torchobj.checkpoint.server import was_refused
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
 from torchobj.store import ObjectInfo
+from torchobj.urls import SCHEMES, parse_url
 
-__all__ = ["StorageWriter"]
+__all__ = ["StorageReader", "StorageWriter"]
 
 logger = logging.getLogger("torchobj")
 
 #: Version of the metadata format: torch's `CURRENT_DCP_VERSION`, a name that torch 2.6 does not have.
 _DCP_VERSION = "1.0.0"
+
+
+class CheckpointStorage:
+    """Base of the storage reader and the storage writer, before torch's base: their folder and configuration.
+
+    Args:
+        url: Folder of the checkpoint.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        region, endpoint_url: Override those of the configuration.
+
+    Raises:
+        ConfigError: `url` is not a URL of a store, or `config` is not a configuration.
+    """
+
+    #: Schemes of the URLs that it accepts.
+    _schemes: ClassVar[tuple[str, ...]] = SCHEMES
+
+    def __init__(
+        self, url: str, config: StoreConfig | S3ClientConfig | None, region: str | None, endpoint_url: str | None
+    ) -> None:
+        super().__init__()
+        self._config = store_config(config, region, endpoint_url, url=url)
+        self._checkpoint = self._dir(url)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """URL of the checkpoint."""
+        return self._checkpoint.url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.checkpoint_id!r})"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Returns whether `checkpoint_id` is a URL of a store."""
+        try:
+            return isinstance(checkpoint_id, str) and bool(parse_url(checkpoint_id, cls._schemes))
+        except ConfigError:
+            return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Starts a new save or load, at `checkpoint_id` if given.
+
+        Raises:
+            ConfigError: `checkpoint_id` is not a URL of a store.
+        """
+        if checkpoint_id:
+            self._checkpoint = self._dir(checkpoint_id)
+
+    def _dir(self, url: str | os.PathLike[str]) -> CheckpointDir:
+        if not isinstance(url, str):
+            raise ConfigError(f"checkpoint_id={url!r}: must be a URL as a str; a path would lose one of its slashes")
+        return CheckpointDir(url, self._config)
+
+
+class StorageReader(CheckpointStorage, TorchStorageReader):
+    """Loads distributed checkpoints from a store that torch 2.6 or later, s3torchconnector or torchobj wrote.
+
+    Reads ranges of all files in parallel, directly into the memory of the tensors. Of a tensor with another sharding
+    than when it was saved, it reads only the required ranges. It compares the checksums in the files of all tensors
+    that are read whole. Unpickling the metadata executes no code from it. A reader can be pickled.
+
+    Args:
+        url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
+        verify: Compare checksums.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        region, endpoint_url: Override those of the configuration.
+
+    Raises:
+        ConfigError: `url` is not a URL of a store.
+
+    Example:
+        ```python
+        reader = torchobj.checkpoint.StorageReader("s3://bucket/step-100")
+        torch.distributed.checkpoint.load(state_dict, storage_reader=reader)
+        ```
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        verify: bool = True,
+        config: StoreConfig | S3ClientConfig | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+    ) -> None:
+        super().__init__(url, config, region, endpoint_url)
+        self._verify = verify
+        self._load_id = str(uuid.uuid4())
+        self._metadata: Metadata | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Starts a new load, from `checkpoint_id` if given.
+
+        Raises:
+            ConfigError: `checkpoint_id` is not a URL of a store.
+        """
+        super().reset(checkpoint_id)
+        self._metadata = None
+        self._load_id = str(uuid.uuid4())
+
+    # torch passes keywords only to signatures with the name `kwargs`.
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
+        """Returns the metadata of the checkpoint, or with `rank` the metadata that this rank wrote.
+
+        Raises:
+            ObjectNotFoundError: The checkpoint does not exist.
+            CheckpointError: The object is not metadata, or names a class that metadata does not need.
+        """
+        name = ranked(METADATA, kwargs.get("rank"))
+        data = self._checkpoint.get(name)
+        metadata = load_metadata(data, self._checkpoint.url_of(name))
+        # Metadata of another version of torch may not have the field.
+        metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
+        metadata.storage_meta.load_id = self._load_id
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ARG002
+        """Takes the metadata of the checkpoint.
+
+        Raises:
+            CheckpointError: The metadata has no table of items.
+        """
+        if not isinstance(metadata.storage_data, dict):
+            raise CheckpointError(f"{self.checkpoint_id}: the metadata has no table of items (storage_data)")
+        self._metadata = metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Returns the plan unchanged."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Returns the plans unchanged."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Loads the items of the rank into the destinations of the planner.
+
+        Raises:
+            IntegrityError: Bytes differ from what was written; the message names tensor and file.
+            CheckpointError: The checkpoint does not have an item, or has an invalid one.
+            ObjectChangedError: Another save replaced a file during the load.
+            StoreError: A request failed.
+        """
+        if self._metadata is None:
+            raise CheckpointError(f"{self.checkpoint_id}: set_up_storage_reader was not called")
+        load_items(self._checkpoint, self._metadata, plan.items, planner, verify=self._verify)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
 
 class StorageWriter(CheckpointStorage, TorchStorageWriter):
@@ -80,7 +237,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             raise ConfigError(f"thread_count={thread_count!r}: must be an int of 1 or more")
         super().__init__(url, config, region, endpoint_url)
         self._thread_count = thread_count
-        self._prefix_of = prefix_strategy or _default_prefix
+        self._prefix_of = prefix_strategy or rank_prefix
         self._overwrite = overwrite
         self._save_id = str(uuid.uuid4())
         #: The rank, if each rank writes its own metadata.
@@ -125,7 +282,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         return plans if self._rank is not None else self._with_prefixes(dict(enumerate(plans)))
 
     def _with_prefixes(self, plans: dict[int, SavePlan]) -> list[SavePlan]:
-        if not self._overwrite and self._checkpoint.has(self._metadata_name):
+        if not self._overwrite and self._checkpoint.head(self._metadata_name) is not None:
             raise self._exists()
         return [
             dataclasses.replace(plan, storage_data=_StoragePrefix(self._prefix_of(rank)))
@@ -177,19 +334,38 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             discard(self._checkpoint, sizes)
             raise
         self._commit(data, sizes)
-        self._delete(replaced)
-        self._sweep(listed, sizes)
+        with self._logged(f"files of the previous checkpoint could not be deleted: {', '.join(sorted(replaced))}"):
+            self._checkpoint.delete(sorted(replaced))
+        with self._logged("files of killed saves could not be deleted"):
+            for name in sweep_expired(self._checkpoint, listed, sizes):
+                logger.info("deleted a file of a save that was killed: %s", self._checkpoint.url_of(name))
 
-    def _commit(self, metadata: bytes, names: Collection[str]) -> None:
-        """Writes the metadata. If it certainly was not written, deletes the files."""
+    def _commit(self, metadata: bytes, sizes: dict[str, int]) -> None:
+        """Writes the metadata. If it certainly was not written, deletes the files of this save."""
         try:
             self._put_metadata(metadata)
-        except (StoreError, CheckpointError) as error:
-            if isinstance(error, CheckpointError) or was_refused(error):
-                discard(self._checkpoint, names)
+        except PreconditionFailedError:
+            # A PUT whose response was lost is retried, and then finds its own object.
+            if self._checkpoint.find(self._metadata_name) != metadata:
+                discard(self._checkpoint, sizes)
+                raise self._exists() from None
+        except StoreError as error:
+            if was_refused(error):
+                discard(self._checkpoint, sizes)
             else:
                 error.add_note(f"it is unknown whether {self.checkpoint_id} was saved; its files were not deleted")
             raise
+
+    def _put_metadata(self, data: bytes) -> None:
+        self._checkpoint.store.put(self._checkpoint.key(self._metadata_name), data, overwrite=self._overwrite)
+
+    @contextlib.contextmanager
+    def _logged(self, failure: str) -> Iterator[None]:
+        """Logs an error of the block: the checkpoint is saved."""
+        try:
+            yield
+        except StoreError as error:
+            logger.warning("%s is saved, but %s: %s", self.checkpoint_id, failure, error)
 
     def _listed(self, sizes: dict[str, int]) -> list[ObjectInfo]:
         """Returns the objects in the folder: below it too if a prefix names folders.
@@ -208,27 +384,6 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             message = "another process swept files of this save; give sweep() an older_than_s longer than a save takes"
             raise CheckpointError(f"{self.checkpoint_id}: {message}: {len(lost)} of {len(sizes)}, such as {lost[0]}")
         return listed
-
-    def _delete(self, names: set[str]) -> None:
-        """Deletes files that the committed checkpoint does not use. A failure is only logged."""
-        try:
-            self._checkpoint.delete(sorted(names))
-        except StoreError as error:
-            left = ", ".join(sorted(names))
-            logger.warning(
-                "%s is saved, but files of the previous checkpoint could not be deleted: %s: %s",
-                self.checkpoint_id,
-                left,
-                error,
-            )
-
-    def _sweep(self, listed: list[ObjectInfo], own: Collection[str]) -> None:
-        """Deletes files of killed saves, after the checkpoint was committed. A failure is only logged."""
-        try:
-            for name in sweep_expired(self._checkpoint, listed, own):
-                logger.info("deleted a file of a save that was killed: %s", self._checkpoint.url_of(name))
-        except StoreError as error:
-            logger.warning("%s is saved, but files of killed saves could not be deleted: %s", self.checkpoint_id, error)
 
     def _check_complete(self, metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -> None:
         """Raises if no rank wrote one of the chunks in the metadata."""
@@ -262,28 +417,12 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             logger.info("replacing %s", self._checkpoint.url_of(self._metadata_name))
         return files or set()
 
-    def _put_metadata(self, data: bytes) -> None:
-        key = self._checkpoint.key(self._metadata_name)
-        try:
-            self._checkpoint.store.put(key, data, overwrite=self._overwrite)
-        except PreconditionFailedError:
-            # A PUT whose response was lost is retried, and then finds its own object.
-            if self._checkpoint.find(self._metadata_name) != data:
-                raise self._exists() from None
-
-
-def _default_prefix(rank: int) -> str:
-    return f"__{rank}_"
-
 
 def _check_written(reports: list[tuple[int, RankReport]], ranks: int) -> None:
     """Raises the error of the first rank that failed, with a note for each failed rank if there are several ranks."""
-    failed = [(rank, report) for rank, report in reports if report.error is not None]
-    if not failed:
-        return
-    error = failed[0][1].error
-    assert error is not None  # noqa: S101  selected above
-    if ranks > 1:
-        for rank, report in failed:
-            error.add_note(f"on rank {rank}:\n{report.trace}")
-    raise error
+    failed = [(rank, report.error, report.trace) for rank, report in reports if report.error is not None]
+    if failed:
+        _, error, _ = failed[0]
+        for rank, _, trace in failed if ranks > 1 else ():
+            error.add_note(f"on rank {rank}:\n{trace}")
+        raise error
