@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.saved_objects import whole
 from torchobj.checkpoint import device_memory, plan
 from torchobj.checkpoint.entries import select, selected
-from torchobj.checkpoint.pickling import outline_of, uses_in
+from torchobj.checkpoint.pickling import Outline, uses_in
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.store import archive
 
@@ -38,7 +38,7 @@ def test_a_plan_names_another_device_for_all_storages():
     for location, expected in ((None, "cpu"), ("cuda:7", "cuda:7")):
         records = zipfile.ZipFile(io.BytesIO(whole(plan.plan_of(value, location=location))))
         pickled = next(records.read(name) for name in records.namelist() if name.endswith("data.pkl"))
-        assert [storage.location for storage in outline_of(pickled).storages.values()] == [expected] * 3
+        assert [storage.location for storage in Outline(pickled).storages.values()] == [expected] * 3
 
 
 @settings(max_examples=50)
@@ -173,7 +173,7 @@ def test_an_outline_runs_no_code_and_lists_all_names():
         3: torch.nn.Parameter(torch.ones(1)),
     }
     data = zipfile.ZipFile(io.BytesIO(stock(value))).read("archive/data.pkl")
-    outline = outline_of(data)
+    outline = Outline(data)
     assert "builtins.exec" in outline.globals
     assert list(outline.names.values()) == ["model.weight", "model.list.0", "sparse", "sparse", "3"]
     assert [(use.path, use.dense) for use in uses_in(outline.tree)] == [
@@ -190,7 +190,7 @@ def test_an_outline_runs_no_code_and_lists_all_names():
 @pytest.mark.parametrize("data", [b"", b"text", pickle.dumps({"a": 1})[:-1], b"\x80\x02(U\x04textq\x00Q."])
 def test_other_data_than_a_pickle_of_torch_has_no_outline(data):
     with pytest.raises(CheckpointError, match=r"data\.pkl is not a pickle of torch\.save"):
-        outline_of(data)
+        Outline(data)
 
 
 trees = st.recursive(

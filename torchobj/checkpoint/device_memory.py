@@ -3,7 +3,7 @@
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import torch
@@ -116,8 +116,9 @@ def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read, *, checks
         memory = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in windows[:2]]
 
         def start(number: int) -> Any:
-            blocks = [memory[number % 2][chunk.at : chunk.at + chunk.length] for chunk in windows[number]]
-            offsets = [destinations[chunk.number][0] + chunk.begin for chunk in windows[number]]
+            lengths = [length for _, _, length in windows[number]]
+            blocks = memory[number % 2][: sum(lengths)].split(lengths)
+            offsets = [destinations[index][0] + begin for index, begin, _ in windows[number]]
             return blocks, reader.submit(read, list(zip(offsets, map(memory_of, blocks), strict=True)))
 
         pending: Any = start(0) if windows else None
@@ -126,41 +127,32 @@ def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read, *, checks
             done.result()
             if number + 1 < len(windows):
                 pending = start(number + 1)
-            for chunk, block in zip(window, blocks, strict=True):
+            for (index, begin, length), block in zip(window, blocks, strict=True):
                 if checksum:
-                    sums[chunk.number] = crc32(memory_of(block), sums[chunk.number])
-                target = destinations[chunk.number][1]
-                target[chunk.begin : chunk.begin + chunk.length].copy_(block, non_blocking=pinned)
+                    sums[index] = crc32(memory_of(block), sums[index])
+                destinations[index][1][begin : begin + length].copy_(block, non_blocking=pinned)
             # The blocks of this window are filled again by the next read but one.
             for device in cuda_devices:
                 torch.cuda.synchronize(device)
     return sums
 
 
-class _Chunk(NamedTuple):
-    """Bytes of one destination within a window."""
+def _windows(lengths: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Divides destinations, in order, into windows of at most half of `BLOCKS_BYTES`.
 
-    number: int
-    """Index of the destination."""
-    begin: int
-    """Offset in the destination."""
-    at: int
-    """Offset in the window."""
-    length: int
-
-
-def _windows(lengths: Sequence[int]) -> Iterator[list[_Chunk]]:
-    """Divides destinations, in order, into windows of at most half of `BLOCKS_BYTES`."""
-    window: list[_Chunk] = []
-    used, limit = 0, BLOCKS_BYTES // 2
-    for number, total in enumerate(lengths):
+    Yields:
+        For each part of a window the index of its destination, its offset there, and its length.
+    """
+    window: list[tuple[int, int, int]] = []
+    limit = left = BLOCKS_BYTES // 2
+    for index, total in enumerate(lengths):
         begin = 0
         while begin < total:
-            length = min(limit - used, total - begin)
-            window.append(_Chunk(number, begin, used, length))
-            begin, used = begin + length, used + length
-            if used == limit:
+            length = min(left, total - begin)
+            window.append((index, begin, length))
+            begin, left = begin + length, left - length
+            if not left:
                 yield window
-                window, used = [], 0
+                window, left = [], limit
     if window:
         yield window

@@ -22,7 +22,6 @@ __all__ = [
     "pairs_of",
     "select",
     "selected",
-    "value_at",
     "wrapper_remedy",
 ]
 
@@ -151,13 +150,6 @@ def selected(value: Any, paths: Sequence[Path]) -> Any:
     for key, below in inner.items():
         result[key] = value[key] if () in below else selected(value[key], below)
     return result
-
-
-def value_at(tree: Any, path: Path) -> Any:
-    """Returns the entry at a path."""
-    for key in path:
-        tree = tree[key]
-    return tree
 
 
 class Pair(NamedTuple):

@@ -5,7 +5,9 @@ pickle lists the storages. Their bytes are read into their final memory and veri
 that code of the pickle sees complete tensors. What `weights_only` refuses is refused before any tensor is read.
 """
 
+import functools
 import logging
+import operator
 import os
 import pickle
 import sys
@@ -18,10 +20,8 @@ from torchobj.checkpoint import device_memory, entries, pickling
 from torchobj.checkpoint.pickling import (
     MapLocation,
     Outline,
-    Restore,
     StorageOutline,
     check_nesting,
-    outline_of,
     uses_in,
 )
 from torchobj.checkpoint.records import NotPlannableError, RecordRange, Records
@@ -142,7 +142,7 @@ class _Plan:
             raise CheckpointError(f"its byte order is {byte_order!r}, neither little nor big")
         self._swapped = byte_order != sys.byteorder
         check_nesting(self._data, "data.pkl")
-        self._outline: Outline = outline_of(self._data)
+        self._outline = Outline(self._data)
         refused = pickling.refused_global(self._outline.globals) if weights_only else None
         if refused is not None:
             raise CheckpointError(pickling.refusal(refused))
@@ -159,7 +159,7 @@ class _Plan:
             return self._unpickled(self._outline.storages.values(), {})
         tree = self._outline.tree
         paths = entries.select(tree, keys, self._records.url)
-        loaded = self._unpickled(self._needed([entries.value_at(tree, path) for path in paths]), {})
+        loaded = self._unpickled(self._needed([functools.reduce(operator.getitem, path, tree) for path in paths]), {})
         return entries.selected(loaded, paths)
 
     def fill(self, into: Any, keys: Sequence[str] | None) -> Any:
@@ -177,13 +177,18 @@ class _Plan:
     def _needed(self, parts: Sequence[Any]) -> list[StorageOutline]:
         """Returns the storages of some parts of the object, and all those that unpickling may access."""
         uses = [use for part in parts for use in uses_in(part)]
-        uses += [use for use in uses_in(self._outline.tree) if not use.dense]
+        uses += [use for use in self._outline.uses if not use.dense]
         return list({use.storage.key: use.storage for use in uses}.values())
 
     def _unpickled(self, wanted: Iterable[StorageOutline], origins: _Origins) -> Any:
         """Returns the object with these storages read and the others on meta, which are added to `origins`."""
-        restore = pickling.restored_by(self._map_location)
-        read = self._read({storage.key: storage for storage in wanted}, restore)
+        restore, wanted = pickling.restored_by(self._map_location), list(wanted)
+        devices: dict[str, torch.device] = {}
+        if self._map_location is None or isinstance(self._map_location, str | bytes | torch.device | dict):
+            # Before anything is read: torch raises an error here if a GPU is missing.
+            locations = {storage.location for storage in wanted}
+            devices = {location: restore(device_memory.storage_of(0), location).device for location in locations}
+        read = self._read(wanted, devices)
 
         def storage_of(key: str, nbytes: int, location: str) -> torch.UntypedStorage:
             storage = read.pop(key, None)
@@ -195,23 +200,19 @@ class _Plan:
 
         return pickling.unpickle(self._data, storage_of, self._map_location, weights_only=self._weights_only)
 
-    def _read(self, wanted: Mapping[str, StorageOutline], restore: Restore) -> dict[str, torch.UntypedStorage]:
-        """Reads storages, to their device where `map_location` gives it before they are read."""
-        devices: dict[str, torch.device] = {}
-        if self._map_location is None or isinstance(self._map_location, str | bytes | torch.device | dict):
-            # Before anything is read: torch raises an error here if a GPU is missing.
-            locations = {storage.location for storage in wanted.values()}
-            devices = {location: restore(device_memory.storage_of(0), location).device for location in locations}
+    def _read(
+        self, wanted: Sequence[StorageOutline], devices: Mapping[str, torch.device]
+    ) -> dict[str, torch.UntypedStorage]:
+        """Reads storages, by their locations to these devices, or else to the CPU. Omits those on meta."""
         storages: dict[str, torch.UntypedStorage] = {}
-        for key, outline in wanted.items():
+        for outline in wanted:
             device = devices.get(outline.location, torch.device("cpu"))
             if device.type != "meta":
-                storages[key] = device_memory.storage_of(outline.nbytes, "cpu" if self._swapped else device)
+                storages[outline.key] = device_memory.storage_of(outline.nbytes, "cpu" if self._swapped else device)
         ranges = [self._range(key, 0, device_memory.bytes_of(storage)) for key, storage in storages.items()]
         self._records.read(ranges, verify=self._verify)
-        if self._swapped:
-            for key, storage in storages.items():
-                _swap(storage, wanted[key].dtype)
+        for key, storage in storages.items() if self._swapped else ():
+            storage.byteswap(self._outline.storages[key].dtype)
         return storages
 
     def _range(self, key: str, start: int, target: torch.Tensor) -> RecordRange:
@@ -264,18 +265,10 @@ class _Plan:
 
     def _fill_by_copy(self, key: str, pairs: Sequence[entries.Pair]) -> None:
         """Reads a whole storage, and copies from it."""
-        outline = self._outline.storages[key]
-        storage = device_memory.storage_of(outline.nbytes)
-        self._records.read([self._range(key, 0, device_memory.bytes_of(storage))], verify=self._verify)
-        if self._swapped:
-            _swap(storage, outline.dtype)
+        storage = self._read([self._outline.storages[key]], {})[key]
         for _, target, source in pairs:
             whole = torch.empty(0, dtype=source.dtype, device="cpu")
             target.copy_(whole.set_(storage, source.storage_offset(), source.shape, source.stride()))
-
-
-def _swap(storage: Any, dtype: torch.dtype) -> None:
-    storage.byteswap(dtype)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -1,6 +1,6 @@
 """The pickle of a `.pt` file: its outline, read without running any of it, and its unpickling over given storages.
 
-`outline_of` unpickles with stubs in place of everything that the pickle names, so that nothing is imported or called.
+`Outline` unpickles with stubs in place of everything that the pickle names, so that nothing is imported or called.
 The result has the object's dicts, lists and tuples; everything else is a `Stub`, and storages are `StorageOutline`s.
 """
 
@@ -24,11 +24,9 @@ from torchobj.exceptions import CheckpointError
 __all__ = [
     "MapLocation",
     "Outline",
-    "Restore",
     "StorageOutline",
     "Use",
     "check_nesting",
-    "outline_of",
     "refused_global",
     "restored_by",
     "unpickle",
@@ -43,9 +41,6 @@ _MAX_BYTES = (1 << 63) - 1
 
 #: Where storages are placed: as `map_location` of `torch.load`.
 MapLocation: TypeAlias = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
-
-#: Moves a storage to its device, given the location that it was saved from.
-Restore: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
 
 #: torch's internal functions have no types.
 _torch: Any = torch.serialization
@@ -130,36 +125,50 @@ class Stub:
         self.rest.extend(values)
 
 
-class Outline(NamedTuple):
-    """The content of a pickle."""
+class Outline(pickle.Unpickler):
+    """The content of a pickle, which is read without running it.
 
-    tree: Any
-    storages: dict[str, StorageOutline]
-    """By key, in the order of first use."""
-    names: dict[str, str]
-    """By key: the path of the first use of the storage, such as `model.layer1.weight`."""
-    globals: list[str]
-    """Names in the pickle, as `module.name`, in the order of first use."""
-    consistent: bool
-    """Whether all uses of a storage agree on its size."""
+    Args:
+        data: The bytes of `data.pkl`.
 
+    Raises:
+        CheckpointError: The data is not a pickle of `torch.save`.
+    """
 
-class _OutlineUnpickler(pickle.Unpickler):
     def __init__(self, data: Any) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
-        self.stubs: dict[str, type[Stub]] = {}
+        self._stubs: dict[str, type[Stub]] = {}
+        #: By key, in the order of first use.
         self.storages: dict[str, StorageOutline] = {}
+        #: Whether all uses of a storage agree on its size.
         self.consistent = True
+        try:
+            self.tree = self.load()
+        except Exception as error:
+            raise CheckpointError(f"data.pkl is not a pickle of torch.save: {type(error).__name__}: {error}") from error
+        #: Names in the pickle, as `module.name`, in the order of first use.
+        self.globals = list(self._stubs)
+        self.uses = uses_in(self.tree)
+        #: By key: the path of the first use of the storage, such as `model.layer1.weight`.
+        self.names: dict[str, str] = {}
+        for use in self.uses:
+            self.names.setdefault(use.storage.key, use.path)
 
     def find_class(self, module: str, name: str) -> Any:
+        """Returns a stub."""
         # torch writes pickle protocol 2, which has the names of Python 2.
         module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
         path = f"{module}.{name}"
-        if path not in self.stubs:
-            self.stubs[path] = type("Stub", (Stub,), {"path": path})
-        return collections.OrderedDict if path == "collections.OrderedDict" else self.stubs[path]
+        if path not in self._stubs:
+            self._stubs[path] = type("Stub", (Stub,), {"path": path})
+        return collections.OrderedDict if path == "collections.OrderedDict" else self._stubs[path]
 
     def persistent_load(self, identity: Any) -> StorageOutline:
+        """Returns the outline of a storage.
+
+        Raises:
+            UnpicklingError: Its size is not valid.
+        """
         _, kind, key, location, count = _decoded(identity)
         name = kind.path.rpartition(".")[2]
         # Untyped storages consist of bytes.
@@ -181,26 +190,6 @@ def check_nesting(pickle: bytes, name: str) -> None:
     depth = _torchobj.pickle_nesting(pickle)
     if depth > _DEEPEST:
         raise CheckpointError(f"{name}: has more than {_DEEPEST} nested objects, or an unbounded memo: refused")
-
-
-def outline_of(data: Any) -> Outline:
-    """Reads a pickle without running it.
-
-    Args:
-        data: The bytes of `data.pkl`.
-
-    Raises:
-        CheckpointError: The data is not a pickle of `torch.save`.
-    """
-    unpickler = _OutlineUnpickler(data)
-    try:
-        tree = unpickler.load()
-    except Exception as error:
-        raise CheckpointError(f"data.pkl is not a pickle of torch.save: {type(error).__name__}: {error}") from error
-    names: dict[str, str] = {}
-    for use in uses_in(tree):
-        names.setdefault(use.storage.key, use.path)
-    return Outline(tree, unpickler.storages, names, list(unpickler.stubs), unpickler.consistent)
 
 
 class Use(NamedTuple):
@@ -263,9 +252,9 @@ def _decoded(identity: Any) -> Iterator[Any]:
     return (part.decode("ascii") if isinstance(part, bytes) else part for part in identity)
 
 
-def restored_by(map_location: MapLocation) -> Restore:
-    """Returns torch's function for a `map_location`."""
-    restore: Restore = _torch._get_restore_location(map_location)
+def restored_by(map_location: MapLocation) -> Callable[[torch.UntypedStorage, str], torch.UntypedStorage]:
+    """Returns torch's function for a `map_location`: it moves a storage, given the location that it was saved from."""
+    restore: Callable[[torch.UntypedStorage, str], torch.UntypedStorage] = _torch._get_restore_location(map_location)
     return restore
 
 

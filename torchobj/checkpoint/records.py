@@ -110,14 +110,11 @@ class Records:
             IntegrityError: A CRC-32 differs.
         """
         ranges = [part for part in ranges if part.record.size or verify]
-        direct: list[RecordRange] = []
-        staged: list[RecordRange] = []
-        for part in ranges:
-            (direct if device_memory.is_reachable(part.target.device) else staged).append(part)
-        sums = self._read_directly(direct, checksum=verify)
+        direct = [part for part in ranges if device_memory.is_reachable(part.target.device)]
+        staged = [part for part in ranges if not device_memory.is_reachable(part.target.device)]
+        sums = self._read_directly(direct, (part.record for part in staged), checksum=verify)
         if staged:
-            self._read_headers({part.record.name: part.record for part in staged})
-            destinations = [(self._payloads[part.record.name] + part.start, part.target) for part in staged]
+            destinations = [(self._offset(part), part.target) for part in staged]
             sums += device_memory.fill(destinations, self._read_into, checksum=verify)
         if verify:
             for part, value in zip([*direct, *staged], sums, strict=True):
@@ -133,35 +130,29 @@ class Records:
         if record.size and not record.crc32:
             logger.debug("%s: %s: not verified: the file has no CRC-32 for it", self.url, record.name)
 
-    def _read_directly(self, ranges: Sequence[RecordRange], *, checksum: bool) -> list[int]:
-        """Reads into memory on the CPU, and the local headers along with it."""
-        segments = [
-            (self._payloads.get(part.record.name, part.record.payload) + part.start, memory_of(part.target))
-            for part in ranges
-        ]
-        new = {part.record.name: part.record for part in ranges if part.record.name not in self._payloads}
-        sums = self._read_headers(new, segments, checksum=checksum)
-        # Gaps between records: torch does not write such archives, but reads them.
-        moved = {
-            number: (self._payloads[part.record.name] + part.start, segments[number][1])
-            for number, part in enumerate(ranges)
-            if segments[number][0] != self._payloads[part.record.name] + part.start
-        }
-        for number, value in zip(moved, self._read_into(list(moved.values()), checksum=checksum), strict=True):
-            sums[number] = value
-        return sums
+    def _offset(self, part: RecordRange) -> int:
+        """Returns the offset of a range in the object; without gaps until its local header was read."""
+        return self._payloads.get(part.record.name, part.record.payload) + part.start
 
-    def _read_headers(
-        self, records: dict[str, Record], segments: Sequence[tuple[int, Any]] = (), *, checksum: bool = False
-    ) -> list[int]:
-        """Reads local headers together with other segments, and returns the CRC-32 of these."""
-        headers = [(record, bytearray(LOCAL_HEADER_BYTES)) for record in records.values()]
+    def _read_directly(self, ranges: Sequence[RecordRange], others: Iterable[Record], *, checksum: bool) -> list[int]:
+        """Reads into memory on the CPU, and along with it the local headers of these records and of others."""
+        segments = [(self._offset(part), memory_of(part.target)) for part in ranges]
+        new = {record.name: record for record in (*(part.record for part in ranges), *others)}
+        headers = [(new[name], bytearray(LOCAL_HEADER_BYTES)) for name in new if name not in self._payloads]
         sums = self._read_into([*segments, *((record.header, data) for record, data in headers)], checksum=checksum)
         for record, data in headers:
             payload = payload_of(record, data)
             if payload + record.size > self._ends.size:
                 raise CheckpointError(f"{record.name}: it ends beyond the end of the object")
             self._payloads[record.name] = payload
+        # Gaps between records: torch does not write such archives, but reads them.
+        moved = {
+            number: (self._offset(part), memory)
+            for number, (part, (offset, memory)) in enumerate(zip(ranges, segments, strict=True))
+            if offset != self._offset(part)
+        }
+        for number, value in zip(moved, self._read_into(list(moved.values()), checksum=checksum), strict=True):
+            sums[number] = value
         return sums[: len(segments)]
 
     def _read_into(self, segments: Sequence[tuple[int, Any]], *, checksum: bool = False) -> list[int]:
