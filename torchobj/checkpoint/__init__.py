@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchobj.checkpoint.dcp.removal import sweep
     from torchobj.checkpoint.dcp.storage import StorageReader, StorageWriter
-    from torchobj.checkpoint.handle import SaveHandle
     from torchobj.checkpoint.leftovers import Leftover
     from torchobj.checkpoint.manager import CheckpointManager
+    from torchobj.checkpoint.pending_save import SaveHandle
     from torchobj.checkpoint.retention import KeepBest
     from torchobj.checkpoint.rng import RngState
 
@@ -26,7 +26,7 @@ _LAZY = {
     "KeepBest": "torchobj.checkpoint.retention",
     "Leftover": "torchobj.checkpoint.leftovers",
     "RngState": "torchobj.checkpoint.rng",
-    "SaveHandle": "torchobj.checkpoint.handle",
+    "SaveHandle": "torchobj.checkpoint.pending_save",
     "StorageReader": "torchobj.checkpoint.dcp.storage",
     "StorageWriter": "torchobj.checkpoint.dcp.storage",
     "sweep": "torchobj.checkpoint.dcp.removal",

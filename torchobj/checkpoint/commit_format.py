@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, cast
 
-from torchobj.checkpoint.keys import is_canonical
+from torchobj.checkpoint.checkpoint_dir import is_canonical
 from torchobj.exceptions import ConfigError
 
 __all__ = ["DIGITS", "STATE_FILE", "Attempt", "Commit", "Kind", "StoredObject", "check_size", "checked_step"]
@@ -144,8 +144,10 @@ class Commit:
             attempt = _attempt(fields["step"], fields["nonce"], step)
             if fields["kind"] not in ("state", "dcp"):
                 raise _wrong("kind", fields["kind"])
+            if type(fields["objects"]) is not list:
+                raise _wrong("list of objects", fields["objects"])
             metrics = {name: _metric(value) for name, value in fields["metrics"].items()}
-            objects = tuple(_stored_object(item, attempt) for item in _list(fields["objects"]))
+            objects = tuple(_stored_object(item, attempt) for item in fields["objects"])
             if len({item.key for item in objects}) != len(objects):
                 raise ValueError("it names an object twice")
             # A date of the year 1 may have no equivalent in UTC.
@@ -170,12 +172,6 @@ def check_size(size: int | None) -> None:
 
 def _wrong(name: str, value: Any) -> ValueError:
     return ValueError(f"its {name} is {reprlib.repr(value)}")
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"a {type(value).__name__} instead of a list")
-    return value
 
 
 def _attempt(step: Any, nonce: Any, expected: int) -> Attempt:

@@ -19,9 +19,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from torchobj._torchobj import Buffer
-from torchobj.checkpoint.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir, remove_empty_folders, without_links
 from torchobj.checkpoint.commit_format import DIGITS, Attempt, Commit, check_size
-from torchobj.checkpoint.keys import remove_empty_folders, without_links
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     BucketNotFoundError,

@@ -93,13 +93,16 @@ def idle_owners(
     older_than_s: float,
     probe: tuple[str, Hashable],
 ) -> set[_Owner]:
-    """Returns the owners that wrote nothing for this many seconds, by the store's clock. None if it lists no times.
+    """Returns the owners that wrote nothing for this many seconds, by the store's clock.
 
     Args:
         folder: The folder of the objects.
         times: Owner and time of each object.
         older_than_s: Age of an object that expires.
         probe: Name of a temporary object, which is written to read the store's clock, and its attempt.
+
+    Returns:
+        The owners; none if listings of the store have no times.
     """
     name, attempt = probe
     with under_way(attempt):

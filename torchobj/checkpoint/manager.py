@@ -1,13 +1,13 @@
 """Checkpoints by step: saved whole or not at all, found, restored, and deleted by rules.
 
 The manager runs one save at a time. A save is one object (`pending_save`): `state` takes the state of the objects,
-`staging` copies or watches it, `save` or `state_shards` writes it, `commits` stores the commit objects, `ranks` gives
+`staging` copies or watches it, `save` or `dcp.storage` writes it, `commits` stores the commit objects, `ranks` gives
 all ranks one outcome, `retention` selects the steps to delete, and `leftovers` finds the data of interrupted saves. A
-restore is that of one file (`restoring`) or of state shards (`state_shards`).
+restore is that of one file or of state shards (`restoring`).
 """
 
 import contextlib
-import dataclasses
+import functools
 import operator
 from collections.abc import Mapping, MutableMapping
 from types import TracebackType
@@ -18,16 +18,14 @@ import torch
 from torchobj.checkpoint import leftovers
 from torchobj.checkpoint.commit_format import STATE_FILE, Commit, checked_step
 from torchobj.checkpoint.commits import Commits
-from torchobj.checkpoint.handle import SaveHandle
 from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.load import load
-from torchobj.checkpoint.pending_save import PendingSave
+from torchobj.checkpoint.pending_save import PendingSave, SaveHandle
 from torchobj.checkpoint.ranks import Ranks
-from torchobj.checkpoint.restoring import restore_file
+from torchobj.checkpoint.restoring import restore_file, restore_shards
 from torchobj.checkpoint.retention import KeepBest, Retention
 from torchobj.checkpoint.staging import Stager
 from torchobj.checkpoint.state import own_state
-from torchobj.checkpoint.state_shards import restore_shards
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
 
@@ -92,6 +90,9 @@ class CheckpointManager:
         self._config = store_config(config, region, endpoint_url, url=url)
         self._commits = Commits(url, self._config)
         self._sharded = sharded
+        self._pending = functools.partial(
+            PendingSave, self._commits, config=self._config, rules=self._rules, sharded=sharded
+        )
         # Two: a background save communicates with the other ranks while the next one starts.
         self._ranks, self._background = Ranks(process_group), Ranks(process_group)
         self._stager = Stager()
@@ -194,8 +195,7 @@ class CheckpointManager:
 
         Before anything that is done together: ranks with different settings would wait for each other.
         """
-        rules = {field.name: getattr(self._rules, field.name) for field in dataclasses.fields(self._rules)}
-        settings = {"url": self.url, "sharded": bool(self._sharded), **rules, "method": method}
+        settings = {"url": self.url, "sharded": bool(self._sharded), **vars(self._rules), "method": method}
         with contextlib.suppress(TypeError):
             # Numbers of numpy and torch have another repr.
             step = operator.index(step)
@@ -207,18 +207,6 @@ class CheckpointManager:
         # Not before: if the wait is interrupted, the save still reads the staged copy.
         self._handle = None
         return error
-
-    def _pending(self, ranks: Ranks, step: int, metrics: Mapping[str, float] | None, *, overwrite: bool) -> PendingSave:
-        return PendingSave(
-            self._commits,
-            ranks,
-            step,
-            metrics,
-            overwrite=overwrite,
-            config=self._config,
-            rules=self._rules,
-            sharded=self._sharded,
-        )
 
     def steps(self) -> list[int]:
         """Returns the committed steps, ascending. One listing, as for `latest`."""

@@ -1,4 +1,6 @@
-"""One save of a step: takes the state, writes it, commits it, and deletes old steps. The manager decides when to start.
+"""One save of a step, and its handle if it runs in the background. The manager decides when to start.
+
+A save takes the state, writes it, commits it, and deletes old steps.
 
 A save that fails deletes what it wrote, unless its commit may have succeeded: then the data stays, and is either the
 step's or a leftover.
@@ -6,22 +8,28 @@ step's or a leftover.
 
 import contextlib
 import logging
+import os
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from torchobj.checkpoint import leftovers
 from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.commit_format import STATE_FILE, Attempt, Commit, Kind, StoredObject, checked_step
 from torchobj.checkpoint.commits import Commits, CommittedByAnotherError, UnreadableCommitError
-from torchobj.checkpoint.ranks import RankGoneError, Ranks
+from torchobj.checkpoint.dcp.object_names import METADATA
+from torchobj.checkpoint.dcp.storage import StorageWriter
+from torchobj.checkpoint.ranks import RankGoneError, Ranks, collective
 from torchobj.checkpoint.retention import Retention, expired
 from torchobj.checkpoint.save import save
 from torchobj.checkpoint.staging import Stager, Watch, planned
 from torchobj.checkpoint.state import state_to_save
-from torchobj.checkpoint.state_shards import save_shards
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     AccessDeniedError,
@@ -33,7 +41,7 @@ from torchobj.exceptions import (
     TorchobjError,
 )
 
-__all__ = ["PendingSave"]
+__all__ = ["PendingSave", "SaveHandle"]
 
 logger = logging.getLogger("torchobj")
 
@@ -174,7 +182,12 @@ class PendingSave:
         """Writes the data: this rank's state shard, or the file of the first rank."""
         folder = f"{self._commits.url}/{self._attempt.folder}"
         if self._sharded:
-            self._crc32s = save_shards(self._state, folder, self._config, self._ranks.group)
+            # By default torch divides the entries of one object among ranks, which would mix replicas that differ.
+            planner, group = DefaultSavePlanner(dedup_save_to_lowest_rank=True), self._ranks.group
+            writer = StorageWriter(folder, config=self._config)
+            with collective():
+                save_shards(self._state, storage_writer=writer, planner=planner, process_group=group)
+            self._crc32s = {**writer.checksums, METADATA: None}
         elif self._ranks.is_first:
             with self._watch:
                 save(self._state, folder + STATE_FILE, config=self._config)
@@ -289,3 +302,107 @@ def _checked_metrics(metrics: Any) -> dict[str, float]:
         }
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"metrics={metrics!r}: must be numbers by name: {error}") from error
+
+
+#: Running saves in the background.
+_running: set["SaveHandle"] = set()
+
+
+def _log_at_exit() -> None:
+    for handle in list(_running):
+        logger.warning("the process waits at exit until step %d is saved", handle.step)
+
+
+# Callbacks of the public `atexit` run after threads were joined, which is too late for this message.
+threading._register_atexit(_log_at_exit)  # type: ignore[attr-defined]
+# The threads belong to the parent process.
+os.register_at_fork(after_in_child=_running.clear)
+
+
+class SaveHandle:
+    """A save in the background, as returned by `CheckpointManager.save_async`.
+
+    If the caller does not retrieve an error, the manager raises it at its next `save`, `wait` or `close`. It is also
+    logged.
+
+    Args:
+        pending: The save, whose state was taken.
+    """
+
+    def __init__(self, pending: PendingSave) -> None:
+        self._step, self._pending = pending.step, pending
+        self._future: Future[None] = Future()
+        self._is_retrieved = False
+
+    def start(self) -> None:
+        """Starts the thread. The manager has stored the handle before: an interrupt of this call does not end the save.
+
+        Raises:
+            RuntimeError: The system cannot start a thread; the save has failed.
+        """
+        _running.add(self)
+        try:
+            # Not a daemon: a process waits at exit for its checkpoint.
+            threading.Thread(target=self._run, name=f"torchobj-save-{self._step}").start()
+        except RuntimeError as error:
+            _running.discard(self)
+            self._future.set_exception(error)
+            raise
+
+    def _run(self) -> None:
+        failed: BaseException | None = None
+        try:
+            self._pending.run()
+        except BaseException as error:
+            # A note may say that it is not known whether the step was committed.
+            text = "; ".join([str(error), *getattr(error, "__notes__", [])])
+            logger.error("step %d was not saved: %s: %s", self._step, type(error).__name__, text)  # noqa: TRY400  it is raised too
+            logger.debug("step %d was not saved", self._step, exc_info=True)
+            failed = error
+        # Releases the state before a waiting thread continues.
+        del self._pending
+        _running.discard(self)
+        if failed is None:
+            self._future.set_result(None)
+        else:
+            self._future.set_exception(failed)
+
+    @property
+    def step(self) -> int:
+        """The step that is saved."""
+        return self._step
+
+    def done(self) -> bool:
+        """Returns whether the save has finished, committed or failed."""
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> None:
+        """Waits until the step is committed.
+
+        Args:
+            timeout: Maximum number of seconds.
+
+        Raises:
+            TimeoutError: The save has not finished.
+            Exception: The save failed with this error.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits until the save has finished, and returns its error, or None.
+
+        Args:
+            timeout: Maximum number of seconds.
+
+        Raises:
+            TimeoutError: The save has not finished.
+        """
+        error = self._future.exception(timeout)
+        self._is_retrieved = True
+        return error
+
+    def unretrieved(self) -> BaseException | None:
+        """Waits, and returns an error that no caller has retrieved yet."""
+        return None if self._is_retrieved else self.exception()

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 
-__all__ = ["RankGoneError", "Ranks", "portable", "rank_gone"]
+__all__ = ["RankGoneError", "Ranks", "collective", "portable"]
 
 #: Timeout of a rank that waits for another one, which may be saving. A killed rank is detected immediately; the job's
 #: launcher detects a lost host. No save takes a day: a terabyte at 100 Mbit/s takes 22 hours.
@@ -23,10 +24,18 @@ class RankGoneError(CheckpointError):
 
 
 @contextmanager
-def rank_gone() -> Iterator[None]:
-    """Converts an error of a collective in the block: the failures of a rank itself are no bare RuntimeErrors there."""
+def collective() -> Iterator[None]:
+    """Converts the errors of collectives of torch in the block.
+
+    Raises:
+        BaseException: That of the first rank that failed to save or load a distributed checkpoint.
+        RankGoneError: Another rank does not respond: the failures of a rank itself are no bare RuntimeErrors there.
+    """
     try:
         yield
+    except CheckpointException as error:
+        # torch's own is not an Exception.
+        raise next((cause for cause, _ in error.failures.values()), error) from error
     except RuntimeError as lost:
         if isinstance(lost, TorchobjError):
             raise
@@ -96,14 +105,9 @@ class Ranks:
         Raises:
             Exception: `do` failed; raised on all ranks.
         """
-        results: list[Any] = [None]
         with self.together():
-            if self.is_first:
-                results = [do(*arguments)]
-        if self.several:
-            with rank_gone():
-                torch.distributed.broadcast_object_list(results, group=self.group, group_src=0)
-        return cast("_Result", results[0])
+            result = do(*arguments) if self.is_first else None
+        return cast("_Result", self._gathered(result)[0] if self.several else result)
 
     def gather(self, value: Any, *, on_first: bool = False) -> list[Any]:
         """Returns the values of all ranks, by rank number, with tensors on the CPU.
@@ -128,7 +132,7 @@ class Ranks:
 
     def _gathered(self, value: Any, *, on_first: bool = False) -> list[Any]:
         values: list[Any] = [None] * self.count
-        with rank_gone():
+        with collective():
             if not on_first:
                 torch.distributed.all_gather_object(values, value, group=self.group)
                 return values

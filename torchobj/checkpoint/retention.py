@@ -35,10 +35,6 @@ class KeepBest:
             raise ConfigError(f"keep_best mode={self.mode!r}: must be min or max")
         _check_count("keep_best count", self.count)
 
-    def best(self, committed: Sequence[Commit]) -> set[int]:
-        """Returns the steps to keep."""
-        return set(self.ranked(committed)[: self.count])
-
     def ranked(self, committed: Sequence[Commit]) -> list[int]:
         """Returns the steps with the metric, the best first."""
         values = [(commit.metrics.get(self.metric, math.nan), commit.step) for commit in committed]
@@ -97,7 +93,7 @@ def expired(committed: Sequence[Commit], rules: Retention, protected: Collection
     if rules.keep_every is not None:
         kept |= {step for step in steps if step % rules.keep_every == 0}
     if rules.keep_best is not None:
-        kept |= rules.keep_best.best(committed)
+        kept.update(rules.keep_best.ranked(committed)[: rules.keep_best.count])
     return [step for step in steps if step not in kept]
 
 

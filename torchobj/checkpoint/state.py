@@ -352,23 +352,15 @@ def _without(tree: Mapping[Any, Any], path: Path) -> dict[Any, Any]:
 
 
 def _are_same(states: list[Any]) -> bool:
+    """Returns whether states are equal except for their rank."""
     try:
-        return all(_is_same(state, states[0]) for state in states[1:])
-    except (RecursionError, RuntimeError, TypeError, ValueError):
-        # States that cannot be compared, such as one that contains itself, count as different.
+        return len({digest_of(_without_rank(state)) for state in states}) == 1
+    except RecursionError:
+        # One contains itself.
         return False
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Returns whether two states are equal except for their rank."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, Mapping):
-        return (
-            isinstance(other, Mapping)
-            and one.keys() == other.keys()
-            and all(_is_same(value, other[name]) for name, value in one.items() if name != _RANK)
-        )
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(_is_same, one, other))
-    return bool(one == other)
+def _without_rank(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {name: _without_rank(value) for name, value in state.items() if name != _RANK}
+    return list(map(_without_rank, state)) if type(state) in (list, tuple) else state

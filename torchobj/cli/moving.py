@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from torchobj.checkpoint.keys import without_links
+from torchobj.checkpoint.checkpoint_dir import without_links
 from torchobj.cli.errors import CommandError
 from torchobj.cli.progress import Report
 from torchobj.cli.transfer_plan import PlannedTransfer, items

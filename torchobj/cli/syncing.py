@@ -4,7 +4,7 @@ import time
 
 import click
 
-from torchobj.checkpoint.keys import remove_empty_folders, without_links
+from torchobj.checkpoint.checkpoint_dir import remove_empty_folders, without_links
 from torchobj.cli.comparison import copies_of, sources_of
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import PatternCommand, Settings, settings

@@ -26,7 +26,7 @@ class Unloadable(Exception):
     ],
 )
 def test_a_failure_reaches_another_process_with_its_text_and_trace(error, kind):
-    failed = RankReport.of_failure(error)
+    failed = RankReport({}, error, "the trace")
     received = pickle.loads(pickle.dumps(failed))
     assert type(received.error) is kind
     assert "planner 5" in str(received.error)

@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 import torchobj.dcp
 from torchobj import Store, exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter, sweep
+from torchobj.checkpoint.checkpoint_dir import is_canonical
 from torchobj.checkpoint.dcp.object_names import FileNames, FileOwner, is_metadata, ranked
-from torchobj.checkpoint.keys import is_canonical
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

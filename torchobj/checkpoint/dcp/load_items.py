@@ -20,10 +20,9 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
 from torchobj import _torchobj
-from torchobj.checkpoint.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir, is_canonical
 from torchobj.checkpoint.dcp.metadata import MAX_NUMBER
 from torchobj.checkpoint.dcp.other_formats import END_BYTES, check_archive, is_transformed, payload_in, untransformed
-from torchobj.checkpoint.keys import is_canonical
 from torchobj.checkpoint.pickling import message_of
 from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
@@ -226,7 +225,10 @@ class _Load:
         if wave is None:
             return False
         for number in wave.damaged:
-            raise self._damaged(self._reads[number])
+            read = self._reads[number]
+            assert isinstance(read, _TensorItem)  # noqa: S101  the plan knows no CRC-32 of other contents
+            message = "damaged: its CRC-32 is not that of the saved bytes; load another checkpoint"
+            raise IntegrityError(f"{self._name(read.info, read.name)}: {message}")
         buffer = wave.buffer
         view, views = memoryview(buffer), dict[torch.dtype, torch.Tensor]()
         tiles: Any = itertools.chain(zip(wave.arrays, wave.starts, itertools.repeat(None)), wave.tiles)
@@ -251,31 +253,21 @@ class _Load:
         )
         return True
 
-    def _damaged(self, read: _TensorItem | _Content) -> IntegrityError:
-        assert isinstance(read, _TensorItem)  # noqa: S101  the plan knows no CRC-32 of other contents
-        item = self._name(read.info, read.name)
-        return IntegrityError(f"{item}: damaged: its CRC-32 is not that of the saved bytes; load another checkpoint")
-
     def _name(self, info: _StorageInfo, name: str) -> str:
         return f"{self._checkpoint.url_of(info.relative_path)} at {info.offset}: {name}"
 
     def _load_other(self, others: list[_TensorItem]) -> None:
         """Loads tensors in any archive: reads both ends of each, and then what these locate."""
-        ends: list[list[bytes]] = []
-        for item in others:
-            head_and_tail: list[bytes] = []
-            ends.append(head_and_tail)
-            if not is_transformed(item.info):
-                length = min(item.info.length, END_BYTES)
-                self._add_content(item.info, head_and_tail.append, 0, length)
-                if length < item.info.length:
-                    self._add_content(item.info, head_and_tail.append, item.info.length - length, length)
+        ends: list[list[bytes]] = [[] for _ in others]
+        for item, parts in zip(others, ends, strict=True):
+            length = min(item.info.length, END_BYTES)
+            for start in () if is_transformed(item.info) else sorted({0, item.info.length - length}):
+                self._add_content(item.info, parts.append, start, length)
         self._read()
-        for item, head_and_tail in zip(others, ends, strict=True):
+        for item, parts in zip(others, ends, strict=True):
             payload, expected = None, tensor_archive(item.dtype, item.shape)
-            if expected is not None and any(head_and_tail):
-                head, tail = (*head_and_tail, b"")[:2]
-                payload = payload_in(head, tail, item.info.length, expected)
+            if expected is not None and any(parts):
+                payload = payload_in(parts[0], b"".join(parts[1:]), item.info.length, expected)
             if payload is not None:
                 self._add_slice(item, item.info.offset + payload.offset, None, payload.crc32)
             else:

@@ -60,22 +60,21 @@ def dump_metadata(metadata: Metadata) -> bytes:
 
 
 def _with_shared_parts(metadata: Metadata) -> Metadata:
-    sizes: dict[torch.Size, torch.Size] = {}
-    chunks: dict[tuple[torch.Size, torch.Size], ChunkStorageMetadata] = {}
     properties: dict[tuple[Any, ...], TensorProperties] = {}
 
-    def chunk(own: ChunkStorageMetadata) -> ChunkStorageMetadata:
-        found = chunks.get((own.offsets, own.sizes))
-        if found is None:
-            offsets, lengths = (sizes.setdefault(size, size) for size in (own.offsets, own.sizes))
-            found = chunks[offsets, lengths] = ChunkStorageMetadata(offsets, lengths)
-        return found
+    @functools.cache
+    def size(equal: torch.Size) -> torch.Size:
+        return equal
+
+    @functools.cache
+    def chunk(offsets: torch.Size, sizes: torch.Size) -> ChunkStorageMetadata:
+        return ChunkStorageMetadata(size(offsets), size(sizes))
 
     def tensor(described: TensorStorageMetadata) -> TensorStorageMetadata:
         own = described.properties
         key = (own.dtype, own.layout, own.requires_grad, own.memory_format, own.pin_memory)
-        size, own_chunks = described.size, [chunk(own) for own in described.chunks]
-        return TensorStorageMetadata(properties.setdefault(key, own), sizes.setdefault(size, size), own_chunks)
+        chunks = [chunk(own.offsets, own.sizes) for own in described.chunks]
+        return TensorStorageMetadata(properties.setdefault(key, own), size(described.size), chunks)
 
     described = {
         name: tensor(what) if type(what) is TensorStorageMetadata else what
@@ -86,7 +85,7 @@ def _with_shared_parts(metadata: Metadata) -> Metadata:
         shared = MetadataIndex(index.fqn, None, index.index)
         if index.offset is not None:
             # The constructor would create another `Size`.
-            shared.__dict__["offset"] = sizes.setdefault(index.offset, index.offset)
+            shared.__dict__["offset"] = size(index.offset)
         stored[shared] = info
     return dataclasses.replace(metadata, state_dict_metadata=described, storage_data=stored)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 
-from torchobj.checkpoint.keys import is_canonical
+from torchobj.checkpoint.checkpoint_dir import is_canonical
 from torchobj.exceptions import ConfigError
 
 __all__ = ["METADATA", "FileNames", "FileOwner", "is_item_file", "is_metadata", "rank_prefix", "ranked"]

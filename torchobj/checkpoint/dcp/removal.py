@@ -10,6 +10,7 @@ age protects them. A save lists its files immediately before it writes its metad
 before. A save must not take longer than the age between the last file of a rank and the metadata.
 """
 
+import contextlib
 import datetime
 import itertools
 import logging
@@ -91,11 +92,8 @@ def remove(url: Url, config: StoreConfig) -> None:
         raise ConfigError(f"path={str(url)!r}: names no object, expected {url.base}/key")
     checkpoint, store = CheckpointDir(str(url), config), Store(url.base, config=config)
     if not url.key.endswith("/"):
-        try:
+        with contextlib.suppress(ObjectNotFoundError):
             store.head(url.key)
-        except ObjectNotFoundError:
-            pass
-        else:
             return store.delete(url.key)
     is_found = False
     # First the metadata of all ranks, then the metadata of each rank.

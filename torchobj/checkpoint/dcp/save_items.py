@@ -5,7 +5,6 @@ The items of a file follow each other, and are sent from the memory of their ten
 
 import dataclasses
 import io
-import traceback
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -59,11 +58,6 @@ class RankReport:
     """Failure of the rank: the coordinator then deletes what the other ranks wrote."""
     trace: str = ""
     """Traceback of the failure."""
-
-    @classmethod
-    def of_failure(cls, error: BaseException) -> "RankReport":
-        """Returns the report of a rank that failed."""
-        return cls({}, error, "".join(traceback.format_exception(error)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         error = self.error
@@ -235,7 +229,7 @@ class _Bin:
             content = io.BytesIO()
             torch.save(tensor.cpu(), content)
             return self._add_bytes(content.getbuffer())
-        file = self._file(of_copies=False) if is_own else self._file_for_copy(frame.payload_bytes)
+        file = self._file(of_copies=not is_own and not self._takes_copy(frame.payload_bytes))
         if frame.payload_bytes > _JOINED_BYTES or (is_own and not self._takes_copy(frame.length)):
             file.add_large(frame, [tensor] if is_own else _staged_pieces(tensor))
         else:
@@ -243,7 +237,7 @@ class _Bin:
         return file
 
     def _add_bytes(self, content: Any) -> _ItemFile:
-        file = self._file_for_copy(len(content))
+        file = self._file(of_copies=not self._takes_copy(len(content)))
         file.add_bytes(content)
         return file
 
@@ -254,10 +248,6 @@ class _Bin:
             self._files[of_copies] = _ItemFile(self._checkpoint, name, limit_bytes)
             self._opened.append(self._files[of_copies])
         return self._files[of_copies]
-
-    def _file_for_copy(self, length: int) -> _ItemFile:
-        """Returns the file for a copy of `length` bytes."""
-        return self._file(of_copies=not self._takes_copy(length))
 
     def _takes_copy(self, length: int) -> bool:
         """Returns whether the file of the caller's memory may hold a copy of `length` bytes, and counts it."""

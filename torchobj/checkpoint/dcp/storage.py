@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -31,7 +32,7 @@ from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailed
 from torchobj.store import ObjectInfo
 from torchobj.urls import SCHEMES, parse_url
 
-__all__ = ["StorageReader", "StorageWriter"]
+__all__ = ["CheckpointStorage", "StorageReader", "StorageWriter"]
 
 logger = logging.getLogger("torchobj")
 
@@ -60,6 +61,8 @@ class CheckpointStorage:
         super().__init__()
         self._config = store_config(config, region, endpoint_url, url=url)
         self._checkpoint = self._dir(url)
+        #: Identifies this save or load in the metadata.
+        self._id = str(uuid.uuid4())
 
     @property
     def checkpoint_id(self) -> str:
@@ -85,6 +88,7 @@ class CheckpointStorage:
         """
         if checkpoint_id:
             self._checkpoint = self._dir(checkpoint_id)
+        self._id = str(uuid.uuid4())
 
     def _dir(self, url: str | os.PathLike[str]) -> CheckpointDir:
         if not isinstance(url, str):
@@ -126,7 +130,6 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
     ) -> None:
         super().__init__(url, config, region, endpoint_url)
         self._verify = verify
-        self._load_id = str(uuid.uuid4())
         self._metadata: Metadata | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -137,7 +140,6 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         """
         super().reset(checkpoint_id)
         self._metadata = None
-        self._load_id = str(uuid.uuid4())
 
     # torch passes keywords only to signatures with the name `kwargs`.
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
@@ -152,7 +154,7 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         metadata = load_metadata(data, self._checkpoint.url_of(name))
         # Metadata of another version of torch may not have the field.
         metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
-        metadata.storage_meta.load_id = self._load_id
+        metadata.storage_meta.load_id = self._id
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ARG002
@@ -239,25 +241,15 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         self._thread_count = thread_count
         self._prefix_of = prefix_strategy or rank_prefix
         self._overwrite = overwrite
-        self._save_id = str(uuid.uuid4())
         #: The rank, if each rank writes its own metadata.
         self._rank: int | None = None
         self._metadata_name = METADATA
         #: CRC-32 of each file of the last save, by name, on the coordinator.
         self.checksums: dict[str, int] = {}
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Starts a new save, to `checkpoint_id` if given.
-
-        Raises:
-            ConfigError: `checkpoint_id` is not a URL of a store.
-        """
-        super().reset(checkpoint_id)
-        self._save_id = str(uuid.uuid4())
-
     def storage_meta(self) -> StorageMeta:
         """Returns the description of this save for the metadata."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._id)
 
     # torch passes keywords only to signatures with the name `kwargs`.
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ARG002
@@ -294,7 +286,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         try:
             results = write_items(self._checkpoint, plan.storage_data.prefix, plan.items, planner, self._thread_count)
         except BaseException as error:  # noqa: BLE001  the coordinator raises it, on all ranks
-            results = [RankReport.of_failure(error).result()]
+            results = [RankReport({}, error, "".join(traceback.format_exception(error))).result()]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
