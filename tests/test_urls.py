@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchobj
-from torchobj.compat.s3_checkpoint import S3Checkpoint
+from torchobj.compat import S3Checkpoint
 from torchobj.exceptions import ConfigError
 from torchobj.urls import parse_url
 

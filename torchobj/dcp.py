@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch.distributed
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 
 from torchobj.checkpoint.dcp.object_names import rank_prefix
-from torchobj.checkpoint.dcp.storage import StorageReader, StorageWriter
+from torchobj.checkpoint.dcp.storage import CheckpointStorage, StorageReader, StorageWriter
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store import Store
 from torchobj.store.file_objects import ObjectWriter, open_reader
-from torchobj.urls import parse_url
+from torchobj.urls import Url, parse_url
 
 __all__ = [
     "BinaryPrefixStrategy",
@@ -65,7 +66,7 @@ class NumericPrefixStrategy(S3PrefixStrategyBase):
     """`<number>/epoch_<epoch>/__<rank>_`: numbers with their digits reversed, so that the first digits differ.
 
     Args:
-        base: 2 or 16, or another base that `_format_number` writes.
+        base: Base of the numbers, 2 to 36.
         epoch_num: Epoch in the prefix; None omits it.
         min_prefix_length: Minimum number of digits.
         prefix_count: Number of different prefixes; None uses the number of ranks.
@@ -86,13 +87,9 @@ class NumericPrefixStrategy(S3PrefixStrategyBase):
         self.base = base
         self.epoch_num = epoch_num
         self.min_prefix_len = min_prefix_length
-        self.prefix_count = prefix_count or self._rank_count()
-        self.prefix_map = self._generate_prefix_map()
-
-    @staticmethod
-    def _rank_count() -> int:
         is_running = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return torch.distributed.get_world_size() if is_running else 1
+        self.prefix_count = prefix_count or (torch.distributed.get_world_size() if is_running else 1)
+        self.prefix_map = self._generate_prefix_map()
 
     def generate_prefix(self, rank: int) -> str:
         """Returns the prefix of the files of `rank`."""
@@ -105,9 +102,9 @@ class NumericPrefixStrategy(S3PrefixStrategyBase):
         length = max(length, self.min_prefix_len)
         return [self._format_number(number, length)[::-1] for number in range(self.prefix_count)]
 
-    @abstractmethod
     def _format_number(self, number: int, length: int) -> str:
         """Returns the number with `length` digits."""
+        return numpy.base_repr(number, self.base).lower().zfill(length)
 
 
 class BinaryPrefixStrategy(NumericPrefixStrategy):
@@ -118,9 +115,6 @@ class BinaryPrefixStrategy(NumericPrefixStrategy):
     ) -> None:
         super().__init__(2, epoch_num, min_prefix_length, prefix_count)
 
-    def _format_number(self, number: int, length: int) -> str:
-        return format(number, f"0{length}b")
-
 
 class HexPrefixStrategy(NumericPrefixStrategy):
     """A `NumericPrefixStrategy` of hexadecimal numbers."""
@@ -129,9 +123,6 @@ class HexPrefixStrategy(NumericPrefixStrategy):
         self, epoch_num: int | None = None, min_prefix_length: int = 10, prefix_count: int | None = None
     ) -> None:
         super().__init__(16, epoch_num, min_prefix_length, prefix_count)
-
-    def _format_number(self, number: int, length: int) -> str:
-        return format(number, f"0{length}x")
 
 
 class RoundRobinPrefixStrategy(S3PrefixStrategyBase):
@@ -180,16 +171,20 @@ class S3FileSystem(FileSystemBase):
             raise ConfigError(f"s3_client={s3_client!r}: must be None; settings go to s3client_config")
         self._config = store_config(s3client_config, region)
 
+    def _store(self, path: str | os.PathLike[str]) -> tuple[Store, Url]:
+        url = parse_url(os.fspath(path), ("s3",))
+        return Store(url.base, config=resolved(str(url), self._config)), url
+
     def _object(self, path: str | os.PathLike[str]) -> tuple[Store, str]:
         """Returns the store and the key of an object.
 
         Raises:
             ConfigError: `path` is not the URL of an object.
         """
-        url = parse_url(os.fspath(path), ("s3",))
+        store, url = self._store(path)
         if not url.key or url.key.endswith("/"):
             raise ConfigError(f"path={os.fspath(path)!r}: must be the URL of one object, as s3://bucket/folder/file")
-        return Store(url.base, config=resolved(str(url), self._config)), url.key
+        return store, url.key
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
@@ -241,9 +236,9 @@ class S3FileSystem(FileSystemBase):
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
         """Returns the URLs of the objects and folders directly in a folder; none if it does not exist."""
-        url = parse_url(os.fspath(path), ("s3",))
+        store, url = self._store(path)
         folder = f"{url.key.rstrip('/')}/" if url.key else ""
-        pages = list(Store(url.base, config=resolved(str(url), self._config)).list(folder, "/").pages())
+        pages = list(store.list(folder, "/").pages())
         names = [info.key for page in pages for info in page.objects if info.key != folder]
         return [f"{url.base}/{name}" for name in sorted([*names, *(name for page in pages for name in page.prefixes)])]
 
@@ -262,7 +257,18 @@ class S3FileSystem(FileSystemBase):
         return S3StorageWriter.validate_checkpoint_id(checkpoint_id)
 
 
-class S3StorageWriter(StorageWriter):
+class _S3Storage(CheckpointStorage):
+    """What both have in common."""
+
+    _schemes = ("s3",)
+
+    @property
+    def path(self) -> str:
+        """URL of the checkpoint."""
+        return self.checkpoint_id
+
+
+class S3StorageWriter(_S3Storage, StorageWriter):
     """Saves distributed checkpoints to S3: a `torchobj.checkpoint.StorageWriter` with s3torchconnector's signature.
 
     `fs` is an `S3FileSystem` with the same settings, and `path` the URL of the checkpoint.
@@ -280,13 +286,6 @@ class S3StorageWriter(StorageWriter):
         ConfigError: `path` is not an `s3://` URL, or the arguments name extensions or a format other than torch.save.
         TypeError: An argument is unknown.
     """
-
-    _schemes = ("s3",)
-
-    @property
-    def path(self) -> str:
-        """URL of the checkpoint."""
-        return self.checkpoint_id
 
     def __init__(
         self,
@@ -318,7 +317,7 @@ class S3StorageWriter(StorageWriter):
         )
 
 
-class S3StorageReader(StorageReader):
+class S3StorageReader(_S3Storage, StorageReader):
     """Loads distributed checkpoints from S3: a `torchobj.checkpoint.StorageReader` with s3torchconnector's signature.
 
     `fs` is an `S3FileSystem` with the same settings, and `path` the URL of the checkpoint.
@@ -332,13 +331,6 @@ class S3StorageReader(StorageReader):
     Raises:
         ConfigError: `path` is not an `s3://` URL.
     """
-
-    _schemes = ("s3",)
-
-    @property
-    def path(self) -> str:
-        """URL of the checkpoint."""
-        return self.checkpoint_id
 
     def __init__(
         self,

@@ -85,12 +85,10 @@ class LookaheadCallback(TrainerCallback):
         next(self._rest, None)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        """Releases the loader of the evaluation, which has ended."""
+        """Releases the loader of the evaluation or prediction, which has ended."""
         self._evaluated, self._rest = None, iter(())
 
-    def on_predict(self, *_: Any, **__: Any) -> None:
-        """Releases the loader of the prediction, which has ended."""
-        self._evaluated, self._rest = None, iter(())
+    on_predict = on_evaluate
 
 
 def _rest_of(loader: Any) -> Iterator[Any]:
