@@ -44,7 +44,7 @@ def _digest(value: Any, outer: tuple[int, ...]) -> bytes:
     kind = type(value)
     if id(value) in outer:
         # It contains itself.
-        return _hashed([b"outer", str(outer.index(id(value))).encode()])
+        return _hashed("outer", [str(outer.index(id(value))).encode()])
     outer = (*outer, id(value))
     parts: Iterable[Any]
     if kind in _BY_REPR:
@@ -71,21 +71,17 @@ def _digest(value: Any, outer: tuple[int, ...]) -> bytes:
         parts = [f"{value.__module__}.{value.__qualname__}".encode()]
     else:
         parts = _parts_of_object(value, outer)
-    return _hashed([f"{kind.__module__}.{kind.__qualname__}".encode(), *_sized(parts)])
+    return _hashed(f"{kind.__module__}.{kind.__qualname__}", parts)
 
 
-def _hashed(parts: Iterable[Any]) -> bytes:
+def _hashed(kind: str, parts: Iterable[Any]) -> bytes:
     # 1.3 GB/s on CPUs with SHA instructions.
-    found = hashlib.sha256()
+    found = hashlib.sha256(kind.encode())
     for part in parts:
+        # A name of a type has no null character, and each length has one: all inputs of a digest can be told apart.
+        found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return found.digest()
-
-
-def _sized(parts: Iterable[Any]) -> Iterator[Any]:
-    for part in parts:
-        yield len(part).to_bytes(8, "little")
-        yield part
 
 
 def _parts_of_tensor(tensor: torch.Tensor) -> Iterator[Any]:

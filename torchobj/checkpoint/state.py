@@ -355,8 +355,8 @@ def _are_same(states: list[Any]) -> bool:
     """Returns whether states are equal except for their rank."""
     try:
         return len({digest_of(_without_rank(state)) for state in states}) == 1
-    except RecursionError:
-        # One contains itself.
+    except (RuntimeError, TypeError, ValueError):
+        # States that cannot be compared, such as one that contains itself, count as different.
         return False
 
 
