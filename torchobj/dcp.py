@@ -297,7 +297,6 @@ class S3StorageWriter(_S3Storage, StorageWriter):
         **kwargs: Any,
     ) -> None:
         self.fs = S3FileSystem(region, s3client_config=s3client_config)
-        parse_url(path, ("s3",))
         overwrite = kwargs.pop("overwrite", True)
         extensions, form = kwargs.pop("_extensions", None), kwargs.pop("serialization_format", None)
         if extensions:
@@ -340,6 +339,4 @@ class S3StorageReader(_S3Storage, StorageReader):
         reader_constructor: Any = None,  # noqa: ARG002  part of the signature
     ) -> None:
         self.fs = S3FileSystem(region, s3client_config=s3client_config)
-        url = os.fspath(path)
-        parse_url(url, ("s3",))
-        super().__init__(url, config=s3client_config, region=region)
+        super().__init__(os.fspath(path), config=s3client_config, region=region)

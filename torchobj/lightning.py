@@ -112,7 +112,7 @@ class ObjectCheckpointIO(_Base):
         if self._is_local(path):
             _torch_checkpoint_io().save_checkpoint(checkpoint, path)
             return
-        url = self._url(path)
+        url = self._parsed(path)
         try:
             save(checkpoint, str(url), config=self._config)
         finally:
@@ -146,7 +146,7 @@ class ObjectCheckpointIO(_Base):
         if weights_only is None:
             weights_only = _is_weights_only_by_default()
         try:
-            checkpoint = load(str(self._url(path)), location, weights_only, config=self._config)
+            checkpoint = load(str(self._parsed(path)), location, weights_only, config=self._config)
         except CheckpointError as error:
             if weights_only and "weights_only" in str(error):
                 raise CheckpointError(f"{error} (for a Trainer: fit(..., weights_only=False))") from error.__cause__
@@ -215,13 +215,6 @@ class ObjectCheckpointIO(_Base):
 
     def _parsed(self, path: Any) -> Url:
         return parse_url(_text(path), self._schemes)
-
-    def _url(self, path: Any) -> Url:
-        """Returns the URL of an object for a path of Lightning."""
-        url = self._parsed(path)
-        if not url.key.strip("/"):
-            raise ConfigError(f"path={os.fspath(path)!r}: names no object, expected {url.base}/key")
-        return url
 
 
 class S3LightningCheckpoint(ObjectCheckpointIO):

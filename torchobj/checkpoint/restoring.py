@@ -69,12 +69,12 @@ def restore_file(
             try:
                 load(url, None, weights_only, list(in_place), into=memory, config=config)
             except ConfigError as error:
-                # A module casts values of another dtype, and ranks may have tensors of their own. Other differences are
-                # reported below.
+                # A module casts values of another dtype, and ranks may have tensors of their own; `_check` reports
+                # other differences.
                 logger.debug("%s: not read in place: %s", source, error)
                 memory = _load_entries(url, config, in_place, weights_only=weights_only, source=source)
                 memory = own_state(memory, ranks, source)
-            _check(in_place, memory, source)
+                _check(in_place, memory, source)
             loaded |= memory
         _assign(into, loaded, source)
 

@@ -93,6 +93,7 @@ class CheckpointStorage:
     def _dir(self, url: str | os.PathLike[str]) -> CheckpointDir:
         if not isinstance(url, str):
             raise ConfigError(f"checkpoint_id={url!r}: must be a URL as a str; a path would lose one of its slashes")
+        parse_url(url, self._schemes)
         return CheckpointDir(url, self._config)
 
 
