@@ -71,10 +71,10 @@ def divided(counts: Order, world_size: int, uneven: str) -> Division:
     return Division(samples, samples // world_size if uneven == "drop" else -(-samples // world_size))
 
 
-def stretch(order: Order, counts: Order, shard: Shard, division: Division) -> list[Segment]:
-    """The part of one worker when the samples of all units, in this order, are divided into equal stretches.
+def equal_segments(order: Order, counts: Order, shard: Shard, division: Division) -> list[Segment]:
+    """The part of one worker when the samples of all units, in this order, are divided into equal segments.
 
-    Each rank gets one stretch, which its workers divide in turn; a unit may be cut. Positions beyond the end continue
+    Each rank gets one segment, which its workers divide in turn; a unit may be cut. Positions beyond the end continue
     at the start of the order.
     """
     begin, end = _part(division.per_rank, shard)

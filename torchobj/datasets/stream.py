@@ -18,7 +18,17 @@ from torchobj.datasets.failures import SKIPPED, Failure, OnIterableError, add_sa
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.passes import PassDataset, Progress
 from torchobj.datasets.sample_ranks import SampleRanks
-from torchobj.datasets.sharding import Division, Order, Segment, Shard, divided, in_order, resampled, shuffled, stretch
+from torchobj.datasets.sharding import (
+    Division,
+    Order,
+    Segment,
+    Shard,
+    divided,
+    equal_segments,
+    in_order,
+    resampled,
+    shuffled,
+)
 from torchobj.datasets.shuffle_buffer import ShuffleBuffer
 from torchobj.manifest import Manifest
 from torchobj.urls import parse_url
@@ -197,7 +207,7 @@ class StreamDataset(PassDataset[Sample_co]):
         self._log_division(shard, division)
         if self.uneven == "resample":
             return resampled(counts, shard, division, self.seed, epoch) if division.samples else []
-        return stretch(order, counts, shard, division)
+        return equal_segments(order, counts, shard, division)
 
     def _warn_of_uneven_shards(self, shard: Shard, units: int) -> None:
         parts = shard.world_size * shard.workers
