@@ -140,7 +140,7 @@ class Bench(contextlib.ExitStack):
                 counts[case.family.size] = max(counts.get(case.family.size, 0), case.family.count)
         found = self.enter_context(origin.running(delay_ms))
         found.fill([Family(size, count) for size, count in counts.items()])
-        if any(case.kind == "load" for case in self._chosen):
+        if any(case.kind == "load" and case.delay_ms == delay_ms for case in self._chosen):
             states.prepare(self._savers, found.memory, STATES, _STATE_KEY)
         return found
 
