@@ -142,6 +142,7 @@ class Bench(contextlib.ExitStack):
         found.fill([Family(size, count) for size, count in counts.items()])
         if any(case.kind == "load" and case.delay_ms == delay_ms for case in self._chosen):
             states.prepare(self._savers, found.memory, STATES, _STATE_KEY)
+            found.add_checksums([_STATE_KEY, states.WARM_KEY])
         return found
 
     def _bucket(self, name: str, bucket: str, delay_ms: int = 0) -> Location:

@@ -89,12 +89,9 @@ def measure(run: Accelerators, feed: Feed) -> Found:
     with ProcessPoolExecutor(ranks, context, _enter, (feed, context.Barrier(ranks))) as pool:
         futures = [pool.submit(_rank, run, rank) for rank in range(ranks)]
     # The first rank to fail broke the barrier of the others.
-    for error in sorted(filter(None, (future.exception() for future in futures)), key=_is_broken_barrier):
-        raise error
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
     running_s = [future.result() for future in futures]
     au = statistics.mean(run.steps * run.batch_s / each_s for each_s in running_s)
     return Found(ranks, au, sum(run.steps * run.plan.batch / each_s for each_s in running_s))
-
-
-def _is_broken_barrier(error: BaseException) -> bool:
-    return isinstance(error, threading.BrokenBarrierError)

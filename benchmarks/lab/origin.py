@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -50,11 +50,15 @@ class Origin:
         return lab_location(bucket, self.port, counts=True, scheme=self.scheme)
 
     def fill(self, families: Sequence[Family]) -> None:
-        """Writes objects to the bucket that keeps them. Their checksums are computed now, not in a measurement."""
+        """Writes objects to the bucket that keeps them."""
         with progress(f"writing {sum(family.count for family in families)} objects to the origin"):
             upload(self.memory, families)
-            for name in (name for family in families for name in family.names()):
-                _read(self.memory, f"/storage/v1/b/memory/o/{quote(name, safe='')}")
+            self.add_checksums(name for family in families for name in family.names())
+
+    def add_checksums(self, keys: Iterable[str]) -> None:
+        """Computes those that Google Cloud Storage has of objects in memory, before a measurement does."""
+        for key in keys:
+            _read(self.memory, f"/storage/v1/b/memory/o/{quote(key, safe='')}")
 
 
 def _read(location: Location, path: str) -> str:

@@ -4,6 +4,7 @@
  * kept, otherwise what the client sent, if it did; that of a composed object follows from those of its sources.
  */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,20 +76,27 @@ static uint32_t shifted(uint32_t crc, long length) {
     return crc;
 }
 
-/* Whether the CRC32C of a blob is known, which is computed at its first use if its bytes are kept. */
-static int sum(struct blob *blob) {
+static void compute(struct blob *blob) {
     uint32_t table[256], crc = ~0u;
-    if (blob->is_summed || blob->file < 0) return blob->is_summed;
     for (uint32_t i = 0; i < 256; i++) {
         table[i] = i;
         for (int bit = 0; bit < 8; bit++) table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0x82f63b78 : 0);
     }
     unsigned char *bytes = blob->size ? mmap(NULL, blob->size, PROT_READ, MAP_SHARED, blob->file, 0) : NULL;
-    if (bytes == MAP_FAILED) return 0;
+    if (bytes == MAP_FAILED) return;
     for (long i = 0; i < blob->size; i++) crc = crc >> 8 ^ table[(crc ^ bytes[i]) & 255];
     if (bytes) munmap(bytes, blob->size);
     blob->crc32c = ~crc;
-    return blob->is_summed = 1;
+    blob->is_summed = 1;
+}
+
+/* Whether the CRC32C of a blob is known. It is computed once, at its first use, if its bytes are kept. */
+static int sum(struct blob *blob) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    if (!blob->is_summed && blob->file >= 0) compute(blob);
+    pthread_mutex_unlock(&lock);
+    return blob->is_summed;
 }
 
 static const char base64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
