@@ -16,7 +16,7 @@ use torchobj_core::url::ObjectUrl;
 use crate::error::OrRaise;
 use crate::get_many::read_each;
 use crate::object_ref::readers;
-use crate::pages::{Listing, NextPage, own};
+use crate::pages::{NextPage, Paged, own};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
@@ -324,7 +324,7 @@ struct ManifestPageState {
     listed: ManifestListing,
 }
 
-impl Listing for ManifestPageState {
+impl Paged for ManifestPageState {
     type Page = Manifest;
 
     async fn next(&mut self) -> Result<(Option<Manifest>, bool)> {

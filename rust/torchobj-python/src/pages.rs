@@ -15,8 +15,8 @@ use crate::arrow;
 use crate::error::OrRaise;
 use crate::wait::wait;
 
-/// A listing and its position.
-pub(crate) trait Listing: Sized + Send + 'static {
+/// Pages of a listing or of HEAD requests, and a position among them.
+pub(crate) trait Paged: Sized + Send + 'static {
     type Page: Send + 'static;
 
     /// Requests the next page. Advances the position. Returns `None` at the end, and whether another page may follow.
@@ -24,10 +24,10 @@ pub(crate) trait Listing: Sized + Send + 'static {
 }
 
 /// A listing, and the result of its next request.
-type Requested<L> = (L, Result<(Option<<L as Listing>::Page>, bool)>);
+type Requested<L> = (L, Result<(Option<<L as Paged>::Page>, bool)>);
 
 /// A listing. After its second page, the next one is requested in the background: a caller may need the first page only.
-pub(crate) enum NextPage<L: Listing> {
+pub(crate) enum NextPage<L: Paged> {
     Unused(L),
     /// After the first page.
     Used(L),
@@ -35,7 +35,7 @@ pub(crate) enum NextPage<L: Listing> {
     Ended,
 }
 
-impl<L: Listing> NextPage<L> {
+impl<L: Paged> NextPage<L> {
     fn request(mut listing: L) -> Task<Requested<L>> {
         Task::spawn(async move {
             let page = listing.next().await;
@@ -69,13 +69,13 @@ impl<L: Listing> NextPage<L> {
 }
 
 /// The next page of a listing of this process.
-pub(crate) fn own<L: Listing>(next: &mut Local<NextPage<L>>) -> PyResult<&mut NextPage<L>> {
+pub(crate) fn own<L: Paged>(next: &mut Local<NextPage<L>>) -> PyResult<&mut NextPage<L>> {
     let inherited = || PyRuntimeError::new_err("this listing belongs to the parent of this forked process");
     next.get_mut().ok_or_else(inherited)
 }
 
 /// Exports the remaining pages as an Arrow stream. `push` appends a page to the columns.
-pub(crate) fn export<'py, L: Listing>(
+pub(crate) fn export<'py, L: Paged>(
     py: Python<'py>,
     next: &mut Local<NextPage<L>>,
     with_attributes: bool,
@@ -104,7 +104,7 @@ pub(crate) struct ListPages {
     next: Local<NextPage<ListStream>>,
 }
 
-impl Listing for ListStream {
+impl Paged for ListStream {
     type Page = ListPage;
 
     async fn next(&mut self) -> Result<(Option<ListPage>, bool)> {

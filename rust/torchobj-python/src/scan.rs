@@ -12,7 +12,7 @@ use torchobj_core::types::ObjectHead;
 
 use crate::attributes::Attributes;
 use crate::error::{OrRaise, exception};
-use crate::pages::{Listing, NextPage, export, own};
+use crate::pages::{NextPage, Paged, export, own};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
@@ -84,7 +84,7 @@ struct Heads {
     scan: Option<Scan>,
 }
 
-impl Listing for Heads {
+impl Paged for Heads {
     type Page = Vec<(String, ObjectHead)>;
 
     async fn next(&mut self) -> Result<(Option<Self::Page>, bool)> {

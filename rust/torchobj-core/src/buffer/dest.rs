@@ -8,9 +8,9 @@ use super::Memory;
 
 /// Counts the bytes that writers receive, so that a task can watch the rate.
 #[derive(Clone, Debug, Default)]
-pub struct Progress(Arc<AtomicU64>);
+pub struct ReceivedBytes(Arc<AtomicU64>);
 
-impl Progress {
+impl ReceivedBytes {
     /// Number of bytes received.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -31,7 +31,7 @@ pub struct Dest {
     /// Value of `filled` when the last part was split off.
     own_start: usize,
     /// Counts received bytes, if set.
-    progress: Option<Progress>,
+    progress: Option<ReceivedBytes>,
 }
 
 impl Dest {
@@ -77,7 +77,7 @@ impl Dest {
     }
 
     /// Counts the bytes received from now on in `progress`.
-    pub fn count_in(&mut self, progress: &Progress) {
+    pub fn count_in(&mut self, progress: &ReceivedBytes) {
         self.progress = Some(progress.clone());
     }
 
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn received_bytes_are_counted_once_in_every_part() {
         let (_pending, mut dest) = PendingBuffer::new(Memory::allocate(10).unwrap());
-        let progress = Progress::default();
+        let progress = ReceivedBytes::default();
         dest.count_in(&progress);
         let mut tail = dest.split_off(6);
         dest.fill(b"ab");

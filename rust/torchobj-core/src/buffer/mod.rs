@@ -19,7 +19,7 @@ mod pool;
 mod sealed_file;
 mod view;
 
-pub use dest::{Buffer, Dest, PendingBuffer, Progress};
+pub use dest::{Buffer, Dest, PendingBuffer, ReceivedBytes};
 pub use memory::Memory;
 #[cfg(target_os = "linux")]
 pub use sealed_file::SealedFile;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::buffer::{Dest, Memory, Progress};
+use crate::buffer::{Dest, Memory, ReceivedBytes};
 use crate::error::Result;
 use crate::store::GetResult;
 
@@ -44,7 +44,7 @@ pub trait Sink: Send + 'static {
     fn remaining(&self) -> usize;
 
     /// Counts the bytes that it receives from now on.
-    fn progress(&mut self) -> Progress;
+    fn progress(&mut self) -> ReceivedBytes;
 
     /// Whether received bytes can be discarded.
     const REWINDS: bool;
@@ -65,8 +65,8 @@ impl Sink for Dest {
         self.remaining()
     }
 
-    fn progress(&mut self) -> Progress {
-        let progress = Progress::default();
+    fn progress(&mut self) -> ReceivedBytes {
+        let progress = ReceivedBytes::default();
         self.count_in(&progress);
         progress
     }

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use super::counters::Counters;
 use super::journal::Journal;
 use super::local::in_place;
-use crate::buffer::{Memory, PendingBuffer, Progress};
+use crate::buffer::{Memory, PendingBuffer, ReceivedBytes};
 use crate::engine::Sink;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::store::GetResult;
@@ -43,7 +43,7 @@ pub(super) struct FileSink {
     digest: Option<Digest>,
     /// `filled` and `digest` before the current response.
     before: (usize, Option<Digest>),
-    progress: Progress,
+    progress: ReceivedBytes,
 }
 
 impl FileSink {
@@ -51,7 +51,7 @@ impl FileSink {
     pub(super) fn new(target: Arc<PartFile>, index: usize, start: u64, length: usize) -> Self {
         let digest = target.algorithm.map(Digest::new);
         let before = (0, digest);
-        Self { target, index, start, length, filled: 0, digest, before, progress: Progress::default() }
+        Self { target, index, start, length, filled: 0, digest, before, progress: ReceivedBytes::default() }
     }
 
     /// Number of the part, its length and its checksum; 0 without an algorithm.
@@ -92,8 +92,8 @@ impl Sink for FileSink {
         self.length - self.filled
     }
 
-    fn progress(&mut self) -> Progress {
-        self.progress = Progress::default();
+    fn progress(&mut self) -> ReceivedBytes {
+        self.progress = ReceivedBytes::default();
         self.progress.clone()
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::buffer::Progress;
+use crate::buffer::ReceivedBytes;
 
 /// Runs `future` for at most `limit`. Returns `None` if it did not complete by then.
 pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
@@ -81,7 +81,7 @@ impl fmt::Display for Stall {
 pub(crate) async fn until_stalled<T>(
     limit: Duration,
     min_bytes_per_s: u64,
-    progress: &Progress,
+    progress: &ReceivedBytes,
     transfer: impl Future<Output = T>,
 ) -> Result<T, Stall> {
     let min_bytes = min_bytes_per_s as f64 * limit.as_secs_f64();
@@ -151,9 +151,9 @@ mod tests {
     }
 
     /// Memory for a transfer, and a counter of the bytes received into it.
-    fn watched(len: usize) -> (Dest, Progress) {
+    fn watched(len: usize) -> (Dest, ReceivedBytes) {
         let (_, mut dest) = PendingBuffer::new(Memory::allocate(len).unwrap());
-        let progress = Progress::default();
+        let progress = ReceivedBytes::default();
         dest.count_in(&progress);
         (dest, progress)
     }

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::buffer::{Dest, Memory, PendingBuffer, Progress};
+use crate::buffer::{Dest, Memory, PendingBuffer, ReceivedBytes};
 use crate::crc32::Crc32;
 use crate::engine::Sink;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -72,7 +72,7 @@ pub(super) struct ScatterList {
     sums: Option<Vec<(usize, Crc32)>>,
     /// Size of the whole object, from its last response; 0 before the first.
     pub(super) size: u64,
-    progress: Progress,
+    progress: ReceivedBytes,
     url: Arc<str>,
 }
 
@@ -87,7 +87,7 @@ impl ScatterList {
             length,
             sums: checksum.then(Vec::new),
             size: 0,
-            progress: Progress::default(),
+            progress: ReceivedBytes::default(),
             url,
         }
     }
@@ -173,8 +173,8 @@ impl Sink for ScatterList {
         self.length - self.filled()
     }
 
-    fn progress(&mut self) -> Progress {
-        self.progress = Progress::default();
+    fn progress(&mut self) -> ReceivedBytes {
+        self.progress = ReceivedBytes::default();
         if let Some(strip) = &mut self.strip {
             strip.dest.count_in(&self.progress);
         }
