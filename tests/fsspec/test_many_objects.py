@@ -9,7 +9,7 @@ from fsspec.callbacks import Callback
 import torchobj
 import torchobj.files.transfers
 from torchobj import exceptions
-from torchobj.fsspec import ObjectFileSystem, concurrency
+from torchobj.fsspec import ObjectFileSystem
 from torchobj.store import reads
 
 
@@ -118,17 +118,6 @@ def test_pipe_raises_the_first_error(files):
     assert files.cat("many/b") == b"old"
     with pytest.raises(exceptions.ConfigError, match="path as <class 'list'>"):
         files.pipe(["many/a"], b"")
-
-
-def test_calls_that_did_not_start_are_not_made_after_an_error(monkeypatch):
-    monkeypatch.setattr(concurrency, "MAX_CALLS", 2)
-    made = []
-    outcomes = concurrency.concurrently(lambda item: made.append(item) or item / 0, range(100))
-    item, error = next(outcomes)
-    outcomes.close()
-    assert isinstance(error, ZeroDivisionError)
-    assert item in (0, 1)
-    assert len(made) <= 4
 
 
 def test_find_with_folders_is_one_listing(filled, monkeypatch):

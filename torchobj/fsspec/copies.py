@@ -7,8 +7,8 @@ from typing import Any
 import fsspec as package  # type: ignore[import-untyped]
 
 from torchobj.exceptions import ObjectNotFoundError
-from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import Plan
+from torchobj.store.concurrency import concurrently
 from torchobj.store.object_info import ObjectInfo
 
 __all__ = ["Copies"]

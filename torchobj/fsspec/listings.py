@@ -6,8 +6,8 @@ from typing import Any
 import fsspec as package  # type: ignore[import-untyped]
 
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
-from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.files import file_entry, folder_entry
+from torchobj.store.concurrency import concurrently
 
 __all__ = ["Listings"]
 

@@ -7,10 +7,10 @@ import fsspec as package  # type: ignore[import-untyped]
 
 from torchobj._torchobj import ObjectRef
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, RangeError
-from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import expanded
 from torchobj.fsspec.s3fs_options import check_current, written_attributes
 from torchobj.store import reads
+from torchobj.store.concurrency import concurrently
 
 __all__ = ["ManyObjects"]
 

@@ -12,9 +12,9 @@ from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
 from torchobj.exceptions import InvalidKeyError, ObjectNotFoundError
 from torchobj.files import transfers
-from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import Plan
 from torchobj.fsspec.s3fs_options import check_current, written_attributes
+from torchobj.store.concurrency import concurrently
 from torchobj.store.transfers import Progress
 
 __all__ = ["Transfers"]
