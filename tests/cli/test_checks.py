@@ -3,9 +3,8 @@
 import pytest
 
 import torchobj
-from torchobj.cli.bench import knee, suggestions
-from torchobj.cli.bench_levels import Level, measure
-from torchobj.cli.credential_sources import gcs_source, s3_source
+from torchobj.cli.bench import Level, knee, measure, suggestions
+from torchobj.cli.doctor import gcs_source, s3_source
 from torchobj.config import StoreConfig, config_file
 
 

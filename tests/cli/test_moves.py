@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli.test_transfers import files_of, tree
-from torchobj.cli import moving, transfer_run
+from torchobj.cli import transfer_run
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -188,7 +188,7 @@ def test_mv_keeps_a_source_whose_transfer_failed(cli, bucket, tree, control):
 
 
 def test_mv_keeps_a_source_that_changed_meanwhile(cli, bucket, tree, monkeypatch):
-    run_all = moving.run_all
+    run_all = transfer_run.run_all
 
     def change_afterwards(transfers, options, report):
         outcome = run_all(transfers, options, report)
@@ -197,7 +197,7 @@ def test_mv_keeps_a_source_that_changed_meanwhile(cli, bucket, tree, monkeypatch
         return outcome
 
     bucket.write("k", b"old")
-    monkeypatch.setattr(moving, "run_all", change_afterwards)
+    monkeypatch.setattr(transfer_run, "run_all", change_afterwards)
     assert "kept, because it changed" in cli.run("mv", f"{bucket.url}/k", tree / "k").stderr
     assert "kept, because it changed" in cli.run("mv", tree / "a.bin", f"{bucket.url}/a").stderr
     assert (tree / "a.bin").exists() and bucket.body("k") == b"new"
@@ -230,14 +230,14 @@ def test_mv_keeps_objects_of_a_scheme_alias_whose_transfer_failed(cli, bucket, t
 
 
 def test_mv_keeps_a_source_whose_copy_another_writer_replaced(cli, bucket, tree, monkeypatch):
-    run_all = moving.run_all
+    run_all = transfer_run.run_all
 
     def replace_afterwards(transfers, options, report):
         outcome = run_all(transfers, options, report)
         bucket.write("k", b"z" * 500)
         return outcome
 
-    monkeypatch.setattr(moving, "run_all", replace_afterwards)
+    monkeypatch.setattr(transfer_run, "run_all", replace_afterwards)
     assert "kept, because another writer" in cli.run("mv", tree / "a.bin", f"{bucket.url}/k").stderr
     assert (tree / "a.bin").exists()
 

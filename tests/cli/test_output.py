@@ -11,8 +11,7 @@ from rich.console import Console
 from torchobj import exceptions
 from torchobj.cli import progress
 from torchobj.cli.bars import bars, updates
-from torchobj.cli.errors import CommandError, described
-from torchobj.cli.options import start_logging
+from torchobj.cli.options import CommandError, described, start_logging
 from torchobj.cli.output import age_s, duration, escaped, human_size
 from torchobj.cli.targets import parse_target
 from torchobj.files import Progress

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.test_moves import synced
 from tests.cli.test_transfers import files_of, tree
-from torchobj.cli.content_types import guessed_type, types_by_end
+from torchobj.cli.transfer_run import guessed_type, types_by_end
 
 pytestmark = pytest.mark.providers("s3", "gs")
 

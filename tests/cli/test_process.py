@@ -37,7 +37,7 @@ def test_ls_imports_neither_torch_nor_rich_nor_other_commands(cli, bucket):
     )
     done = subprocess.run([sys.executable, "-c", script, bucket.url], cwd=ROOT, capture_output=True, text=True)
     modules = set(done.stderr.split())
-    assert "torchobj.cli.listing" in modules and " k" in done.stdout
+    assert "torchobj.cli.objects" in modules and " k" in done.stdout
     assert not modules & {
         "torch",
         "numpy",

@@ -1,8 +1,10 @@
 """The command line `torchobj`, also `python -m torchobj`. Needs click and rich: `pip install 'torchobj[cli]'`.
 
-`program` is the entry point: it finds commands, and turns errors into one line and an exit code. `options` are those of
-every command, `targets` parses URLs, paths and globs, `output` prints rows and JSON. The other modules are the
-commands, each imported when it is called. Nothing here imports torch; rich is imported for progress bars only.
+`program` is the entry point and has the table of commands. `options` are those of every command, and the errors that
+end one; `targets` parses URLs, paths and globs, `output` prints rows and JSON, `progress` the progress, by `bars` on a
+terminal. `objects` lists and reads, `removing` deletes; `transfers` copies, moves and synchronizes what `transfer_plan`
+selects, by `transfer_run`; `datasets` prepares manifests and shards; `checkpoints`, `bench` and `doctor` are commands.
+Each is imported when it is called. Nothing imports torch; rich is imported for progress bars only.
 """
 
 import sys

@@ -16,8 +16,6 @@ from rich.text import Text
 from torchobj.cli.output import duration, escaped, human_size
 from torchobj.store.transfers import Progress
 
-__all__ = ["bar", "bars", "updates"]
-
 #: Width of a bar, and the least width with which it is shown.
 _WIDTH, _LEAST_WIDTH = 24, 6
 #: Width of the numbers of most transfers, with and without files; it keeps the bar from moving with their digits.

@@ -8,14 +8,10 @@ import click
 from torchobj.checkpoint import leftovers as leftover_data
 from torchobj.checkpoint.commit_format import Commit
 from torchobj.checkpoint.commits import Commits
-from torchobj.cli.errors import CommandError
-from torchobj.cli.options import Command, Settings, age_option, settings, shared_options
-from torchobj.cli.output import counted, human_size, print_json, print_line, shown, time_shown
+from torchobj.cli.options import Command, CommandError, Settings, age_option, settings, shared_options
+from torchobj.cli.output import counted, human_size, print_line, shown, time_shown
 from torchobj.cli.removing import confirm
-from torchobj.cli.targets import parse_target
-from torchobj.cli.url_argument import URL
-
-__all__ = ["checkpoints"]
+from torchobj.cli.targets import URL, parse_target
 
 
 @click.group(
@@ -42,10 +38,8 @@ def steps(url: str) -> None:
         raise _none(commits)
     for step in committed:
         commit = known.get(step)
-        if chosen.json:
-            print_json({"step": step} if commit is None else _fields(commit))
-        else:
-            print_line(f"{step:>12}  " + ("commit object cannot be read" if commit is None else _row(commit)))
+        fields = {"step": step} if commit is None else _fields(commit)
+        chosen.show(fields, f"{step:>12}  " + ("commit object cannot be read" if commit is None else _row(commit)))
 
 
 @checkpoints.command(cls=Command)
@@ -56,10 +50,7 @@ def latest(url: str) -> None:
     step = max(commits.versions(), default=None)
     if step is None:
         raise _none(commits)
-    if settings().json:
-        print_json({"step": step})
-    else:
-        print_line(str(step))
+    settings().show({"step": step}, str(step))
 
 
 @checkpoints.command(cls=Command)
@@ -72,10 +63,7 @@ def metrics(url: str, step: int | None) -> None:
     if not found:
         raise (_none(commits) if step is None else _not_committed(commits, step))
     for commit in found:
-        if chosen.json:
-            print_json({"step": commit.step, "metrics": _numbers(commit)})
-        else:
-            print_line(f"{commit.step:>12}  {_metrics(commit)}")
+        chosen.show({"step": commit.step, "metrics": _numbers(commit)}, f"{commit.step:>12}  {_metrics(commit)}")
 
 
 @checkpoints.command(cls=Command)
@@ -129,10 +117,7 @@ def delete(url: str, steps: tuple[int, ...], *, yes: bool, dry_run: bool) -> Non
         if not dry_run:
             commits.delete_step(step)
         action = "would delete" if dry_run else "delete"
-        if chosen.json:
-            print_json({"action": action, "step": step})
-        else:
-            print_line(f"{action} step {step}")
+        chosen.show({"action": action, "step": step}, f"{action} step {step}")
 
 
 def _none(commits: Commits) -> CommandError:
@@ -171,11 +156,9 @@ def _fields(commit: Commit) -> dict[str, Any]:
 
 
 def _report(chosen: Settings, item: leftover_data.Leftover, action: str) -> None:
-    if chosen.json:
-        modified = None if item.modified is None else item.modified.isoformat()
-        is_upload = item.upload is not None
-        fields = {"key": item.key, "step": item.step, "size": item.size, "modified": modified, "upload": is_upload}
-        print_json({"action": action, **fields})
-        return
-    size = "upload" if item.upload is not None else human_size(item.size)
-    print_line(f"{action}  {time_shown(item.modified)}  {size:>10}  step {item.step}  {shown(item.key)}")
+    modified = None if item.modified is None else item.modified.isoformat()
+    is_upload = item.upload is not None
+    fields = {"key": item.key, "step": item.step, "size": item.size, "modified": modified, "upload": is_upload}
+    size = "upload" if is_upload else human_size(item.size)
+    text = f"{action}  {time_shown(item.modified)}  {size:>10}  step {item.step}  {shown(item.key)}"
+    chosen.show({"action": action, **fields}, text)

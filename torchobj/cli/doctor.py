@@ -1,21 +1,73 @@
-"""`torchobj doctor`: checks the machine and a store, and says what to change."""
+"""`torchobj doctor`: checks the machine and a store, and says what to change.
 
-from collections.abc import Iterator
+The checks of the machine send no request. Where credentials come from is found in the order in which the SDKs look, in
+the environment and files only, without the metadata service of a machine; no values are shown. The checks of a store
+are its address, its clock, and one request of each kind.
+"""
+
+import configparser
+import http.client
+import json
+import os
+import platform
+import resource
+import secrets
+import socket
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import click
 
-from torchobj.cli.checks import Check
-from torchobj.cli.credential_sources import gcs_source, s3_source
-from torchobj.cli.machine_checks import machine_checks
-from torchobj.cli.options import Command, fail_with, settings
-from torchobj.cli.output import escaped, print_json, print_line
-from torchobj.cli.store_checks import store_checks
-from torchobj.cli.targets import parse_target
-from torchobj.cli.url_argument import URL
-
-__all__ = ["doctor"]
+from torchobj import _torchobj
+from torchobj.cli.options import Command, described, next_step, settings
+from torchobj.cli.output import counted, duration, escaped, human_size
+from torchobj.cli.targets import URL, parse_target
+from torchobj.config import GCSOptions, S3Options, StoreConfig, config_file
+from torchobj.datasets.memory_budget import budget_bytes
+from torchobj.exceptions import ConfigError, RangeError, StoreError, TorchobjError
+from torchobj.store import ObjectInfo, Store
+from torchobj.urls import Url, shown_url
 
 _MARKS = {"ok": "ok", "note": "-", "warning": "!", "failed": "FAILED"}
+
+#: Descriptors of a loader with many connections and workers, with a margin.
+_FILES = 4096
+#: PyTorch workers pass batches through `/dev/shm`. Docker's default is 64 MiB (docs, `docker run --shm-size`).
+_SHARED_BYTES = 1 << 30
+
+_SHM = "/dev/shm"  # noqa: S108  it is only measured
+
+#: AWS refuses signatures that are older than 15 minutes (S3 API reference, RequestTimeTooSkewed); torchobj corrects the
+#: time that it signs with. Credentials and certificates expire by the clock of the machine.
+_SKEW_S = 60.0
+_LIMIT_S = 5.0
+_READ_BYTES = 1 << 20
+_EXPECTED = "expected http://host:port; special characters of a password are written as %2F"
+#: Name of the temporary object, before a nonce.
+_PROBE = ".torchobj-doctor-"
+
+
+class Check(NamedTuple):
+    """What a check found."""
+
+    name: str
+    """What was checked."""
+    state: Literal["ok", "note", "warning", "failed"]
+    """`note`: a fact; `warning`: works, but may become a problem; `failed`: does not work."""
+    found: str
+    """What was found, with numbers and without secrets."""
+    advice: str = ""
+    """The next step."""
 
 
 @click.command(cls=Command, short_help="Check credentials, endpoint, clock and limits.")
@@ -29,18 +81,16 @@ def doctor(url: str | None, *, write: bool) -> None:
     failed = False
     for check in _checks(url, write=write):
         failed |= check.state == "failed"
-        if chosen.json:
-            print_json(check._asdict())
-        else:
-            print_line(f"{_MARKS[check.state]:>6}  {check.name:<18}  {escaped(check.found)}")
-            if check.advice and check.state != "ok":
-                print_line(f"{'':>6}  {'':<18}  -> {escaped(check.advice)}")
+        text = f"{_MARKS[check.state]:>6}  {check.name:<18}  {escaped(check.found)}"
+        if check.advice and check.state != "ok":
+            text += f"\n{'':>6}  {'':<18}  -> {escaped(check.advice)}"
+        chosen.show(check._asdict(), text)
     if failed:
-        fail_with()
+        raise click.exceptions.Exit(1)
 
 
 def _checks(url: str | None, *, write: bool) -> Iterator[Check]:
-    yield from machine_checks()
+    yield from _machine_checks()
     if url is None:
         yield Check("store", "note", "not checked: no URL was given")
         return
@@ -50,4 +100,386 @@ def _checks(url: str | None, *, write: bool) -> Iterator[Check]:
         yield s3_source(store.config.s3)
     elif target.url.scheme == "gs":
         yield gcs_source(store.config.gcs)
-    yield from store_checks(target.url, store, prefix, write=write)
+    yield from _store_checks(target.url, store, prefix, write=write)
+
+
+def _machine_checks() -> Iterator[Check]:
+    """Checks the machine."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    versions = f"torchobj {_torchobj.__version__}, Python {platform.python_version()}, torch {_version('torch')}"
+    yield Check("versions", "note", f"{versions}, {system}, {os.cpu_count()} cores")
+    yield _configuration()
+    yield _files()
+    yield _locked_memory()
+    yield _shared_memory()
+    yield _memfd()
+    yield _budget()
+
+
+def _version(package: str) -> str:
+    # Without importing the package.
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "is not installed"
+
+
+def _configuration() -> Check:
+    path = os.environ.get(config_file.VARIABLE)
+    if not path:
+        return Check("configuration file", "note", f"none; {config_file.VARIABLE} is not set")
+    try:
+        file = config_file.current()
+    except ConfigError as error:
+        return Check("configuration file", "failed", str(error))
+    prefixes = ", ".join(map(str, file.settings)) if file is not None else ""
+    return Check("configuration file", "ok", f"{path} applies to {prefixes or 'no prefix'}")
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def _files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"{_limit(soft)} files, may be raised to {_limit(hard)}"
+    if soft != resource.RLIM_INFINITY and soft < _FILES:
+        advice = f"`ulimit -n {_FILES}`: connections and DataLoader workers need descriptors"
+        return Check("open files", "warning", found, advice)
+    return Check("open files", "ok", found)
+
+
+def _locked_memory() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    shown = [_limit(value) if value == resource.RLIM_INFINITY else human_size(value) for value in (soft, hard)]
+    # CUDA pins memory by its driver, which this limit does not cover.
+    return Check("locked memory", "note", f"{shown[0]}, may be raised to {shown[1]}; torchobj locks none")
+
+
+def _shared_memory() -> Check:
+    try:
+        state = os.statvfs(_SHM)
+    except OSError as error:
+        advice = "DataLoader workers of torch need it to pass batches"
+        return Check(_SHM, "warning", f"{error.strerror}", advice)
+    total, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+    found = f"{human_size(free)} free of {human_size(total)}"
+    if free < _SHARED_BYTES:
+        advice = "DataLoader workers that return tensors may fail: `docker run --shm-size=8g`, or an emptyDir in memory"
+        return Check(_SHM, "warning", found, advice)
+    return Check(_SHM, "ok", found)
+
+
+def _memfd() -> Check:
+    if not hasattr(os, "memfd_create"):
+        return Check("memfd", "warning", f"{sys.platform} has none", "workers read by themselves, without look-ahead")
+    try:
+        number = os.memfd_create("torchobj-doctor")
+        try:
+            os.ftruncate(number, 1 << 20)
+            os.pwrite(number, b"x", (1 << 20) - 1)
+        finally:
+            os.close(number)
+    except OSError as error:
+        advice = "the look-ahead of loaders needs it: allow memfd_create in the sandbox"
+        return Check("memfd", "failed", str(error.strerror), advice)
+    return Check("memfd", "ok", "can be created")
+
+
+def _budget() -> Check:
+    try:
+        return Check("memory budget", "note", f"{human_size(budget_bytes())} per rank for objects that are read ahead")
+    except ConfigError as error:
+        return Check("memory budget", "failed", str(error))
+
+
+def _file(environ: Mapping[str, str], variable: str, default: str) -> Path:
+    return Path(environ.get(variable) or default).expanduser()
+
+
+def _section(path: Path, *names: str) -> dict[str, str]:
+    """The first section of an INI file that exists."""
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read_string(path.read_text())
+    except (OSError, ValueError, configparser.Error):
+        return {}
+    return next((dict(parser[name]) for name in names if parser.has_section(name)), {})
+
+
+def s3_source(options: S3Options, environ: Mapping[str, str] = os.environ) -> Check:
+    """Where the credentials of S3 come from: the first source of the chain of the AWS SDKs that is configured."""
+    if options.anonymous:
+        return Check("credentials", "note", "none are used: requests are not signed")
+    if options.credential_provider is not None:
+        return Check("credentials", "ok", "from a credential_provider")
+    # Keys in the environment take precedence over AWS_PROFILE, but not over the option.
+    if options.profile is None and environ.get("AWS_ACCESS_KEY_ID") and environ.get("AWS_SECRET_ACCESS_KEY"):
+        token = "with" if environ.get("AWS_SESSION_TOKEN") else "without"
+        return Check("credentials", "ok", f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, {token} AWS_SESSION_TOKEN")
+    profile = options.profile or environ.get("AWS_PROFILE") or "default"
+    if found := _of_profile(profile, environ):
+        return Check("credentials", "ok", found)
+    named = options.profile or environ.get("AWS_PROFILE")
+    if named:
+        files = f"{_credentials_file(environ)} and {_config_file(environ)}"
+        return Check("credentials", "failed", f"the profile {named} has none in {files}", "`aws configure` writes them")
+    return _of_machine(environ)
+
+
+def _credentials_file(environ: Mapping[str, str]) -> Path:
+    return _file(environ, "AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
+
+
+def _config_file(environ: Mapping[str, str]) -> Path:
+    return _file(environ, "AWS_CONFIG_FILE", "~/.aws/config")
+
+
+def _of_profile(profile: str, environ: Mapping[str, str]) -> str | None:
+    secrets, config = _credentials_file(environ), _config_file(environ)
+    for path, names in ((secrets, [profile]), (config, [f"profile {profile}", profile])):
+        section = _section(path, *names)
+        kinds = {
+            "role_arn": "an assumed role",
+            "sso_session": "SSO",
+            "sso_start_url": "SSO",
+            "aws_access_key_id": "keys",
+            "web_identity_token_file": "a web identity",
+            "credential_process": "credential_process",
+        }
+        for key, kind in kinds.items():
+            if section.get(key):
+                return f"profile {profile} in {path}: {kind}"
+    return None
+
+
+def _of_machine(environ: Mapping[str, str]) -> Check:
+    if environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") and environ.get("AWS_ROLE_ARN"):
+        path = environ["AWS_WEB_IDENTITY_TOKEN_FILE"]
+        if os.access(path, os.R_OK):
+            return Check("credentials", "ok", f"web identity token in {path}")
+        return Check(
+            "credentials", "failed", f"the web identity token {path} cannot be read", "mount it into the container"
+        )
+    for name in ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"):
+        if environ.get(name):
+            return Check("credentials", "ok", f"the container's credential service ({name})")
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass --profile or --no-sign-request"
+        return Check("credentials", "failed", "none, and AWS_EC2_METADATA_DISABLED=true", advice)
+    advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass --profile, unless this is a machine of AWS"
+    return Check(
+        "credentials", "note", "none in the environment and files: those of the machine's role, if it has one", advice
+    )
+
+
+def gcs_source(options: GCSOptions, environ: Mapping[str, str] = os.environ) -> Check:
+    """Where the credentials of Google Cloud Storage come from: Application Default Credentials, in their order."""
+    if options.credential_provider is not None:
+        return Check("credentials", "ok", "from a credential_provider")
+    emulator = options.endpoint_url is None and environ.get("STORAGE_EMULATOR_HOST")
+    if options.anonymous or emulator:
+        why = "STORAGE_EMULATOR_HOST names an emulator" if emulator else "requests have no token"
+        return Check("credentials", "note", f"none are used: {why}")
+    named = environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    folder = _file(environ, "CLOUDSDK_CONFIG", "~/.config/gcloud")
+    path = Path(named) if named else folder / "application_default_credentials.json"
+    try:
+        kind = json.loads(path.read_bytes()).get("type", "unknown type")
+    except OSError as error:
+        if named:
+            advice = "correct GOOGLE_APPLICATION_CREDENTIALS, or unset it"
+            return Check("credentials", "failed", f"GOOGLE_APPLICATION_CREDENTIALS={path}: {error.strerror}", advice)
+    except (ValueError, AttributeError):
+        return Check("credentials", "failed", f"{path}: is not a JSON file of credentials")
+    else:
+        return Check("credentials", "ok", f"{'GOOGLE_APPLICATION_CREDENTIALS=' if named else ''}{path}: {kind}")
+    advice = "`gcloud auth application-default login`, or --no-sign-request, unless this is a machine of Google Cloud"
+    where = f" at GCE_METADATA_HOST={environ['GCE_METADATA_HOST']}" if environ.get("GCE_METADATA_HOST") else ""
+    return Check(
+        "credentials", "note", f"none in files: the service account of the machine, if it has one{where}", advice
+    )
+
+
+def _endpoint_of(url: Url, config: StoreConfig) -> tuple[str, str]:
+    """The endpoint of a URL's store, and where it is configured. The core determines it in the same order."""
+    if url.scheme == "gs":
+        if config.gcs.endpoint_url is not None:
+            return config.gcs.endpoint_url, "configured"
+        if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+            return emulator if "://" in emulator else f"http://{emulator}", "STORAGE_EMULATOR_HOST"
+        return f"https://storage.{config.gcs.universe_domain or 'googleapis.com'}", "Google Cloud Storage"
+    if config.s3.endpoint_url is not None:
+        return config.s3.endpoint_url, "configured"
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if os.environ.get(name):
+            return os.environ[name], name
+    region = config.s3.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return f"https://s3{f'.{region}' if region else ''}.amazonaws.com", "AWS, unless the profile names another one"
+
+
+def _store_checks(url: Url, store: Store, prefix: str, *, write: bool) -> Iterator[Check]:
+    """Checks a store: name resolution and clock of a cloud, then LIST, GET, and PUT if `write`."""
+    if url.scheme in ("s3", "gs"):
+        yield from _network(url, store.config)
+    found: list[ObjectInfo] = []
+    listed = _timed("LIST", lambda: _list(store, prefix, found))
+    yield listed
+    if found:
+        yield _timed("GET", lambda: _get(store, found[0]))
+    else:
+        reason = "LIST failed" if listed.state == "failed" else "the prefix has no objects"
+        yield Check("GET", "note", f"not tried: {reason}")
+    if write:
+        yield _timed("PUT", lambda: _put(store, prefix))
+    else:
+        yield Check("PUT", "note", "not tried; --write writes, reads and deletes a small object of its own")
+
+
+def _network(url: Url, config: StoreConfig) -> Iterator[Check]:
+    endpoint, where = _endpoint_of(url, config)
+    if not endpoint.startswith(("http://", "https://")):
+        yield Check("endpoint", "failed", f"{shown_url(endpoint)} ({where})", "must begin with http:// or https://")
+        return
+    yield Check("endpoint", "note", f"{shown_url(endpoint)} ({where})")
+    if not _is_valid(endpoint):
+        yield Check("endpoint", "failed", f"not a valid URL ({where})", _EXPECTED)
+        return
+    proxy = _proxy(endpoint)
+    if proxy is not None:
+        if not _is_valid(proxy):
+            yield Check("proxy", "failed", "not a valid URL", _EXPECTED)
+            return
+        yield Check("proxy", "note", shown_url(proxy))
+    yield _addresses(proxy or endpoint)
+    yield from _answer(url, endpoint, config)
+
+
+def _is_valid(address: str) -> bool:
+    """Whether a URL has a host, a port that is a number, and no password that contains a slash."""
+    try:
+        parts = urllib.parse.urlsplit(address)
+        return bool(parts.hostname) and (parts.port or 1) > 0 and "@" not in parts.path + parts.query + parts.fragment
+    except ValueError:
+        return False
+
+
+def _addresses(endpoint: str) -> Check:
+    parts = urllib.parse.urlsplit(endpoint)
+    started = time.perf_counter()
+    try:
+        answers = socket.getaddrinfo(parts.hostname, parts.port or parts.scheme, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return Check("DNS", "failed", f"{parts.hostname}: {error}", "check the endpoint and the name servers")
+    addresses = sorted({str(answer[4][0]) for answer in answers})
+    took = duration(time.perf_counter() - started)
+    shown = ", ".join(addresses[:8]) + (", ..." if len(addresses) > 8 else "")
+    noun = "address" if len(addresses) == 1 else "addresses"
+    return Check("DNS", "ok", f"{parts.hostname}: {len(addresses)} {noun} in {took}: {shown}")
+
+
+def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
+    """What an unsigned HEAD of the bucket tells: the clock of the server, and the region of the bucket."""
+    try:
+        headers, took = _head(endpoint, "" if url.scheme == "gs" else url.bucket, config)
+    except (OSError, http.client.HTTPException) as error:
+        advice = "check the endpoint, proxies, firewalls and --endpoint-url"
+        yield Check("connection", "failed", f"{shown_url(endpoint)}: {type(error).__name__}: {error}", advice)
+        return
+    yield Check("connection", "ok", f"response after {took}" + (", with TLS" if endpoint.startswith("https") else ""))
+    if url.scheme == "s3":
+        given = config.s3.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        found = headers.get("x-amz-bucket-region")
+        if found is not None and given is not None and found != given:
+            advice = f"--region {found} saves a redirect"
+            yield Check("region", "warning", f"{given} is configured, the bucket is in {found}", advice)
+        else:
+            yield Check("region", "note", found or given or "not configured, and not in the response; it is detected")
+    date = headers.get("date")
+    try:
+        skew = None if date is None else (parsedate_to_datetime(date) - datetime.now(UTC)).total_seconds()
+    except (TypeError, ValueError):
+        skew = None
+    if skew is None:
+        yield Check("clock", "note", "the server sends no time")
+    elif abs(skew) > _SKEW_S:
+        advice = "set the clock of this machine; signatures are corrected, but credentials expire by it"
+        yield Check("clock", "warning", f"the server's is {skew:+.0f} s from this machine's", advice)
+    else:
+        # The header has whole seconds.
+        yield Check("clock", "ok", f"the server's is within {max(1, abs(round(skew)))} s of this machine's")
+
+
+def _head(endpoint: str, bucket: str, config: StoreConfig) -> tuple[dict[str, str], str]:
+    bundle = config.ca_bundle or os.environ.get("AWS_CA_BUNDLE")
+    context = ssl.create_default_context(cafile=None if bundle is None else os.fspath(bundle))
+    if not config.verify_tls:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    proxy = _proxy(endpoint)
+    proxies = {} if proxy is None else {urllib.parse.urlsplit(endpoint).scheme: proxy}
+    opener = urllib.request.build_opener(
+        urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler(proxies)
+    )
+    url = f"{endpoint.rstrip('/')}/{urllib.parse.quote(bucket)}"
+    started = time.perf_counter()
+    try:
+        # `_network` has checked the scheme.
+        with opener.open(urllib.request.Request(url, method="HEAD"), timeout=_LIMIT_S) as response:  # noqa: S310
+            headers = response.headers
+    except urllib.error.HTTPError as error:
+        # A store refuses the request, which has no signature; its headers are those of any response.
+        with error:
+            headers = error.headers
+    return {name.lower(): value for name, value in headers.items()}, duration(time.perf_counter() - started)
+
+
+def _proxy(endpoint: str) -> str | None:
+    """The proxy of an endpoint, from the variables that the core reads."""
+    parts = urllib.parse.urlsplit(endpoint)
+    names = ("https_proxy", "HTTPS_PROXY") if parts.scheme == "https" else ("http_proxy",)
+    proxy = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    if proxy is None or urllib.request.proxy_bypass(parts.netloc):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _timed(name: str, check: Callable[[], str]) -> Check:
+    started = time.perf_counter()
+    try:
+        found = check()
+    except TorchobjError as error:
+        step = next_step(error)
+        if step is not None and "`torchobj doctor" in step:
+            message = described(error).removesuffix(f"; {escaped(step)}")
+            return Check(name, "failed", message, "see the checks of credentials, endpoint and connection")
+        message, _, advice = described(error).rpartition("; ")
+        return Check(name, "failed", message or advice, advice if message else "")
+    return Check(name, "ok", f"{found} in {duration(time.perf_counter() - started)}")
+
+
+def _list(store: Store, prefix: str, found: list[ObjectInfo]) -> str:
+    page = next(iter(store.list(prefix).pages()), None)
+    objects = [] if page is None else page.objects
+    found += [info for info in objects if not info.key.endswith("/")][:1]
+    return f"the first page has {counted(len(objects), 'key')}"
+
+
+def _get(store: Store, info: ObjectInfo) -> str:
+    try:
+        size = len(store.get_range(info.key, 0, _READ_BYTES))
+    except RangeError:
+        size = 0
+    return f"{human_size(size)} of {store.url}/{info.key}"
+
+
+def _put(store: Store, prefix: str) -> str:
+    folder = prefix[: prefix.rfind("/") + 1]
+    key, data = f"{folder}{_PROBE}{secrets.token_hex(16)}", secrets.token_bytes(1024)
+    store.put(key, data)
+    try:
+        if bytes(memoryview(store.get(key))) != data:
+            raise StoreError(f"get {store.url}/{key}: other bytes than were written; check caches and proxies")
+    finally:
+        # Its name is random, so that no other object is deleted.
+        store.delete(key)
+    return f"{store.url}/{key} was written, read and deleted"

@@ -1,38 +1,65 @@
 """Options that every command has, the store configuration that they make, and the errors that end a command."""
 
-import contextlib
 import dataclasses
 import logging
+import re
 import signal
 import sys
 import traceback
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from torchobj.cli.errors import CommandError, described
-from torchobj.cli.output import age_s, escaped, print_json
+from torchobj import exceptions
+from torchobj.cli.output import age_s, escaped, print_json, print_line
 from torchobj.config import GCSOptions, S3Options, StoreConfig
-from torchobj.exceptions import CredentialsError, TorchobjError
 from torchobj.urls import canonical_url, shown_url
-
-__all__ = [
-    "BROKEN_PIPE",
-    "Command",
-    "PatternCommand",
-    "Settings",
-    "Terminated",
-    "age_option",
-    "fail_with",
-    "interrupted_code",
-    "settings",
-    "shared_options",
-]
 
 #: Exit codes of a shell for a process that a signal ended are 128 and its number.
 _BY_SIGNAL = 128
 BROKEN_PIPE = _BY_SIGNAL + signal.SIGPIPE
+
+
+class CommandError(Exception):
+    """A command cannot do what it was called for; the message names the object and the next step."""
+
+
+#: What to do next, by the type of the error. The first match counts.
+_NEXT_STEPS: tuple[tuple[type[Exception], str | None], ...] = (
+    # Its message has the endpoint and the next step.
+    (exceptions.BucketNotFoundError, None),
+    (exceptions.ObjectNotFoundError, "`torchobj ls` shows the keys of a prefix"),
+    (exceptions.CredentialsError, "`torchobj doctor URL` shows where credentials are looked for"),
+    (exceptions.AccessDeniedError, "`torchobj doctor URL` shows which credentials are used and what they allow"),
+    (exceptions.StoreConnectionError, "`torchobj doctor URL` tests the endpoint"),
+    (exceptions.StoreTimeoutError, "`torchobj doctor URL` tests the endpoint"),
+    (exceptions.ThrottledError, "try again later"),
+    (exceptions.PreconditionFailedError, "the object exists, or another writer has replaced it"),
+)
+
+#: How the library names the option of the command line.
+_OPTION = re.compile(r"(S3|GCS)Options\(anonymous=True\)")
+
+
+def next_step(error: BaseException) -> str | None:
+    """What to do about an error; None if its message says it."""
+    step = next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), None)
+    url = getattr(error, "url", None) or "URL"
+    # A listing of buckets has none.
+    return step if step is None or url.endswith("://") else step.replace("doctor URL", f"doctor {url}")
+
+
+def described(error: BaseException) -> str:
+    """The message of an error on one line, without control characters."""
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, OSError) and not isinstance(error, exceptions.TorchobjError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    elif not isinstance(error, (exceptions.TorchobjError, CommandError, OSError)):
+        text = f"unexpected {type(error).__name__}: {text}; --log-level debug shows where"
+    text = _OPTION.sub("--no-sign-request", text)
+    step = next_step(error)
+    return escaped(" ".join(text.splitlines()) if step is None else f"{' '.join(text.splitlines())}; {step}")
 
 
 class Terminated(KeyboardInterrupt):
@@ -66,25 +93,23 @@ class Settings:
             CommandError: An option applies to none of the URLs, or an endpoint to two providers.
         """
         schemes = {canonical_url(url).partition("://")[0] for url in urls}
-        s3: dict[str, Any] = {"profile": self.profile, "region": self.region}
-        both: dict[str, Any] = {"endpoint_url": self.endpoint_url, "anonymous": self.no_sign_request or None}
-        given = {_option(name) for name, value in (s3 | both).items() if value is not None}
-        usable = {_option(name) for name in both} if "gs" in schemes else set()
-        usable |= {_option(name) for name in s3 | both} if "s3" in schemes else set()
-        for name in sorted(given - usable):
-            scheme = "s3://" if name in ("--profile", "--region") else "s3:// or gs://"
+        both = {"endpoint_url": self.endpoint_url, "anonymous": self.no_sign_request or None}
+        given: dict[str, Any] = {"profile": self.profile, "region": self.region, **both}
+        given = {name: value for name, value in given.items() if value is not None}
+        gcs = {name: value for name, value in given.items() if name in both}
+        usable = given if "s3" in schemes else gcs if "gs" in schemes else {}
+        for option, name in sorted((_option(name), name) for name in given.keys() - usable.keys()):
+            scheme = "s3:// or gs://" if name in both else "s3://"
             raise CommandError(
-                f"{name}: applies to URLs of {scheme}, not to {' '.join(map(shown_url, urls)) or 'local files'}"
+                f"{option}: applies to URLs of {scheme}, not to {' '.join(map(shown_url, urls)) or 'local files'}"
             )
         if self.endpoint_url is not None and {"s3", "gs"} <= schemes:
             raise CommandError(
                 "--endpoint-url: s3:// and gs:// URLs have different endpoints; set AWS_ENDPOINT_URL and "
                 "STORAGE_EMULATOR_HOST, or name a configuration file in TORCHOBJ_CONFIG"
             )
-        s3 = {name: value for name, value in (s3 | both).items() if value is not None}
-        gcs = {name: value for name, value in both.items() if value is not None}
         return StoreConfig(
-            s3=S3Options(**(s3 if "s3" in schemes else {})), gcs=GCSOptions(**(gcs if "gs" in schemes else {}))
+            s3=S3Options(**(given if "s3" in schemes else {})), gcs=GCSOptions(**(gcs if "gs" in schemes else {}))
         )
 
     def fail(self, error: BaseException) -> None:
@@ -93,7 +118,7 @@ class Settings:
             text = "".join(traceback.format_exception(error))
             click.echo("\n".join(map(escaped, text.splitlines())), err=True)
         is_emulator = self.endpoint_url is not None and not self.no_sign_request
-        if is_emulator and isinstance(error, CredentialsError) and (error.url or "").startswith("gs://"):
+        if is_emulator and isinstance(error, exceptions.CredentialsError) and (error.url or "").startswith("gs://"):
             self.error(f"{described(error)}; an emulator takes requests with --no-sign-request", error)
         else:
             self.error(described(error), error)
@@ -104,21 +129,22 @@ class Settings:
             click.echo(f"torchobj: {text}", err=True)
             return
         fields: dict[str, Any] = {"error": text}
-        if isinstance(error, TorchobjError):
+        if isinstance(error, exceptions.TorchobjError):
             named = {name: getattr(error, name) for name in ("url", "operation", "status", "code", "request_id")}
             fields |= {"type": type(error).__name__} | {name: value for name, value in named.items() if value}
-        print_json_error(fields)
+        print_json(fields, sys.stderr)
+
+    def show(self, fields: dict[str, Any], text: str) -> None:
+        """Prints an object: its fields with `--json`, otherwise its line."""
+        if self.json:
+            print_json(fields)
+        else:
+            print_line(text)
 
     def note(self, text: str) -> None:
         """Prints a line to stderr for people; nothing with `--json`."""
         if not self.json:
             click.echo(text, err=True)
-
-
-def print_json_error(fields: dict[str, Any]) -> None:
-    """Prints an object to stderr as a line of JSON."""
-    with contextlib.redirect_stdout(sys.stderr):
-        print_json(fields)
 
 
 def _option(name: str) -> str:
@@ -214,11 +240,6 @@ class PatternCommand(Command):
         # A completion may have options without a value.
         ctx.params["patterns"] = tuple((name, value) for name in given for value in islice(values[name], 1))
         return rest
-
-
-def fail_with(code: int = 1) -> NoReturn:
-    """Ends the command with an exit code, after errors that were printed."""
-    raise click.exceptions.Exit(code)
 
 
 def age_option(_: click.Context, parameter: click.Parameter, value: str | None) -> float | None:

@@ -4,24 +4,9 @@ import json
 import re
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TextIO
 
 from torchobj.store.object_info import ObjectInfo
-
-__all__ = [
-    "age_s",
-    "counted",
-    "duration",
-    "escaped",
-    "exact_size",
-    "fields_of",
-    "human_size",
-    "print_json",
-    "print_line",
-    "rows",
-    "shown",
-    "time_shown",
-]
 
 #: Control characters, also those that change the direction of text, line separators and lone surrogates.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -95,6 +80,17 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
+def rate_shown(size: int, elapsed_s: float) -> str:
+    """Bytes that were transferred, the time, and the rate.
+
+    Example:
+        >>> rate_shown(1 << 20, 2.0)
+        '1.00 MiB, in 2.0 s, 512 KiB/s'
+    """
+    rate = human_size(int(size / elapsed_s)) if elapsed_s > 0 else "?"
+    return f"{human_size(size)}, in {duration(elapsed_s)}, {rate}/s"
+
+
 def age_s(text: str) -> float:
     """Seconds of an age such as `90`, `30m`, `12h` or `7d`.
 
@@ -115,22 +111,20 @@ def fields_of(info: ObjectInfo, url: str) -> dict[str, Any]:
     """The fields of an object for JSON, without those that are unknown."""
     fields: dict[str, Any] = {"url": url, "key": info.key, "size": info.size, "version": info.version}
     fields["last_modified"] = None if info.last_modified is None else info.last_modified.isoformat()
-    for name in ("storage_class", "content_type", "content_encoding", "content_disposition", "content_language"):
-        fields[name] = getattr(info, name)
-    fields["cache_control"] = info.cache_control
-    if info.metadata:
-        fields["metadata"] = dict(info.metadata)
+    names = ("storage_class", "content_type", "content_encoding", "content_disposition", "content_language")
+    fields |= {name: getattr(info, name) for name in (*names, "cache_control")}
+    fields["metadata"] = dict(info.metadata) or None
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, file: TextIO | None = None) -> None:
     """Prints a value as one line of JSON. Control characters and characters above ASCII are escaped."""
-    print_line(json.dumps(value, default=str))
+    print_line(json.dumps(value, default=str), file)
 
 
-def print_line(text: str) -> None:
+def print_line(text: str, file: TextIO | None = None) -> None:
     """Prints a line. `click.echo` would remove ANSI sequences from keys, and flush after each line."""
-    sys.stdout.write(f"{text}\n")
+    (file or sys.stdout).write(f"{text}\n")
 
 
 def rows(table: list[tuple[str, str]]) -> None:

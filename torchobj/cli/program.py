@@ -8,39 +8,41 @@ import sys
 from typing import NoReturn
 
 import click
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from torchobj import _torchobj
-from torchobj.cli.options import BROKEN_PIPE, Settings, Terminated, interrupted_code, shared_options
-
-__all__ = ["program", "run"]
+from torchobj.cli.options import BROKEN_PIPE, Command, Settings, Terminated, interrupted_code, shared_options
+from torchobj.cli.output import print_line
 
 #: Signals that end a command, after its uploads were aborted.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 #: Time for which an interrupted command waits until its uploads are aborted.
 _ABORT_LIMIT_S = 0.5
 
 #: Modules of the commands, in the order of the help.
 _COMMANDS = {
-    "ls": "listing:ls",
-    "du": "listing:du",
+    "ls": "objects:ls",
+    "du": "objects:du",
     "cp": "transfers:cp",
     "upload": "transfers:cp",
     "download": "transfers:cp",
-    "sync": "syncing:sync",
+    "sync": "transfers:sync",
     "mv": "transfers:mv",
     "rm": "removing:rm",
     "head": "objects:head",
     "cat": "objects:cat",
     "scan": "objects:scan",
-    "uploads": "uploads:uploads",
-    "manifest": "manifests:manifest",
-    "pack": "packing:pack",
-    "index": "indexes:index",
+    "uploads": "removing:uploads",
+    "manifest": "datasets:manifest",
+    "pack": "datasets:pack",
+    "index": "datasets:index",
     "checkpoints": "checkpoints:checkpoints",
     "bench": "bench:bench",
     "doctor": "doctor:doctor",
-    "completion": "completion:completion",
+    "completion": "program:completion",
 }
 
 _HELP = """Lists, copies, reads and checks objects of S3 and Google Cloud Storage.
@@ -77,6 +79,18 @@ program = _Program(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 click.version_option(_torchobj.__version__, prog_name="torchobj")(program)
+
+
+@click.command(cls=Command, short_help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(list(_SHELLS)))
+def completion(shell: str) -> None:
+    """Prints the script that makes SHELL complete commands, options, local files and keys of buckets.
+
+    For bash, add `eval "$(torchobj completion bash)"` to ~/.bashrc; likewise for zsh. For fish, write it to
+    ~/.config/fish/completions/torchobj.fish.
+    """
+    root = click.get_current_context().find_root().command
+    print_line(_SHELLS[shell](root, {}, "torchobj", "_TORCHOBJ_COMPLETE").source())
 
 
 def run() -> NoReturn:

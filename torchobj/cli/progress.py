@@ -14,8 +14,6 @@ from torchobj.cli.output import duration, escaped, human_size
 if TYPE_CHECKING:
     from torchobj.store.transfers import Progress
 
-__all__ = ["Report", "line", "of_stream", "reporting"]
-
 #: Interval of lines, if there is no terminal.
 _LINE_INTERVAL_S = 10.0
 

@@ -1,22 +1,22 @@
-"""`torchobj rm`: deletes objects after a question."""
+"""Commands that delete: `torchobj rm`, objects after a question; `torchobj uploads`, unfinished uploads in parts.
+
+The parts of such uploads are stored and billed, but not listed as objects.
+"""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import NamedTuple
 
 import click
 
-from torchobj.cli.errors import CommandError
-from torchobj.cli.options import Command, Settings, settings
-from torchobj.cli.output import escaped, human_size, print_json, print_line, shown
-from torchobj.cli.targets import Target, check_bucket, check_wildcards, parse_target
-from torchobj.cli.url_argument import URL
+from torchobj.cli.options import Command, CommandError, Settings, age_option, settings, shared_options
+from torchobj.cli.output import escaped, human_size, shown, time_shown
+from torchobj.cli.targets import URL, Target, check_bucket, check_wildcards, parse_target
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ObjectNotFoundError
-from torchobj.store import Store
-from torchobj.store.object_info import ObjectInfo
-
-__all__ = ["confirm", "delete_keys", "rm"]
+from torchobj.store import ObjectInfo, Store, UnfinishedUpload
 
 #: S3 deletes at most 1000 keys per request (API reference, DeleteObjects).
 _BATCH = 1000
@@ -49,8 +49,10 @@ def rm(urls: tuple[str, ...], *, recursive: bool, yes: bool, whole_bucket: bool,
         chosen.note(f"deleting {escaped(_summary(found))}")
     for each in found:
         keys = (key for key, _ in each.objects)
+        action = "would delete" if dry_run else "delete"
         for key in keys if dry_run else delete_keys(each.store, keys):
-            _report(chosen, each, key, "would delete" if dry_run else "delete")
+            url = each.target.url_of(each.store, key)
+            chosen.show({"action": action, "url": url}, f"{action} {shown(url)}")
 
 
 def _check(target: Target, *, recursive: bool) -> None:
@@ -71,7 +73,15 @@ class _Found(NamedTuple):
 
 def _objects(target: Target, config: StoreConfig) -> _Found:
     store, key = target.open(config)
-    objects = [(info.key, info.size or 0) for info in _named(target, store, key)]
+    found: Iterable[ObjectInfo]
+    if target.glob is not None or target.names_folder:
+        found = target.objects(store, key)
+    else:
+        try:
+            found = [store.head(key)]
+        except ObjectNotFoundError as error:
+            raise CommandError(f"{target.text}: no such object; --recursive deletes a folder") from error
+    objects = [(info.key, info.size or 0) for info in found]
     if not objects:
         raise target.nothing()
     return _Found(target, store, objects)
@@ -82,16 +92,6 @@ def _summary(found: list[_Found]) -> str:
     if len(sizes) == 1:
         return found[0].target.url_of(found[0].store, found[0].objects[0][0])
     return f"{len(sizes)} objects, {human_size(sum(sizes))}, of {' '.join(each.target.text for each in found)}"
-
-
-def _named(target: Target, store: Store, key: str) -> Iterator[ObjectInfo]:
-    if target.glob is not None or target.names_folder:
-        yield from target.objects(store, key)
-        return
-    try:
-        yield store.head(key)
-    except ObjectNotFoundError as error:
-        raise CommandError(f"{target.text}: no such object; --recursive deletes a folder") from error
 
 
 def confirm(question: str, without: str) -> None:
@@ -113,21 +113,72 @@ def confirm(question: str, without: str) -> None:
 
 def delete_keys(store: Store, keys: Iterator[str]) -> Iterator[str]:
     """Deletes objects in batches, and yields each key after its deletion."""
-    batch: list[str] = []
-    for key in keys:
-        batch.append(key)
-        if len(batch) == _BATCH:
-            store.delete(batch)
-            yield from batch
-            batch = []
-    if batch:
+    while batch := list(islice(keys, _BATCH)):
         store.delete(batch)
         yield from batch
 
 
-def _report(chosen: Settings, found: _Found, key: str, action: str) -> None:
-    url = found.target.url_of(found.store, key)
-    if chosen.json:
-        print_json({"action": action, "url": url})
-    else:
-        print_line(f"{action} {shown(url)}")
+@click.group(params=shared_options(), short_help="Unfinished uploads: list, sweep.")
+def uploads() -> None:
+    """Lists and aborts uploads in parts of writers that were killed. Their parts are stored and billed.
+
+    Resumable uploads to Google Cloud Storage are not listed; the store deletes them after a week.
+    """
+
+
+@uploads.command("list", cls=Command)
+@click.argument("url", type=URL)
+def list_uploads(url: str) -> None:
+    """Lists unfinished uploads of keys that start with that of URL: start, upload id, and URL of the object."""
+    store, found = _found(url)
+    for upload in found:
+        _report(settings(), store, upload, "unfinished")
+
+
+@uploads.command(cls=Command)
+@click.argument("url", type=URL)
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    required=True,
+    callback=age_option,
+    help="Abort only uploads that began before, such as 12h or 7d: a recent one may belong to a running writer.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
+@click.option("--dry-run", is_flag=True, help="Print what would be aborted.")
+def sweep(url: str, *, older_than: float, yes: bool, dry_run: bool) -> None:
+    """Aborts unfinished uploads of keys that start with that of URL, and deletes their parts.
+
+    An upload whose start is unknown is kept.
+    """
+    chosen = settings()
+    store, found = _found(url)
+    limit = datetime.now(UTC) - timedelta(seconds=older_than)
+    old = [upload for upload in found if upload.begun is not None and upload.begun <= limit]
+    if dry_run:
+        for upload in old:
+            _report(chosen, store, upload, "would abort")
+        return
+    if old and not yes:
+        confirm(f"abort {len(old)} of {len(found)} uploads below {url}?", "--yes aborts without a question")
+    for upload in old:
+        store.abort_upload(upload)
+        _report(chosen, store, upload, "abort")
+    chosen.note(f"{len(old)} of {len(found)} unfinished uploads aborted")
+
+
+def _found(url: str) -> tuple[Store, list[UnfinishedUpload]]:
+    target = parse_target(url, raw=True)
+    if target.is_local:
+        raise CommandError(f"{url}: a local path; uploads in parts exist in buckets only")
+    store, prefix = target.open(settings().config(url))
+    return store, list(store.unfinished_uploads(prefix))
+
+
+def _report(chosen: Settings, store: Store, upload: UnfinishedUpload, action: str) -> None:
+    url, begun = f"{store.url}/{upload.key}", None if upload.begun is None else upload.begun.isoformat()
+    shown_action = "" if action == "unfinished" else f"{action}  "
+    chosen.show(
+        {"action": action, "url": url, "upload_id": upload.upload_id, "begun": begun},
+        f"{shown_action}{time_shown(upload.begun)}  {shown(upload.upload_id)}  {shown(url)}",
+    )

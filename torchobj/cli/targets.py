@@ -1,4 +1,4 @@
-"""Parses URLs, local paths and globs of the command line, and lists what they name."""
+"""Arguments that are URLs, local paths or globs: parses and completes them, and lists what they name."""
 
 import dataclasses
 import os
@@ -6,17 +6,23 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchobj.cli.errors import CommandError
-from torchobj.config import StoreConfig
+import click
+from click.shell_completion import CompletionItem
+
+from torchobj.cli.options import CommandError, Settings
+from torchobj.config import AdvancedOptions, StoreConfig
 from torchobj.exceptions import ObjectNotFoundError
 from torchobj.store import Store
 from torchobj.store.object_info import Listing
-from torchobj.urls import Url, parse_url, shown_url
-
-__all__ = ["WILDCARD", "Target", "check_bucket", "check_wildcards", "parse_target"]
+from torchobj.urls import Url, canonical_url, parse_url, shown_url
 
 #: Characters that begin a wildcard.
-WILDCARD = re.compile(r"[*?\[{]")
+_WILDCARD = re.compile(r"[*?\[{]")
+#: A wildcard that stands for itself.
+_ESCAPED = re.compile(r"\[([*?\[{}\\])\]")
+
+#: Completion offers at most this many keys, and its listing has a time limit.
+_MAX_KEYS, _LIMIT_S = 200, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +51,11 @@ class Target:
     def names_bucket(self) -> bool:
         """Whether it names all objects of a bucket: the bucket, or wildcards without any other character."""
         return not self.is_local and self.url.key == "" and not (self.glob or "").strip("*?/")
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is a bucket or the root of the file system, without wildcards."""
+        return self.url.key == "" and self.glob is None
 
     @property
     def shown(self) -> str:
@@ -134,7 +145,7 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
         raise CommandError(
             f"{shown_url(text)}: must have no user and password; `torchobj doctor` shows where credentials are found"
         )
-    found = WILDCARD.search(url.key)
+    found = _WILDCARD.search(url.key)
     if found is None or raw or (url.scheme == "file" and os.path.lexists(f"/{url.key}")):
         return Target(text, url, None)
     start = found.start()
@@ -193,3 +204,59 @@ def _of_path(text: str) -> Url:
     path = os.path.abspath(os.path.expanduser(text)).lstrip("/")  # noqa: PTH100, PTH111  removes `..`
     ends = text.endswith("/") and path != ""
     return Url("file", "", f"{path}/" if ends else path)
+
+
+class _UrlType(click.ParamType):  # type: ignore[type-arg]  # not generic at runtime before click 8.4
+    """A URL or path, as a string."""
+
+    name = "url"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Keys below a URL, level by level; otherwise local files."""
+        if "://" not in incomplete:
+            return [CompletionItem(incomplete, type="file")]
+        try:
+            url = canonical_url(incomplete)
+            if not _takes_wildcards(ctx, param):
+                return [CompletionItem(key) for key in _keys(ctx.ensure_object(Settings), url)]
+            found = _keys(ctx.ensure_object(Settings), _ESCAPED.sub(r"\1", url))
+            return [CompletionItem(_escaped(key)) for key in found]
+        except Exception:  # noqa: BLE001  a completion has nowhere to report an error
+            return []
+
+
+def _takes_wildcards(ctx: click.Context, param: click.Parameter) -> bool:
+    """Whether wildcards in the argument are not taken as they are."""
+    has_raw = any(each.name == "raw" for each in ctx.command.params)
+    return has_raw and not ctx.params.get("raw") and param.name not in ("destination", "file")
+
+
+def _escaped(key: str) -> str:
+    """A URL as a pattern that matches it alone."""
+    return re.sub(r"[*?\[{}\\]", r"[\g<0>]", key) if _WILDCARD.search(key) else key
+
+
+def _keys(chosen: Settings, incomplete: str) -> list[str]:
+    url = parse_url(incomplete)
+    given = chosen.config(incomplete)
+    limited = StoreConfig(
+        s3=given.s3,
+        gcs=given.gcs,
+        max_attempts=1,
+        first_byte_timeout_s=_LIMIT_S,
+        retry_timeout_s=_LIMIT_S,
+        advanced=AdvancedOptions(connect_timeout_s=_LIMIT_S),
+    )
+    store = Store(url.base, config=limited)
+    for page in store.list(url.key, "/").pages():
+        return sorted(f"{url.base}/{key}" for key in [info.key for info in page.objects] + page.prefixes)[:_MAX_KEYS]
+    return []
+
+
+#: Type of arguments that are URLs or local paths.
+URL = _UrlType()

@@ -1,30 +1,40 @@
-"""Plans transfers: which arguments of `cp`, `mv` and `sync` name files, objects or trees, and where each goes."""
+"""Plans transfers: what the arguments of `cp`, `mv` and `sync` name, where it goes, and what is unchanged there.
+
+A copy is unchanged if it has the same size, and the same version, checksum or time. Transfers between local files and a
+bucket compare checksums themselves; from bucket to bucket, this module compares the ETags of S3, then the checksums of
+all bytes if both are of the same algorithm, otherwise the `mtime` in the metadata, which uploads write and copies keep.
+Where there is nothing to compare, a file is transferred.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
-from torchobj.cli.errors import CommandError
+from torchobj.cli.options import CommandError
 from torchobj.cli.targets import Target, parse_target
 from torchobj.config import StoreConfig
+from torchobj.exceptions import BucketNotFoundError, ObjectNotFoundError
 from torchobj.files.patterns import Pattern, selects
-from torchobj.store import Store
-
-__all__ = ["STREAM", "Item", "PlannedTransfer", "check_destinations", "is_fifo", "is_temporary", "items", "plan"]
+from torchobj.store import ObjectInfo, Store
 
 #: Standard input or output.
 STREAM = "-"
 
 _NAME_BYTES = 255
 
+#: Metadata of this many objects is requested at a time.
+_HEADS = 1000
+
 
 class Item(NamedTuple):
-    """A file or object of a tree."""
+    """A file or object of a tree, or a single one, whose name is empty."""
 
     name: str
     """Path below the tree."""
-    size: int | None
-    version: str | None
+    size: int | None = None
+    version: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +50,41 @@ class PlannedTransfer:
     patterns: tuple[Pattern, ...] = ()
     """Select files of a tree by their paths below it."""
 
-    def __str__(self) -> str:
-        return f"{self.source.shown} -> {self.destination.shown}"
+    @property
+    def is_fifo(self) -> bool:
+        """Whether the source is a FIFO, such as that of `<(command)` in a shell. It has no size and is read once."""
+        return not self.is_tree and self.source.is_local and self.source.path.is_fifo()
+
+    @property
+    def is_between_buckets(self) -> bool:
+        """Whether both ends are in buckets."""
+        return not (self.source.is_local or self.destination.is_local)
+
+    @property
+    def is_on_server(self) -> bool:
+        """Whether the server makes the copy, because both ends are in buckets of the same provider."""
+        return self.is_between_buckets and self.source.url.scheme == self.destination.url.scheme
+
+    def sources(self, config: StoreConfig) -> Iterator[Item]:
+        """The files or objects that are transferred.
+
+        Raises:
+            ObjectNotFoundError: The single object does not exist.
+        """
+        return _items(self.source, config, self.glob, self.patterns) if self.is_tree else _single(self.source, config)
+
+    def copies(self, config: StoreConfig) -> dict[str, Item]:
+        """What is at the destination, by the names of `sources`."""
+        if self.is_fifo or (self.destination.is_local and not self.destination.path.exists()):
+            return {}
+        if self.is_tree:
+            return {item.name: item for item in _items(self.destination, config)}
+        try:
+            return {item.name: item for item in _single(self.destination, config)}
+        except BucketNotFoundError:
+            raise
+        except ObjectNotFoundError:
+            return {}
 
 
 def plan(
@@ -87,15 +130,11 @@ def check_destinations(transfers: list[PlannedTransfer], config: StoreConfig) ->
         CommandError: Two of them do; nothing has been transferred.
     """
     if len(transfers) > 1 and any(transfer.is_tree for transfer in transfers):
-        _check_distinct(name for transfer in transfers for name in _destinations(transfer, config))
-
-
-def _destinations(transfer: PlannedTransfer, config: StoreConfig) -> Iterator[str]:
-    if not transfer.is_tree:
-        yield transfer.destination.shown
-        return
-    for item in items(transfer.source, config, transfer.glob, transfer.patterns):
-        yield transfer.destination.child(item.name).shown
+        _check_distinct(
+            transfer.destination.child(item.name).shown
+            for transfer in transfers
+            for item in (transfer.sources(config) if transfer.is_tree else [Item("")])
+        )
 
 
 def _check_distinct(destinations: Iterable[str]) -> None:
@@ -104,11 +143,6 @@ def _check_distinct(destinations: Iterable[str]) -> None:
         if name in seen:
             raise CommandError(f"{name}: two sources would be written to it; copy or move them to separate folders")
         seen.add(name)
-
-
-def is_fifo(transfer: PlannedTransfer) -> bool:
-    """Whether the source is a FIFO, such as that of `<(command)` in a shell. It has no size and is read once."""
-    return not transfer.is_tree and transfer.source.is_local and transfer.source.path.is_fifo()
 
 
 def _named(into: Target, source: Target, *, several: bool) -> Target:
@@ -127,7 +161,7 @@ def _check(transfer: PlannedTransfer) -> None:
     source, destination = transfer.source, transfer.destination
     if source.is_local and not source.path.exists():
         raise CommandError(f"{source.text}: no such file or folder")
-    if not transfer.is_tree and source.is_local and not (source.path.is_file() or is_fifo(transfer)):
+    if not transfer.is_tree and source.is_local and not (source.path.is_file() or transfer.is_fifo):
         stream = f"`torchobj cp - {destination.shown} < {source.text}` reads it to its end"
         raise CommandError(f"{source.text}: a device or socket, not a file; {stream}")
     if transfer.is_tree and source.is_local and not source.path.is_dir():
@@ -151,7 +185,7 @@ def is_temporary(name: str) -> bool:
     return name.rpartition("/")[2].startswith(".torchobj-")
 
 
-def items(
+def _items(
     tree: Target, config: StoreConfig, glob: str | None = None, patterns: Sequence[Pattern] = ()
 ) -> Iterator[Item]:
     """The files or objects of a folder, in the order of their names, without empty objects that mark folders."""
@@ -164,3 +198,84 @@ def items(
             continue
         if selects(patterns, name):
             yield Item(name, info.size, info.version)
+
+
+def _single(target: Target, config: StoreConfig) -> Iterator[Item]:
+    if target.is_local:
+        yield Item("", target.path.stat().st_size)
+    else:
+        head = Store(target.url.base, config=config).head(target.url.key)
+        yield Item("", head.size, head.version)
+
+
+def compared(
+    transfer: PlannedTransfer, config: StoreConfig, *, skip_unchanged: bool
+) -> Iterator[tuple[Item, Item | None, bool | None]]:
+    """Yields each file or object to transfer with its copy, and whether this is unchanged.
+
+    That is None if the copy has the same size, and nothing else to compare. Unless unchanged ones are skipped, nothing
+    is compared, and no request is sent for a single file or object.
+    """
+    if not skip_unchanged:
+        for item in transfer.sources(config) if transfer.is_tree else [Item("")]:
+            yield item, None, False
+        return
+    copies = transfer.copies(config)
+    has_etags = transfer.source.url.scheme == transfer.destination.url.scheme == "s3"
+    remaining = transfer.sources(config)
+    while part := list(islice(remaining, _HEADS)):
+        known: dict[str, bool | None] = {}
+        for item in part:
+            copy = copies.get(item.name)
+            if copy is None or copy.size is None or copy.size != item.size:
+                known[item.name] = False
+            elif has_etags and item.version is not None and item.version == copy.version:
+                known[item.name] = True
+        unknown = [item.name for item in part if item.name not in known]
+        known |= zip(unknown, _are_unchanged(transfer, unknown, config), strict=True)
+        yield from ((item, copies.get(item.name), known[item.name]) for item in part)
+
+
+def _are_unchanged(transfer: PlannedTransfer, names: list[str], config: StoreConfig) -> Iterator[bool | None]:
+    """Whether files or objects equal their copies, by the metadata of both; None if that is not known."""
+    source, destination = transfer.source, transfer.destination
+    if source.is_local or destination.is_local:
+        local, bucket = (source, destination) if source.is_local else (destination, source)
+        for name, head in zip(names, _heads(bucket, names, config), strict=True):
+            path = local.path / name
+            yield None if head is None else _has_time_of(path, head, to_bucket=source.is_local)
+        return
+    heads = (_heads(end, names, config, checksum=True) for end in (source, destination))
+    yield from map(_is_equal, *heads)
+
+
+def _is_equal(one: ObjectInfo | None, other: ObjectInfo | None) -> bool | None:
+    """Whether two objects of the same size are equal by their checksums or times; None if that is not known."""
+    if one is None or other is None:
+        return None
+    if one.checksum and other.checksum and _algorithm(one.checksum) == _algorithm(other.checksum):
+        return one.checksum == other.checksum
+    times = one.metadata.get("mtime"), other.metadata.get("mtime")
+    return None if None in times else times[0] == times[1]
+
+
+def _algorithm(checksum: str) -> str:
+    return checksum.partition(":")[0]
+
+
+def _heads(bucket: Target, names: list[str], config: StoreConfig, *, checksum: bool = False) -> list[ObjectInfo | None]:
+    """Metadata of objects; None where the request fails: the transfer raises its error."""
+    keys = [f"{bucket.url.key}{name}" for name in names]
+    heads = Store(bucket.url.base, config=config).head_many(keys, checksum=checksum, return_errors=True)
+    return [None if isinstance(head, Exception) else head for head in heads]
+
+
+def _has_time_of(path: Path, head: ObjectInfo, *, to_bucket: bool) -> bool | None:
+    """Whether a file has the time that an upload has written, or a download has set; None if that is not known."""
+    time_ns = path.stat().st_mtime_ns
+    written = head.metadata.get("mtime")
+    if written is not None:
+        return written == f"{time_ns // 10**9}.{time_ns % 10**9:09}".rstrip("0").rstrip(".")
+    if not to_bucket and head.last_modified is not None:
+        return round(head.last_modified.timestamp() * 1000) * 10**6 == time_ns or None
+    return None

@@ -1,31 +1,35 @@
-"""Runs planned transfers: by `torchobj.files`, or from bucket to bucket. Several of them run at the same time."""
+"""Runs planned transfers: by `torchobj.files`, or from bucket to bucket. Several of them run at the same time.
+
+Copies from bucket to bucket are made by the server within a provider, and are a stream between providers. A move
+deletes each source whose copy was verified, and which did not change.
+"""
 
 import dataclasses
+import mimetypes
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from torchobj.cli.bucket_copy import copy_object, is_on_server
-from torchobj.cli.comparison import compared, copies_of, sources_of
-from torchobj.cli.content_types import guessed_type, types_by_end
-from torchobj.cli.errors import described
+from torchobj.checkpoint.keys import without_links
+from torchobj.cli.options import CommandError, described
 from torchobj.cli.output import escaped
 from torchobj.cli.progress import Report, of_stream
-from torchobj.cli.transfer_plan import Item, PlannedTransfer, is_fifo
+from torchobj.cli.transfer_plan import Item, PlannedTransfer, compared
 from torchobj.config import StoreConfig
-from torchobj.exceptions import TransferError
-from torchobj.files.streams import upload_stream
-from torchobj.files.transfers import TreeTransfer, download, download_file, upload, upload_file
+from torchobj.exceptions import ObjectNotFoundError, PreconditionFailedError, TransferError, UnsupportedError
+from torchobj.files import download, download_file, upload, upload_file, upload_stream
+from torchobj.store import Store
+from torchobj.store.attributes import ObjectAttributes
+from torchobj.store.concurrency import concurrently
+from torchobj.store.file_objects import ObjectWriter
+from torchobj.store.file_objects import open as open_object
 from torchobj.store.transfers import Progress
 
-__all__ = ["Failure", "Options", "Outcome", "concurrently", "failure_line", "run_all"]
-
 #: Transfers of single files and copies that run at the same time; each uses several connections.
-_THREADS = 32
+_CALLS = 32
 
-_Job = TypeVar("_Job")
+_BLOCK_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Failure:
     """URL or path of the source."""
     error: BaseException
 
+    def __str__(self) -> str:
+        """One line, with the name of the source if its error lacks it."""
+        text = described(self.error)
+        return text if self.name in text else f"{escaped(self.name)}: {text}"
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -57,17 +66,21 @@ class Outcome:
     bytes: int = 0
     skipped: int = 0
     failures: list[Failure] = dataclasses.field(default_factory=list)
-    #: Version of the copy of each single file or object; None if it has none or is a file.
+    #: Names that were not transferred, of each transfer that ran to its end.
+    missing: dict[PlannedTransfer, set[str]] = dataclasses.field(default_factory=dict)
+    #: Version of the copy of a single file or object; None if it has none or is a file.
     versions: dict[PlannedTransfer, str | None] = dataclasses.field(default_factory=dict)
-    #: Trees that were listed to the end, and the names in them that were not transferred.
-    trees: dict[PlannedTransfer, set[str]] = dataclasses.field(default_factory=dict)
     #: Names in trees that the server copied within a provider, with `names_copies`.
     copies: dict[PlannedTransfer, set[str]] = dataclasses.field(default_factory=dict)
 
-    def add(self, result: TreeTransfer) -> None:
-        """Adds the result of the transfer of a tree."""
-        self.files, self.bytes = self.files + result.transferred, self.bytes + result.bytes
-        self.skipped += result.skipped
+    def add(self, other: "Outcome") -> None:
+        """Adds the outcome of other transfers."""
+        self.files, self.bytes = self.files + other.files, self.bytes + other.bytes
+        self.skipped += other.skipped
+        self.failures += other.failures
+        self.missing |= other.missing
+        self.versions |= other.versions
+        self.copies |= other.copies
 
 
 class _Total:
@@ -83,43 +96,14 @@ class _Total:
         def update(state: Progress) -> None:
             with self._lock:
                 self._parts[number] = state
-                parts = self._parts.values()
-                done = [
-                    sum(values)
-                    for values in zip(*((p.files_done, p.bytes_done, p.skipped) for p in parts), strict=True)
-                ]
-                total = [_sum(p.files_total for p in parts), _sum(p.bytes_total for p in parts)]
-                self._report(Progress(done[0], total[0], done[1], total[1], done[2]))
+                self._report(Progress(*map(_sum, zip(*map(dataclasses.astuple, self._parts.values()), strict=True))))
 
         return update
 
 
-def _sum(numbers: Iterable[int | None]) -> int | None:
+def _sum(numbers: Iterable[int | None]) -> Any:
     known = list(numbers)
     return None if None in known else sum(number or 0 for number in known)
-
-
-def concurrently(
-    jobs: Iterable[_Job], work: Callable[[_Job], Any], name: Callable[[_Job], str]
-) -> Iterator[tuple[_Job, Any, Failure | None]]:
-    """Calls `work` with each job, at most 32 at the same time, and yields results and failures as they come.
-
-    Ctrl-C is raised within a tenth of a second; running calls are abandoned.
-    """
-    source = iter(jobs)
-    pool = ThreadPoolExecutor(_THREADS)
-    running: dict[Future[Any], _Job] = {}
-    try:
-        while True:
-            for job in islice(source, 2 * _THREADS - len(running)):
-                running[pool.submit(work, job)] = job
-            if not running:
-                return
-            for future in wait(running, 0.1, FIRST_COMPLETED).done:
-                job, error = running.pop(future), future.exception()
-                yield job, None if error else future.result(), Failure(name(job), error) if error else None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def run_all(transfers: list[PlannedTransfer], options: Options, report: Report) -> Outcome:
@@ -132,57 +116,50 @@ def run_all(transfers: list[PlannedTransfer], options: Options, report: Report) 
     if len(transfers) == 1:
         _run(transfers[0], options, report, outcome)
         return outcome
-    singles = [(number, transfer) for number, transfer in enumerate(transfers) if not transfer.is_tree]
 
-    def single(job: tuple[int, PlannedTransfer]) -> Outcome:
+    def run(numbered: tuple[int, PlannedTransfer]) -> None:
+        number, transfer = numbered
         alone = Outcome()
-        _run(job[1], options, total.part(job[0]), alone)
-        return alone
+        try:
+            _run(transfer, options, total.part(number), alone)
+        except Exception as error:  # noqa: BLE001  a failure does not end the others
+            alone.failures.append(Failure(transfer.source.shown, error))
+        outcomes.append(alone)
 
-    for _, done, failure in concurrently(singles, single, lambda job: job[1].source.shown):
-        if failure is not None:
-            outcome.failures.append(failure)
-            continue
-        outcome.files, outcome.bytes = outcome.files + done.files, outcome.bytes + done.bytes
-        outcome.skipped += done.skipped
-        outcome.versions |= done.versions
-    for number, transfer in enumerate(transfers):
-        if transfer.is_tree:
-            try:
-                _run(transfer, options, total.part(number), outcome)
-            except Exception as error:  # noqa: BLE001  a failure does not end the others
-                outcome.failures.append(Failure(transfer.source.shown, error))
+    outcomes: list[Outcome] = []
+    for are_trees, calls in ((False, _CALLS), (True, 1)):
+        some = [each for each in enumerate(transfers) if each[1].is_tree == are_trees]
+        for _ in concurrently(run, some, calls, waits=False):
+            outcome.add(outcomes.pop())
     return outcome
 
 
 def _run(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
-    if not (transfer.source.is_local or transfer.destination.is_local):
+    if transfer.is_between_buckets:
         _copy(transfer, options, report, outcome)
     elif transfer.is_tree:
-        _tree(transfer, options, report, outcome)
+        _transfer_tree(transfer, options, report, outcome)
     else:
-        _single(transfer, options, report, outcome)
+        _transfer_file(transfer, options, report, outcome)
 
 
-def _single(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
+def _transfer_file(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
     source, url = transfer.source, str(transfer.destination.url)
     attributes = {"content_type": guessed_type(source.path.name, url), **options.attributes}
-    if is_fifo(transfer):
-        with source.path.open("rb") as stream:
-            size = upload_stream(stream, url, config=options.config, progress=of_stream(report), **attributes).size
-        outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
-        return
     shared: dict[str, Any] = {"config": options.config, "skip_unchanged": options.skip_unchanged, "progress": report}
-    if source.is_local:
+    if transfer.is_fifo:
+        with source.path.open("rb") as stream:
+            done = upload_stream(stream, url, config=options.config, progress=of_stream(report), **attributes)
+    elif source.is_local:
         done = upload_file(source.path, url, **shared, **attributes)
     else:
         done = download_file(str(source.url), transfer.destination.path, **shared)
-    outcome.files, outcome.skipped = outcome.files + (not done.skipped), outcome.skipped + done.skipped
-    outcome.bytes += 0 if done.skipped else done.size
-    outcome.versions[transfer] = done.version if source.is_local else None
+    outcome.files, outcome.skipped = int(not done.skipped), int(done.skipped)
+    outcome.bytes = 0 if done.skipped else done.size
+    outcome.missing[transfer], outcome.versions[transfer] = set(), done.version if source.is_local else None
 
 
-def _tree(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
+def _transfer_tree(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
     shared: dict[str, Any] = {
         "config": options.config,
         "glob": transfer.glob,
@@ -190,68 +167,188 @@ def _tree(transfer: PlannedTransfer, options: Options, report: Report, outcome: 
         "skip_unchanged": options.skip_unchanged,
         "progress": report,
     }
-    missing: set[str] = set()
+    failed: list[tuple[str, Exception]] = []
     try:
         if transfer.source.is_local:
             shared |= {"content_types": types_by_end(), **options.attributes}
-            result = upload(transfer.source.path, str(transfer.destination.url), **shared)
+            done = upload(transfer.source.path, str(transfer.destination.url), **shared)
         else:
-            result = download(str(transfer.source.url), transfer.destination.path, **shared)
+            done = download(str(transfer.source.url), transfer.destination.path, **shared)
     except TransferError as error:
-        result, missing = error.result, {name for name, _ in error.failures}
-        outcome.failures += [Failure(transfer.source.child(name).shown, failed) for name, failed in error.failures]
-    outcome.trees[transfer] = missing
-    outcome.add(result)
+        done, failed = error.result, error.failures
+    outcome.failures += [Failure(transfer.source.child(name).shown, error) for name, error in failed]
+    outcome.missing[transfer] = {name for name, _ in failed}
+    outcome.files, outcome.bytes, outcome.skipped = done.transferred, done.bytes, done.skipped
 
 
 def _copy(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
-    """Copies an object, or a tree, from bucket to bucket."""
-    source, destination, config = transfer.source, transfer.destination, options.config
-    if not transfer.is_tree:
-        if options.skip_unchanged and not list(_changed(transfer, options, outcome)):
-            return
-        size, outcome.versions[transfer] = copy_object(str(source.url), str(destination.url), config)
-        outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
-        report(Progress(1, 1, size, size, 0))
-        return
-
-    def copy(item: Item) -> int:
-        return copy_object(f"{source.url}{item.name}", f"{destination.url}{item.name}", config, item.size)[0]
-
-    before = Outcome(outcome.files, outcome.bytes, outcome.skipped)
+    """Copies an object, or a tree, from bucket to bucket. Raises the error of a single object."""
     missing: set[str] = set()
-    names = outcome.copies.setdefault(transfer, set())
-    is_named = options.names_copies and is_on_server(source.url, destination.url)
-    for item, size, failure in concurrently(
-        _changed(transfer, options, outcome), copy, lambda item: f"{source.url}{item.name}"
-    ):
-        if failure is not None:
-            outcome.failures.append(failure)
+    copies = outcome.copies.setdefault(transfer, set())
+
+    def changed() -> Iterator[Item]:
+        for item, _, is_unchanged in compared(transfer, options.config, skip_unchanged=options.skip_unchanged):
+            if is_unchanged:
+                outcome.skipped += 1
+            else:
+                yield item
+
+    def copy(item: Item) -> tuple[int, str | None]:
+        return _copy_object(transfer, item, options.config)
+
+    for item, done in concurrently(copy, changed(), _CALLS, waits=False):
+        if isinstance(done, Exception):
+            if not transfer.is_tree:
+                raise done
+            outcome.failures.append(Failure(transfer.source.child(item.name).shown, done))
             missing.add(item.name)
             continue
-        if is_named:
-            names.add(item.name)
+        size, version = done
+        if not transfer.is_tree:
+            outcome.versions[transfer] = version
+        elif options.names_copies and transfer.is_on_server:
+            copies.add(item.name)
         outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
-        skipped = outcome.skipped - before.skipped
-        done = outcome.files - before.files + skipped
-        report(Progress(done, None, outcome.bytes - before.bytes, None, skipped))
-    outcome.trees[transfer] = missing
+        totals = (None, None) if transfer.is_tree else (1, size)
+        report(Progress(outcome.files + outcome.skipped, totals[0], outcome.bytes, totals[1], outcome.skipped))
+    outcome.missing[transfer] = missing
 
 
-def _changed(transfer: PlannedTransfer, options: Options, outcome: Outcome) -> Iterator[Item]:
-    """The objects to copy from bucket to bucket. Counts the unchanged ones, if they are skipped."""
-    found = sources_of(transfer, options.config)
-    if not options.skip_unchanged:
-        yield from found
+def _copy_object(transfer: PlannedTransfer, item: Item, config: StoreConfig) -> tuple[int, str | None]:
+    """Copies an object with its headers and metadata. Returns its size in bytes, and the version of the copy if known.
+
+    A copy on the server takes no request for metadata if a listing returned the size.
+
+    Raises:
+        StoreError: The object cannot be read or written; the destination is unchanged.
+    """
+    old, new = transfer.source.child(item.name).url, transfer.destination.child(item.name).url
+    is_known = transfer.is_on_server and item.size is not None
+    info = item if is_known else Store(old.base, config=config).head(old.key)
+    if transfer.is_on_server:
+        return info.size or 0, Store(new.base, config=config).copy(str(old), new.key)
+    # The storage classes of providers differ.
+    attributes = {name: getattr(info, name) for name in ObjectAttributes.__annotations__ if name != "storage_class"}
+    with (
+        open_object(str(old), "rb", config=config) as reader,
+        ObjectWriter(str(new), config=config, **attributes) as writer,
+    ):
+        while block := reader.read(_BLOCK_BYTES):
+            writer.write(block)
+    return info.size or 0, None
+
+
+def guessed_type(*names: str) -> str | None:
+    """The content type of the first name or path that has one; that of a compressed file is the type of its content.
+
+    Example:
+        >>> guessed_type("a/b.json"), guessed_type("part-1", "x.png"), guessed_type("Makefile")
+        ('application/json', 'image/png', None)
+    """
+    # With `./` a name is not taken as a URL such as `data:`.
+    return next((kind for name in names if (kind := mimetypes.guess_type(f"./{name}")[0])), None)
+
+
+def types_by_end() -> dict[str, str]:
+    """The content types of names by their ends, such as `.txt` and `.txt.gz`."""
+    mimetypes.init()
+    compressed = (f"{end}{encoding}" for end in mimetypes.types_map for encoding in mimetypes.encodings_map)
+    ends = (*mimetypes.types_map, *mimetypes.suffix_map, *compressed)
+    return {end: kind for end in ends if (kind := guessed_type(f"x{end}"))}
+
+
+def sources_to_move(transfer: PlannedTransfer, config: StoreConfig) -> list[Item]:
+    """The files or objects of a transfer before it; the version of a file is its state."""
+    found = list(transfer.sources(config))
+    source = transfer.source
+    if not source.is_local:
+        return found
+    names = [item.name for item in found]
+    if transfer.is_tree:
+        # A file behind a link is outside of the tree, and is kept.
+        names = without_links(source.path, names)
+    states = {name: (source.path / name).stat() for name in names}
+    return [Item(name, state.st_size, _state(state)) for name, state in states.items()]
+
+
+def _state(state: os.stat_result) -> str:
+    return f"{state.st_dev}-{state.st_ino}-{state.st_size}-{state.st_mtime_ns}"
+
+
+def move_all(sources: dict[PlannedTransfer, list[Item]], options: Options, report: Report) -> Outcome:
+    """Moves files and objects, given what `sources_to_move` returns for each transfer.
+
+    A source is deleted if its transfer succeeded, it has not changed, and its copy has its size, and the version that
+    was written if it is known. These are not looked up for objects of trees that the server copied.
+
+    The transfers verify the checksums of what they write.
+    """
+    outcome = run_all(list(sources), dataclasses.replace(options, names_copies=True), report)
+    copied = [
+        (transfer, item) for transfer, items in sources.items() for item in items if _is_copied(transfer, item, outcome)
+    ]
+
+    def delete(source: tuple[PlannedTransfer, Item]) -> None:
+        _delete(*source, options.config, outcome)
+
+    for (transfer, item), error in concurrently(delete, copied, _CALLS, waits=False):
+        if error is not None:
+            outcome.failures.append(Failure(transfer.source.child(item.name).shown, error))
+    return outcome
+
+
+def _is_copied(transfer: PlannedTransfer, item: Item, outcome: Outcome) -> bool:
+    missing = outcome.missing.get(transfer)
+    if missing is None:
+        return False
+    if transfer.source.is_local and any(item.name.startswith(f"{name}/") for name in missing):
+        # In a folder that could not be read.
+        return False
+    return item.name not in missing
+
+
+def _delete(transfer: PlannedTransfer, item: Item, config: StoreConfig, outcome: Outcome) -> None:
+    """Deletes a source.
+
+    Raises:
+        CommandError: Its copy is missing, or has another size or version, or the source changed; it is kept.
+    """
+    source = transfer.source.child(item.name)
+    if item.name not in outcome.copies.get(transfer, ()):
+        _check_copy(transfer, item, config, outcome)
+    changed = CommandError(f"{source.shown}: kept, because it changed while it was copied")
+    if source.is_local:
+        if _state(source.path.stat()) != item.version:
+            raise changed
+        source.path.unlink()
         return
-    for item, is_unchanged in compared(transfer, found, copies_of(transfer, options.config), options.config):
-        if is_unchanged:
-            outcome.skipped += 1
-        else:
-            yield item
+    key, store = source.url.key, Store(source.url.base, config=config)
+    # Some servers with the interface of S3 ignore the condition of the delete.
+    if (source.url.scheme != "gs" or item.version is None) and store.head(key).version != item.version:
+        raise changed
+    try:
+        store.delete(key, if_version=item.version)
+    except PreconditionFailedError as error:
+        raise changed from error
+    except UnsupportedError:
+        store.delete(key)
 
 
-def failure_line(failure: Failure) -> str:
-    """A failure on one line, with the name of the source if its error lacks it."""
-    text = described(failure.error)
-    return text if failure.name in text else f"{escaped(failure.name)}: {text}"
+def _check_copy(transfer: PlannedTransfer, item: Item, config: StoreConfig, outcome: Outcome) -> None:
+    """Raises CommandError if the copy is missing, or has another size or version."""
+    source, copy = transfer.source.child(item.name), transfer.destination.child(item.name)
+    size: int | None = None
+    version: str | None = None
+    if copy.is_local:
+        size = copy.path.stat().st_size
+    else:
+        try:
+            info = Store(copy.url.base, config=config).head(copy.url.key)
+            size, version = info.size, info.version
+        except ObjectNotFoundError:
+            pass
+    if size != item.size:
+        raise CommandError(f"{source.shown}: kept, because {copy.shown} has {size} bytes instead of {item.size}")
+    written = outcome.versions.get(transfer)
+    if written is not None and version != written:
+        raise CommandError(f"{source.shown}: kept, because another writer replaced {copy.shown}")

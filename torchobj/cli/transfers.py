@@ -1,30 +1,26 @@
-"""`torchobj cp`, also by the names `upload` and `download`, and `torchobj mv`."""
+"""`torchobj cp`, also by the names `upload` and `download`, `torchobj mv` and `torchobj sync`."""
 
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from torchobj.cli.comparison import compared, copies_of, sources_of
-from torchobj.cli.content_types import guessed_type
-from torchobj.cli.errors import CommandError
-from torchobj.cli.moving import move_all, sources_to_move
+from torchobj.checkpoint.keys import remove_empty_folders, without_links
 from torchobj.cli.objects import write_target
-from torchobj.cli.options import Command, PatternCommand, Settings, fail_with, settings
-from torchobj.cli.output import counted, duration, human_size, print_json, print_line, shown
-from torchobj.cli.progress import of_stream, reporting
-from torchobj.cli.targets import check_bucket, check_wildcards, parse_target
-from torchobj.cli.transfer_plan import STREAM, Item, PlannedTransfer, check_destinations, is_fifo, plan
-from torchobj.cli.transfer_run import Options, Outcome, failure_line, run_all
-from torchobj.cli.url_argument import URL
+from torchobj.cli.options import Command, CommandError, PatternCommand, Settings, settings
+from torchobj.cli.output import counted, escaped, human_size, rate_shown, shown
+from torchobj.cli.progress import Report, of_stream, reporting
+from torchobj.cli.removing import delete_keys
+from torchobj.cli.targets import URL, Target, check_bucket, check_wildcards, parse_target
+from torchobj.cli.transfer_plan import STREAM, PlannedTransfer, check_destinations, compared, is_temporary, plan
+from torchobj.cli.transfer_run import Options, Outcome, guessed_type, move_all, run_all, sources_to_move
 from torchobj.config import StoreConfig
-from torchobj.files.patterns import Pattern
-from torchobj.files.streams import upload_stream
-
-__all__ = ["check_attributes", "cp", "mv", "print_action", "print_outcome", "print_plan"]
+from torchobj.files import upload_stream
+from torchobj.files.patterns import Pattern, selects
+from torchobj.store import Store
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -83,18 +79,13 @@ def cp(
     transfers = plan(sources, destination, recursive=recursive, raw=raw, patterns=patterns)
     if not transfers:
         raise CommandError(f"{' '.join(sources)}: --exclude and --include select none of them")
-    check_attributes(transfers, given)
+    _check_attributes(transfers, given)
     check_destinations(transfers, config)
     options = Options(config, skip_unchanged=skip_unchanged, attributes=given)
-    if dry_run:
-        if not print_plan(chosen, transfers, options, "would copy"):
-            raise _nothing(transfers)
-        return
-    started = time.monotonic()
-    with reporting("cp", quiet=chosen.json) as report:
-        outcome = run_all(transfers, options, report)
-    _check_found(transfers, outcome)
-    print_outcome(chosen, outcome, "copied", time.monotonic() - started)
+    if not dry_run:
+        _transfer(chosen, transfers, "cp", "copied", lambda report: run_all(transfers, options, report))
+    elif not _print_plan(chosen, transfers, options, "would copy"):
+        raise _no_files(transfers)
 
 
 @click.command(cls=Command, short_help="Move files and objects: copy, verify, delete.")
@@ -121,9 +112,9 @@ def mv(
     given = _given(attributes)
     transfers = plan(sources, destination, recursive=recursive, raw=raw)
     for transfer in transfers:
-        if is_fifo(transfer):
+        if transfer.is_fifo:
             raise CommandError(f"{transfer.source.text}: a FIFO cannot be moved; use cp")
-    check_attributes(transfers, given)
+    _check_attributes(transfers, given)
     for transfer in transfers:
         if transfer.glob is not None and not transfer.source.is_local:
             check_wildcards(transfer.source.text, transfer.source.child(transfer.glob), config)
@@ -135,18 +126,107 @@ def mv(
     check_bucket(into_root, "moves files into its root", whole_bucket=whole_bucket or dry_run)
     options = Options(config, attributes=given)
     if dry_run:
-        if not print_plan(chosen, transfers, options, "would move"):
-            raise _nothing(transfers)
+        if not _print_plan(chosen, transfers, options, "would move"):
+            raise _no_files(transfers)
+        return
+    moved = {transfer: sources_to_move(transfer, config) for transfer in transfers}
+    if any(end.names_bucket for end in (*from_all, *into_root)):
+        sizes = [item.size or 0 for items in moved.values() for item in items]
+        size = human_size(sum(sizes))
+        chosen.note(f"moving {counted(len(sizes), 'file')}, {size}; each is deleted when its copy was verified")
+    _transfer(chosen, transfers, "mv", "moved", lambda report: move_all(moved, options, report))
+
+
+@click.command(cls=PatternCommand, short_help="Transfer what is new or changed; --delete removes the rest.")
+@click.argument("source", type=URL)
+@click.argument("destination", type=URL)
+@click.option("--delete", is_flag=True, help="Delete what is below DESTINATION and not below SOURCE, at the end.")
+@click.option("--force", is_flag=True, help="Allow a SOURCE without files; with --delete this deletes everything.")
+@click.option("--whole-bucket", is_flag=True, help="Allow --delete if SOURCE or DESTINATION is a whole bucket.")
+@click.option("--content-type", metavar="TYPE", help="Content type of uploads; otherwise guessed from their names.")
+@click.option("--dry-run", is_flag=True, help="Print what would be transferred and deleted.")
+def sync(
+    source: str,
+    destination: str,
+    *,
+    delete: bool,
+    force: bool,
+    whole_bucket: bool,
+    content_type: str | None,
+    dry_run: bool,
+    patterns: tuple[Pattern, ...],
+) -> None:
+    """Makes the folder DESTINATION contain what the folder SOURCE contains. One of them, or both, are in buckets.
+
+    A file is not transferred if its copy has the same size and checksum, or, where a store has no checksum, the time
+    that the transfer kept. From bucket to bucket, the copy must have the same size, and the same ETag of S3, checksum
+    or `mtime` in its metadata; objects with nothing to compare are copied, and --dry-run counts them. With --delete,
+    only keys or files below DESTINATION are deleted, after all transfers have succeeded: none if one failed. Links in a
+    local destination are not followed. A SOURCE without files is an error, because it is more often a typing error,
+    unless --force is given.
+
+    Patterns are compared with paths below SOURCE and DESTINATION, and * also matches slashes. What they exclude is
+    neither transferred nor deleted.
+    """
+    chosen = settings()
+    if STREAM in (source, destination):
+        raise CommandError("-: a stream is not a folder; use cp")
+    config = chosen.config(source, destination)
+    transfers = plan([source], destination, recursive=True, raw=True, patterns=patterns)
+    if not (transfers and transfers[0].is_tree):
+        raise CommandError(f"{source}: is a file, and must be a folder; use cp")
+    [transfer] = transfers
+    attributes = {} if content_type is None else {"content_type": content_type}
+    _check_attributes(transfers, attributes)
+    if delete:
+        action = "deletes what is not in the source"
+        check_bucket((transfer.destination, transfer.source), action, whole_bucket=whole_bucket or dry_run)
+    names = {item.name for item in transfer.sources(config)} if delete else set()
+    if delete and not names and not force:
+        raise CommandError(f"{source}: has no files; --force deletes everything below {destination}")
+    options = Options(config, skip_unchanged=True, attributes=attributes)
+    if dry_run:
+        extra = _extra(transfer, names, config) if delete else []
+        _print_plan(chosen, transfers, options, "would copy", nothing=_nothing(extra))
+        _note_count(chosen, "would delete", extra, transfer.destination)
+        for name in extra:
+            _print_action(chosen, "would delete", transfer.destination.child(name).shown)
         return
     started = time.monotonic()
-    moved = [source for transfer in transfers for source in sources_to_move(transfer, config)]
-    if any(end.names_bucket for end in (*from_all, *into_root)):
-        size = human_size(sum(source.size or 0 for source in moved))
-        chosen.note(f"moving {counted(len(moved), 'file')}, {size}; each is deleted when its copy was verified")
-    with reporting("mv", quiet=chosen.json) as report:
-        outcome = move_all(transfers, moved, options, report)
-    _check_found(transfers, outcome)
-    print_outcome(chosen, outcome, "moved", time.monotonic() - started)
+    with reporting("sync", quiet=chosen.json) as report:
+        outcome = run_all(transfers, options, report)
+    if not (outcome.files or outcome.skipped or outcome.failures or force):
+        raise CommandError(f"{source}: has no files; `torchobj ls` shows what exists")
+    elapsed_s, extra = time.monotonic() - started, []
+    if delete and not outcome.failures:
+        # Listed again: what others wrote below the source meanwhile is kept.
+        names |= {item.name for item in transfer.sources(config)}
+        extra = _extra(transfer, names, config)
+    # Ends the command after a failure.
+    _print_outcome(chosen, outcome, "copied", elapsed_s, nothing=_nothing(extra))
+    _note_count(chosen, "deleting", extra, transfer.destination)
+    if delete:
+        _delete(chosen, transfer.destination, extra, config)
+
+
+def _transfer(
+    chosen: Settings,
+    transfers: list[PlannedTransfer],
+    name: str,
+    action: str,
+    run: Callable[[Report], Outcome],
+) -> None:
+    """Runs the transfers of a command, and prints their progress and outcome.
+
+    Raises:
+        CommandError: There was nothing to transfer.
+    """
+    started = time.monotonic()
+    with reporting(name, quiet=chosen.json) as report:
+        outcome = run(report)
+    if not (outcome.files or outcome.skipped or outcome.failures):
+        raise _no_files(transfers)
+    _print_outcome(chosen, outcome, action, time.monotonic() - started)
 
 
 def _given(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +239,7 @@ def _given(attributes: dict[str, Any]) -> dict[str, Any]:
     return given | ({"metadata": {name: value for name, _, value in pairs}} if pairs else {})
 
 
-def check_attributes(transfers: list[PlannedTransfer], given: dict[str, Any]) -> None:
+def _check_attributes(transfers: list[PlannedTransfer], given: dict[str, Any]) -> None:
     """Checks that arguments of uploads are given for uploads only.
 
     Raises:
@@ -197,94 +277,68 @@ def _stream(
     with reporting("cp", quiet=chosen.json) as report:
         attributes = {"content_type": guessed_type(target.url.key), **given}
         done = upload_stream(sys.stdin.buffer, str(target.url), config=config, progress=of_stream(report), **attributes)
-    print_outcome(chosen, Outcome(1, done.size), "copied", time.monotonic() - started)
+    _print_outcome(chosen, Outcome(1, done.size), "copied", time.monotonic() - started)
 
 
-def print_plan(
+def _print_plan(
     chosen: Settings, transfers: list[PlannedTransfer], options: Options, action: str, *, nothing: str = "nothing to do"
 ) -> int:
     """Prints what would be transferred, and counts what has nothing to compare. Returns the number of sources."""
     found, printed, by_checksum, without = 0, 0, 0, 0
     for transfer in transfers:
-        between = not (transfer.source.is_local or transfer.destination.is_local)
-        copies: dict[str, Item] = {}
-        states: Iterable[tuple[Item, bool | None]]
-        if options.skip_unchanged:
-            copies = copies_of(transfer, options.config)
-            states = compared(transfer, sources_of(transfer, options.config), copies, options.config)
-        elif transfer.is_tree:
-            states = ((item, False) for item in sources_of(transfer, options.config))
-        else:
-            states = [(Item("", None, None), False)]
-        for item, is_unchanged in states:
+        for item, copy, is_unchanged in compared(transfer, options.config, skip_unchanged=options.skip_unchanged):
             found += 1
-            copy = copies.get(item.name)
-            compares = copy is not None and copy.size == item.size and not between
+            compares = copy is not None and copy.size == item.size and not transfer.is_between_buckets
             if is_unchanged is None and compares:
                 by_checksum += 1
             elif not is_unchanged:
                 printed += 1
                 without += is_unchanged is None
                 source, destination = transfer.source.child(item.name), transfer.destination.child(item.name)
-                print_action(chosen, "would compare" if compares else action, source.shown, destination.shown)
-    _print_count(chosen, "would compare", by_checksum, "would compare {} of equal size by checksums")
-    _print_count(chosen, "nothing to compare", without, "{} of equal size with nothing else to compare")
+                _print_action(chosen, "would compare" if compares else action, source.shown, destination.shown)
+    for name, count, text in (
+        ("would compare", by_checksum, "would compare {} of equal size by checksums"),
+        ("nothing to compare", without, "{} of equal size with nothing else to compare"),
+    ):
+        if count:
+            chosen.show({"action": name, "files": count}, text.format(counted(count, "file")))
     if found and not printed + by_checksum:
         chosen.note(f"{nothing}: {counted(found, 'file')} unchanged")
     return found
 
 
-def _print_count(chosen: Settings, action: str, count: int, text: str) -> None:
-    if count and chosen.json:
-        print_json({"action": action, "files": count})
-    elif count:
-        print_line(text.format(counted(count, "file")))
-
-
-def print_action(chosen: Settings, action: str, source: str, destination: str | None = None) -> None:
+def _print_action(chosen: Settings, action: str, source: str, destination: str | None = None) -> None:
     """Prints what is done, or would be, with a file or object."""
-    if chosen.json:
-        names = {"url": source} if destination is None else {"source": source, "destination": destination}
-        print_json({"action": action, **names})
-    else:
-        print_line(f"{action} {shown(source)}" + ("" if destination is None else f" -> {shown(destination)}"))
+    names = {"url": source} if destination is None else {"source": source, "destination": destination}
+    text = f"{action} {shown(source)}" + ("" if destination is None else f" -> {shown(destination)}")
+    chosen.show({"action": action, **names}, text)
 
 
-def print_outcome(
+def _print_outcome(
     chosen: Settings, outcome: Outcome, action: str, elapsed_s: float, *, nothing: str = "nothing to do"
 ) -> None:
     """Prints the failures and a summary. Ends the command with exit code 1 if something failed."""
     for failure in outcome.failures:
-        chosen.error(failure_line(failure), failure.error)
-    if chosen.json:
-        print_json(
-            {
-                "action": action,
-                "files": outcome.files,
-                "bytes": outcome.bytes,
-                "unchanged": outcome.skipped,
-                "failed": len(outcome.failures),
-                "seconds": round(elapsed_s, 3),
-            }
-        )
-    elif outcome.skipped and not (outcome.files or outcome.failures):
-        print_line(f"{nothing}: {counted(outcome.skipped, 'file')} unchanged")
+        chosen.error(str(failure), failure.error)
+    fields = {
+        "action": action,
+        "files": outcome.files,
+        "bytes": outcome.bytes,
+        "unchanged": outcome.skipped,
+        "failed": len(outcome.failures),
+        "seconds": round(elapsed_s, 3),
+    }
+    if outcome.skipped and not (outcome.files or outcome.failures):
+        chosen.show(fields, f"{nothing}: {counted(outcome.skipped, 'file')} unchanged")
     else:
-        rate = human_size(int(outcome.bytes / elapsed_s)) if elapsed_s > 0 else "?"
-        text = f"{action} {counted(outcome.files, 'file')}, {human_size(outcome.bytes)}"
-        text += f", in {duration(elapsed_s)}, {rate}/s"
+        text = f"{action} {counted(outcome.files, 'file')}, {rate_shown(outcome.bytes, elapsed_s)}"
         text += f"; {outcome.skipped} unchanged" if outcome.skipped else ""
-        print_line(text + (f"; {len(outcome.failures)} failed" if outcome.failures else ""))
+        chosen.show(fields, text + (f"; {len(outcome.failures)} failed" if outcome.failures else ""))
     if outcome.failures:
-        fail_with()
+        raise click.exceptions.Exit(1)
 
 
-def _check_found(transfers: list[PlannedTransfer], outcome: Outcome) -> None:
-    if not (outcome.files or outcome.skipped or outcome.failures):
-        raise _nothing(transfers)
-
-
-def _nothing(transfers: list[PlannedTransfer]) -> CommandError:
+def _no_files(transfers: list[PlannedTransfer]) -> CommandError:
     names = " ".join(transfer.source.text for transfer in transfers)
     if any(transfer.patterns for transfer in transfers):
         return CommandError(f"{names}: no file or key is selected by --exclude and --include")
@@ -293,3 +347,34 @@ def _nothing(transfers: list[PlannedTransfer]) -> CommandError:
             f"{names}: no file or key matches; --raw takes wildcards as they are, and `torchobj ls` shows what exists"
         )
     return CommandError(f"{names}: has no files or objects; `torchobj ls` shows what exists")
+
+
+def _nothing(extra: list[str]) -> str:
+    return "nothing to transfer" if extra else "nothing to do"
+
+
+def _note_count(chosen: Settings, action: str, extra: list[str], folder: Target) -> None:
+    if extra:
+        chosen.note(f"{action} {counted(len(extra), 'file')} below {escaped(folder.shown)}")
+
+
+def _extra(transfer: PlannedTransfer, names: set[str], config: StoreConfig) -> list[str]:
+    """Names below the destination that are not below the source, and not excluded.
+
+    Temporary files are not deleted, because a listing of local files omits them.
+    """
+    copies = (name for name in transfer.copies(config) if selects(transfer.patterns, name))
+    return [name for name in copies if name not in names and not is_temporary(name)]
+
+
+def _delete(chosen: Settings, folder: Target, extra: list[str], config: StoreConfig) -> None:
+    if not folder.is_local:
+        store, prefix = Store(folder.url.base, config=config), folder.url.key
+        for key in delete_keys(store, (f"{prefix}{name}" for name in extra)):
+            _print_action(chosen, "delete", f"{store.url}/{key}")
+        return
+    names = without_links(folder.path, extra)
+    for name in names:
+        (folder.path / name).unlink(missing_ok=True)
+        _print_action(chosen, "delete", str(folder.path / name))
+    remove_empty_folders(folder.path, names)
