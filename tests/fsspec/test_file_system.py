@@ -11,12 +11,11 @@ from fsspec.tests import abstract
 
 import torchobj
 import torchobj.fsspec
+from tests.support.file_systems import InMemory
 from torchobj import exceptions
 from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, file_system, instances, register
 
-
-class InMemory(ObjectFileSystem):
-    protocol = "memory"
+BUCKET = "files"
 
 
 class Fixtures(abstract.AbstractFixtures):
@@ -58,13 +57,6 @@ class TestOpening(Fixtures, abstract.AbstractOpenTests):
 
 
 # Cases that the suite does not cover
-
-
-@pytest.fixture
-def files():
-    store = torchobj.Store("memory://files")
-    store.delete([info.key for info in store.list()])
-    return InMemory()
 
 
 def body(key):

@@ -9,21 +9,9 @@ from fsspec.callbacks import Callback
 import torchobj
 import torchobj.files.transfers
 from torchobj import exceptions
-from torchobj.fsspec import ObjectFileSystem
 from torchobj.store import reads
 
-
-class InMemory(ObjectFileSystem):
-    protocol = "memory"
-
-
-@pytest.fixture
-def files():
-    store = torchobj.Store("memory://many")
-    store.delete([info.key for info in store.list()])
-    files = InMemory()
-    files._created_folders.clear()
-    return files
+BUCKET = "many"
 
 
 @pytest.fixture

@@ -5,22 +5,16 @@ import threading
 import pytest
 
 import torchobj
+from tests.support.file_systems import InMemory
 from torchobj import exceptions
-from torchobj.fsspec import ObjectFileSystem
 
-
-class InMemory(ObjectFileSystem):
-    protocol = "memory"
+BUCKET = "moves"
 
 
 @pytest.fixture
-def files():
-    files = InMemory()
-    files._created_folders.clear()
+def files(files):
     files.pipe({"moves/a": b"a", "moves/deep/b": b"b", "moves/deep/er/c": b"c"})
-    yield files
-    for path in files.find("moves"):
-        files.rm(path)
+    return files
 
 
 def test_a_file_is_moved_with_its_content_to_a_name_and_into_a_folder(files):

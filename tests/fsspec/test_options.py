@@ -12,6 +12,7 @@ import pytest
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
 import torchobj
+from tests.support.file_systems import InMemory
 from torchobj import AdvancedOptions, GCSOptions, S3Options, StoreConfig, exceptions
 from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, instances, s3fs_options
 
@@ -71,6 +72,46 @@ def test_options_of_botocore_set_shared_fields(tmp_path):
         max_attempts=3,
         ca_bundle=str(tmp_path),
     )
+
+
+def test_an_option_of_the_file_system_overrides_that_of_botocore():
+    kwargs = {"region_name": "client", "aws_access_key_id": "client", "aws_secret_access_key": "client"}
+    given = s3_of(
+        client_kwargs=kwargs,
+        config_kwargs={"region_name": "config"},
+        s3_additional_kwargs={"RequestPayer": "requester"},
+        requester_pays=False,
+        username="user",
+        secret=SECRET,
+    )
+    assert (given.region, given.requester_pays) == ("client", False)
+    assert given.credential_provider()["access_key_id"] == "client"
+    assert given.credential_provider()["secret_access_key"] == SECRET
+    assert s3_of(config_kwargs={"signature_version": "unsigned"}, anon=False).anonymous is False
+    assert s3_of(config_kwargs={"region_name": "config"}).region == "config"
+
+
+def test_options_without_effect_are_named_by_their_place(caplog):
+    ObjectFileSystem(
+        use_ssl=False,
+        block_size=1,
+        use_listings_cache=False,
+        version_aware=True,
+        client_kwargs={"use_ssl": False, "api_version": None},
+        config_kwargs={
+            "s3": {"payload_signing_enabled": True},
+            "retries": {"mode": "standard"},
+            "signature_version": "s3",
+        },
+        s3_additional_kwargs={"ACL": "private", "RequestPayer": "other"},
+    )
+    assert (
+        "ignored block_size, client_kwargs['use_ssl'], config_kwargs['s3']['payload_signing_enabled'], "
+        "config_kwargs['signature_version'], s3_additional_kwargs['ACL'], s3_additional_kwargs['RequestPayer'], "
+        "use_ssl=False (the scheme of endpoint_url decides), version_aware, which"
+    ) in caplog.text
+    with pytest.raises(exceptions.ConfigError, match="client_kwargs as <class 'list'>: must be a dict"):
+        ObjectFileSystem(client_kwargs=["x"])
 
 
 def test_the_unsigned_version_of_botocore_is_anonymous():
@@ -166,9 +207,6 @@ def test_what_libraries_pass_to_every_file_system_is_not_logged(kind, caplog):
 
 
 def test_a_file_system_is_used_from_coroutines_as_zarr_does(fsspec_registry):
-    class InMemory(ObjectFileSystem):
-        protocol = "memory"
-
     async def write_and_read(files):
         await files._pipe_file("zarr/c/0", b"chunk")
         return await files._cat_ranges(["zarr/c/0", "zarr/c/0"], [0, 1], [2, 3])

@@ -5,18 +5,8 @@ from fsspec.callbacks import Callback
 
 import torchobj
 from torchobj import exceptions
-from torchobj.fsspec import ObjectFileSystem
 
-
-class InMemory(ObjectFileSystem):
-    protocol = "memory"
-
-
-@pytest.fixture
-def files():
-    store = torchobj.Store("memory://scope")
-    store.delete([info.key for info in store.list()])
-    return InMemory()
+BUCKET = "scope"
 
 
 def fill(files, *names):

@@ -4,13 +4,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import torchobj
-from torchobj.fsspec import ObjectFileSystem
+from tests.support.file_systems import InMemory
 
 KEYS = ("ord/a", "ord/s/b")
-
-
-class InMemory(ObjectFileSystem):
-    protocol = "memory"
 
 
 @pytest.fixture

@@ -9,18 +9,9 @@ import pytest
 from fsspec.compression import available_compressions, compr
 
 import torchobj
-from torchobj.fsspec import ObjectFileSystem
+from tests.support.file_systems import InMemory
 
-
-class InMemory(ObjectFileSystem):
-    protocol = "memory"
-
-
-@pytest.fixture
-def files():
-    store = torchobj.Store("memory://files")
-    store.delete([info.key for info in store.list()])
-    return InMemory()
+BUCKET = "files"
 
 
 def body(key):

@@ -6,10 +6,9 @@ fsspec about URLs: pass one of these file systems as its `filesystem`.
 Nothing is registered without a call of `register`, except for `tobj+s3://` and `tobj+gs://`, which fsspec finds in an
 installed package. Does not import torch.
 
-`file_system` holds the classes; `listings`, `many_objects` and `transfers` their methods for folders, for many objects
-and for local files; `files` the files that are written; `instances` caches file systems by configuration;
-`s3fs_options` and `gcsfs_options` translate the options of s3fs and gcsfs, with the credentials in
-`passed_credentials`; `registry` holds `register`.
+`file_system` holds the classes, `many_objects` their methods for many objects and local files; `files` the files that
+are written; `instances` caches file systems by configuration; `s3fs_options` and `gcsfs_options` translate the options
+of s3fs and gcsfs, with the credentials in `passed_credentials`; `registry` holds `register`.
 """
 
 from torchobj.fsspec.file_system import GCSFileSystem, ObjectFileSystem

@@ -1,7 +1,7 @@
-"""The classes `ObjectFileSystem` and `GCSFileSystem`: paths, folders and files. Does not import torch."""
+"""The classes `ObjectFileSystem` and `GCSFileSystem`: paths, folders, listings and files. Does not import torch."""
 
 import io
-import itertools
+import logging
 import shutil
 from datetime import datetime
 from typing import Any
@@ -18,19 +18,26 @@ from torchobj.exceptions import (
     StoreError,
     UnsupportedError,
 )
-from torchobj.fsspec.copies import Copies
-from torchobj.fsspec.files import BlockFile, CompressedFile, TransactionFile, TransactionText, file_entry, folder_entry
+from torchobj.fsspec.files import (
+    BlockFile,
+    CompressedFile,
+    TransactionFile,
+    TransactionText,
+    entries_by_name,
+    file_entry,
+    folder_entry,
+)
 from torchobj.fsspec.gcsfs_options import GCSFS_OPTIONS, gcsfs_config
 from torchobj.fsspec.instances import CachedByConfig
-from torchobj.fsspec.listings import Listings
 from torchobj.fsspec.many_objects import ManyObjects
 from torchobj.fsspec.s3fs_options import S3FS_OPTIONS, check_copied, check_current, s3fs_config, written_attributes
-from torchobj.fsspec.transfers import Transfers
-from torchobj.store import Store
+from torchobj.store import ObjectInfo, Store
+from torchobj.store.concurrency import concurrently
 from torchobj.store.file_objects import open_reader
-from torchobj.store.object_info import ObjectInfo
 
 __all__ = ["GCSFileSystem", "ObjectFileSystem"]
+
+logger = logging.getLogger("torchobj")
 
 #: Folders that were created, by scheme and configuration. Stores have no folders; an empty one is known to this process
 #: only.
@@ -43,7 +50,7 @@ _HINTS = ("cache_type", "fill_cache", "size")
 _MAX_REMEMBERED = 10_000
 
 
-class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=CachedByConfig):
+class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
     """An fsspec file system for S3 buckets. Paths are `bucket/key` or `s3://bucket/key`; a folder is a prefix of keys.
 
     Listings are not cached. `info` and `ls` return `LastModified`, in UTC, and `ETag`. A written file appears whole on
@@ -192,6 +199,120 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
             raise StoreError(f"{self.unstrip_protocol(path)}: is not empty")
         self._created_folders.pop(path, None)
 
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:  # noqa: FBT001, FBT002  fsspec's signature
+        """The objects and folders directly below a folder, or the object with this name.
+
+        A folder without a name, as that of the key `a//b`, has no path and is left out with a warning; `find` returns
+        its objects.
+
+        Raises:
+            ObjectNotFoundError: Neither exists.
+        """
+        path = self._strip_protocol(path)
+        found = self._children(path)
+        if found is None:
+            found = [self.info(path)]
+        named = [entry for entry in found if not entry["name"].endswith("/")]
+        if len(named) < len(found):
+            logger.warning("%s/: ls omits a folder without a name; find returns its objects", path)
+        return named if detail else [entry["name"] for entry in named]
+
+    def _children(self, path: str) -> list[dict[str, Any]] | None:
+        """The entries directly below a folder, by name; None if it is not a folder.
+
+        The name of a folder without one ends with a slash.
+        """
+        base, slash, key = path.partition("/")
+        store, prefix = self._locate(base)[0], f"{key}/" if slash else ""
+        found, is_folder = [], not slash or path in self._created_folders
+        for page in store.list(prefix, "/").pages():
+            is_folder |= bool(page.objects or page.prefixes)
+            found += [file_entry(f"{base}/{info.key}", info) for info in page.objects if info.key != prefix]
+            found += [folder_entry(f"{base}/{name[:-1]}") for name in page.prefixes]
+        if not is_folder:
+            return None
+        names = {entry["name"] for entry in found}
+        found += [folder_entry(made) for made in set(self._created_folders) - names if self._parent(made) == path]
+        return sorted(found, key=lambda entry: str(entry["name"]))
+
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        detail: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        *,
+        prefix: str = "",
+        **kwargs: Any,
+    ) -> Any:
+        """All objects below a folder, by one recursive listing; or the object with this name.
+
+        Args:
+            path: The folder.
+            maxdepth: Maximum depth; each level is listed concurrently. None for all levels.
+            withdirs: Whether to include folders, also `path` itself.
+            detail: Whether to return a dict from names to the results of `info`.
+            prefix: Selects objects whose path after the folder starts with it, as in s3fs and gcsfs.
+
+        Raises:
+            ConfigError: `prefix` is combined with `maxdepth` or `withdirs`.
+        """
+        if prefix and (maxdepth is not None or withdirs):
+            raise ConfigError(f"prefix={prefix!r}: cannot be combined with maxdepth or withdirs")
+        path = self._strip_protocol(path)
+        if not path:
+            return super().find(path, maxdepth, withdirs, detail, **kwargs)
+        entries = self._all_below(path, prefix) if maxdepth is None else self._levels_below(path, maxdepth)
+        if withdirs and (entries or self.isdir(path)):
+            entries[path] = folder_entry(path)
+        if not entries and not prefix and self.isfile(path):
+            entries = {path: self.info(path)}
+        found = {name: entries[name] for name in sorted(entries) if withdirs or entries[name]["type"] != "directory"}
+        return found if detail else list(found)
+
+    def _all_below(self, path: str, prefix: str) -> dict[str, dict[str, Any]]:
+        """The objects at all depths, and their folders."""
+        store, key = self._locate(path)
+        base, below = path.partition("/")[0], f"{key}/" if key else ""
+        files, folders = {}, {made for made in list(self._created_folders) if made.startswith(f"{path}/")}
+        folder = ""
+        for info in store.list(below + prefix):
+            *parents, name = info.key.removeprefix(below).split("/")
+            # Markers of folders cannot be addressed by a path.
+            if name:
+                files[f"{base}/{info.key}"] = file_entry(f"{base}/{info.key}", info)
+            if (above := "/".join(parents)) != folder:
+                folder = above
+                folders |= {"/".join((path, *parents[: depth + 1])) for depth, parent in enumerate(parents) if parent}
+        return entries_by_name([*files.values(), *map(folder_entry, folders)])
+
+    def _levels_below(self, path: str, maxdepth: int) -> dict[str, dict[str, Any]]:
+        """The objects and folders down to a depth, level by level."""
+        found: dict[str, dict[str, Any]] = {}
+        level = [path]
+        for _ in range(maxdepth):
+            entries = []
+            for _, children in concurrently(self._children, level):
+                if isinstance(children, Exception) and not isinstance(children, ObjectNotFoundError):
+                    raise children
+                entries += children if isinstance(children, list) else []
+            found |= entries_by_name(entries)
+            level = [entry["name"] for entry in entries if entry["type"] == "directory"]
+        return {name: entry for name, entry in found.items() if not name.endswith("/")}
+
+    def du(
+        self,
+        path: str,
+        total: bool = True,  # noqa: FBT001, FBT002  fsspec's signature
+        maxdepth: int | None = None,
+        withdirs: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        **kwargs: Any,
+    ) -> Any:
+        """The size of all objects below a folder, from their listing; with `total=False` a dict of names and sizes."""
+        entries = self.find(path, maxdepth, withdirs, detail=True, **kwargs)
+        sizes = {name: entry["size"] for name, entry in entries.items()}
+        return sum(size or 0 for size in sizes.values()) if total else sizes
+
     def rm_file(self, path: str) -> None:
         """Deletes an object. An object that does not exist is not an error."""
         store, key = self._locate(path)
@@ -208,18 +329,18 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
         for each in [path] if isinstance(path, str) else path:
             self._refuse_bucket(each)
         is_whole = recursive and maxdepth is None
-        expanded = self.expand_path(path, recursive=recursive and not is_whole, maxdepth=maxdepth)
+        selected = self.expand_path(path, recursive=recursive and not is_whole, maxdepth=maxdepth)
         if is_whole:
-            keys = {each: self._keys_below(each) for each in expanded}
+            keys = {each: self._keys_below(each) for each in selected}
         else:
             # With a slash: empty objects with which other tools mark folders.
-            named = {each: self._locate(each)[1] for each in expanded}
+            named = {each: self._locate(each)[1] for each in selected}
             keys = {each: [key, f"{key}/"] if recursive else [key] for each, key in named.items()}
         if not any(keys.values()):
             raise ObjectNotFoundError(f"rm {path!r}: no object or folder has this name")
-        for bucket, paths in itertools.groupby(expanded, key=lambda each: each.partition("/")[0]):
-            self._locate(bucket)[0].delete(list(dict.fromkeys(key for each in paths for key in keys[each])))
-        for each in expanded:
+        for store, paths in self._by_store(selected).items():
+            store.delete(list(dict.fromkeys(key for each in paths for key in keys[each])))
+        for each in selected:
             for made in [made for made in list(self._created_folders) if f"{made}/".startswith(f"{each}/")]:
                 self._created_folders.pop(made, None)
 
@@ -250,6 +371,16 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
             if not self.isdir(path1):
                 raise
             self.makedirs(path2, exist_ok=True)
+
+    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
+        """Writes an object. With `mode="create"` the store refuses to replace an existing one.
+
+        Other arguments are those of `Store.put`, such as `overwrite`, `if_version` and `content_type`, also by the
+        names of s3fs, such as `ContentType`.
+        """
+        store, key = self._locate(path)
+        created = {"overwrite": False} if mode == "create" else {}
+        store.put(key, value, **{**written_attributes(kwargs), **created})
 
     def open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         """Opens an object: `rb`, `wb`, `xb`, `ab`, and the same modes without `b` for text.

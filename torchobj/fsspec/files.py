@@ -12,7 +12,15 @@ import fsspec.spec as package  # type: ignore[import-untyped]
 from torchobj.store import ObjectInfo
 from torchobj.store.file_objects import ObjectWriter, TextFile
 
-__all__ = ["BlockFile", "CompressedFile", "TextFile", "TransactionFile", "file_entry", "folder_entry"]
+__all__ = [
+    "BlockFile",
+    "CompressedFile",
+    "TransactionFile",
+    "TransactionText",
+    "entries_by_name",
+    "file_entry",
+    "folder_entry",
+]
 
 logger = logging.getLogger("torchobj")
 
@@ -31,6 +39,13 @@ def file_entry(name: str, info: ObjectInfo) -> dict[str, Any]:
 def folder_entry(name: str) -> dict[str, Any]:
     """The entry of a folder."""
     return {"name": name, "size": 0, "type": "directory"}
+
+
+def entries_by_name(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The entries by name. An object with the name of a folder takes precedence, and its entry has `is_folder`."""
+    folders = {entry["name"]: entry for entry in entries if entry["type"] == "directory"}
+    files = {entry["name"]: entry for entry in entries if entry["type"] == "file"}
+    return folders | files | {name: files[name] | {"is_folder": True} for name in files.keys() & folders.keys()}
 
 
 class BlockFile(package.AbstractBufferedFile):  # type: ignore[misc]

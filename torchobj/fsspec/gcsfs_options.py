@@ -71,7 +71,7 @@ def _token_fields(token: Any) -> dict[str, Any]:
         is_file = Path(token).exists()
         if not is_file and (isinstance(token, Path) or token.endswith(".json")):
             raise ConfigError("token: is the path of a file that does not exist")
-        provider = GoogleFile(token) if is_file else GoogleToken(token)
+        provider = GoogleFile(str(token)) if is_file else GoogleToken(token)
     elif isinstance(token, Mapping):
         provider = GoogleCredentials(json.dumps(dict(token), sort_keys=True))
     elif hasattr(token, "refresh") and hasattr(token, "valid"):

@@ -1,22 +1,153 @@
-"""Contents of many objects in one call: `cat`, `cat_ranges`, `pipe`. fsspec's defaults read and write in a loop."""
+"""Many objects in one call: `cat`, `cat_ranges`, `pipe`, `get`, `put`, `copy`, `mv` and `sizes`.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+fsspec's defaults send one request after the other; these expand globs and folders by one listing each, and send
+requests concurrently. Its rules for targets are applied by its own methods, called with a
+plan in place of the file system, which records what they would transfer.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from glob import has_magic
+from pathlib import Path
+from typing import Any, Literal
 
 import fsspec as package  # type: ignore[import-untyped]
+from fsspec.callbacks import DEFAULT_CALLBACK, NoOpCallback  # type: ignore[import-untyped]
+from fsspec.implementations.local import make_path_posix  # type: ignore[import-untyped]
+from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
 from torchobj._torchobj import ObjectRef
-from torchobj.exceptions import ConfigError, ObjectNotFoundError, RangeError
-from torchobj.fsspec.expansion import expanded
+from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError, RangeError
+from torchobj.files import transfers
 from torchobj.fsspec.s3fs_options import check_current, written_attributes
-from torchobj.store import reads
-from torchobj.store.concurrency import concurrently
+from torchobj.store import ObjectInfo, Store, reads
+from torchobj.store.concurrency import call_each, concurrently
+from torchobj.store.transfers import Progress
 
 __all__ = ["ManyObjects"]
 
+#: Errors of downloading a folder as if it were an object: it does not exist, or its target is a folder.
+_FOLDER_ERRORS = (ObjectNotFoundError, IsADirectoryError)
+
+#: What is known of a path without a request; None: nothing, because a caller named it.
+Kind = Literal["file", "directory"] | None
+
+
+def expanded(files: Any, path: Any, *, recursive: bool, maxdepth: int | None = None) -> dict[str, Kind]:
+    """The selected paths, sorted, by the rules of `expand_path` of fsspec, which sends a request for each.
+
+    Args:
+        files: A file system.
+        path: A path, glob or list of them.
+        recursive: Whether all that is below selected folders is selected.
+        maxdepth: Maximum depth of selected paths.
+
+    Raises:
+        ObjectNotFoundError: Nothing is selected.
+    """
+    if maxdepth is not None and maxdepth < 1:
+        raise ConfigError(f"maxdepth={maxdepth!r}: must be at least 1")
+    found: dict[str, Kind] = {}
+    for name in map(files._strip_protocol, _paths_of(path)):
+        if has_magic(name):
+            matched = files.glob(name, maxdepth=maxdepth, detail=True)
+            found |= _kinds(matched)
+            if recursive and maxdepth != 1:
+                below = None if maxdepth is None else maxdepth - 1
+                for folder, entry in matched.items():
+                    if entry["type"] == "directory" or "is_folder" in entry:
+                        found = _kinds(files.find(folder, maxdepth=below, withdirs=True, detail=True)) | found
+        elif recursive:
+            found |= _kinds(files.find(name, maxdepth=maxdepth, withdirs=True, detail=True))
+        else:
+            found[name] = None
+    if not found:
+        raise ObjectNotFoundError(f"{path!r}: no object or folder is selected")
+    return dict(sorted(found.items()))
+
+
+def _paths_of(path: Any) -> Iterable[str]:
+    return path if isinstance(path, (list, tuple, set)) else [path]
+
+
+def _kinds(entries: dict[str, dict[str, Any]]) -> dict[str, Kind]:
+    return {name: entry["type"] for name, entry in entries.items()}
+
+
+class Plan:
+    """Collects the sources and targets of `AbstractFileSystem.get` or `copy`, called with this as its file system."""
+
+    def __init__(self, files: Any) -> None:
+        self._files = files
+        self.kinds: dict[str, Kind] = {}
+        """Of paths that a listing returned."""
+        self.pairs: list[tuple[str, Any]] = []
+
+    def expand_path(self, path: Any, recursive: bool, maxdepth: int | None, **_: Any) -> list[str]:  # noqa: FBT001
+        """Lists the paths."""
+        self.kinds = expanded(self._files, path, recursive=recursive, maxdepth=maxdepth)
+        return list(self.kinds)
+
+    def add(self, source: str, target: Any, **_: Any) -> None:
+        """Records a transfer."""
+        self.pairs.append((source, target))
+
+
+class _GetPlan(Plan):
+    """What `AbstractFileSystem.get` would download."""
+
+    get_file = Plan.add
+
+    def isdir(self, path: str) -> bool:
+        return self.kinds.get(path) == "directory"
+
+
+class _PutPlan:
+    """Collects what `AbstractFileSystem.put` would upload."""
+
+    def __init__(self, files: Any) -> None:
+        self.isdir, self._strip_protocol = files.isdir, files._strip_protocol
+        self.pairs: list[tuple[str, Any]] = []
+
+    def put_file(self, lpath: str, rpath: Any, **_: Any) -> None:
+        self.pairs.append((lpath, rpath))
+
+
+class _CopyPlan(Plan):
+    """What `AbstractFileSystem.copy` would copy."""
+
+    cp_file = Plan.add
+
+    def isdir(self, path: str) -> bool:
+        kind = self.kinds.get(path)
+        return bool(self._files.isdir(path)) if kind is None else kind == "directory"
+
+    def overlaps(self) -> bool:
+        """Whether a target is written twice, or is also a source."""
+        sources = {self._files._strip_protocol(source) for source, _ in self.pairs}
+        targets = {self._files._strip_protocol(target) for _, target in self.pairs}
+        return len(targets) < len(self.pairs) or not targets.isdisjoint(sources)
+
 
 class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
-    """Reads and writes the contents of objects, for a file system that has `_locate` and `_config`."""
+    """Reads, writes and copies objects, for a file system that has `_locate` and the methods for single ones."""
+
+    def _by_store(self, paths: Iterable[str]) -> dict[Store, dict[str, str]]:
+        """The keys of paths without a protocol, by their stores. Whole buckets are left out."""
+        found: dict[Store, dict[str, str]] = {}
+        for path in paths:
+            bucket, _, key = path.partition("/")
+            if key:
+                found.setdefault(self._locate(bucket)[0], {})[path] = key
+        return found
+
+    def _heads(self, paths: Iterable[str]) -> dict[str, ObjectInfo | Exception]:
+        """The metadata of objects by path, or the error, by concurrent requests. Whole buckets are left out."""
+        found: dict[str, ObjectInfo | Exception] = {}
+        for store, keys in self._by_store(paths).items():
+            found |= zip(keys, store.head_many(keys.values(), return_errors=True), strict=True)
+        return found
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         """Bytes `start:end` of an object, with the semantics of slices."""
@@ -53,40 +184,27 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
             raise NotImplementedError(f"max_gap={max_gap!r}: must be None")
         if on_error not in ("raise", "return"):
             raise ConfigError(f"on_error={on_error!r}: must be raise or return")
-        starts = _one_each("starts", starts, len(paths))
-        ends = _one_each("ends", ends, len(paths))
+        starts, ends = _one_each("starts", starts, len(paths)), _one_each("ends", ends, len(paths))
+        paths = list(map(self._strip_protocol, paths))
         results: list[Any] = [b""] * len(paths)
-        sizes = self._sizes_for(zip(paths, starts, ends, strict=True))
+        ranges = list(zip(paths, starts, ends, strict=True))
+        heads = self._heads({path for path, start, end in ranges if min(start or 0, end or 0) < 0})
         refs, numbers = [], []
-        for number, (path, start, end) in enumerate(zip(paths, starts, ends, strict=True)):
-            size = sizes.get(path, 0)
-            if isinstance(size, Exception):
-                results[number] = size
+        for number, (path, start, end) in enumerate(ranges):
+            head = heads.get(path)
+            if isinstance(head, Exception):
+                results[number] = head
                 continue
-            if path in sizes:
-                start, end, _step = slice(start, end).indices(size)  # noqa: PLW2901  counted from the start now
+            if head is not None:
+                start, end, _step = slice(start, end).indices(head.size or 0)  # noqa: PLW2901  counted from the start
             if end is None or end > (start or 0):
                 refs.append(self._ref(path, start, end))
                 numbers.append(number)
         for number, result in zip(numbers, self._read(refs, stops=on_error == "raise"), strict=True):
             results[number] = result
-        if on_error == "raise":
-            _raise_first(results)
+        if on_error == "raise" and (error := next((each for each in results if isinstance(each, Exception)), None)):
+            raise error
         return results
-
-    def _sizes_for(self, ranges: Any) -> dict[str, int | Exception]:
-        """Sizes of the objects whose ranges are counted from the end."""
-        counted = {
-            path for path, start, end in ranges if (start is not None and start < 0) or (end is not None and end < 0)
-        }
-        return {
-            path: info if isinstance(info, Exception) else info.size or 0
-            for path, info in concurrently(self._head, counted)
-        }
-
-    def _head(self, path: str) -> Any:
-        store, key = self._locate(path)
-        return store.head(key)
 
     def _ref(self, path: str, start: int | None = None, end: int | None = None) -> ObjectRef:
         store, key = self._locate(path)
@@ -158,31 +276,309 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
             path = {path: value}
         elif not isinstance(path, Mapping):
             raise ConfigError(f"path as {type(path)}: must be a str, or a dict of paths and contents")
-        for _, outcome in concurrently(lambda item: self.pipe_file(*item, **kwargs), path.items()):
-            if isinstance(outcome, Exception):
-                raise outcome
+        call_each(lambda item: self.pipe_file(*item, **kwargs), path.items())
 
-    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
-        """Writes an object. With `mode="create"` the store refuses to replace an existing one.
+    def get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Downloads objects concurrently, with the rules of fsspec for targets.
 
-        Other arguments are those of `Store.put`, such as `overwrite`, `if_version` and `content_type`, also by the
-        names of s3fs, such as `ContentType`.
+        Args:
+            rpath: An object, folder or glob, or a list of them.
+            lpath: The file or folder to write, or a list with one for each of `rpath`.
+            recursive: Whether everything below folders is downloaded. Otherwise folders are left out.
+            callback: Its size is the number of files; its branches receive the bytes of each.
+            maxdepth: Maximum depth of downloaded files.
+
+        Raises:
+            InvalidKeyError: A key has no path below `lpath`: it contains `..` or an empty component, as `a//b`, or
+                leaves the folder by a link in it. Nothing is downloaded.
+            StoreError: The first error; downloads that did not start by then are not made.
         """
-        store, key = self._locate(path)
-        created = {"overwrite": False} if mode == "create" else {}
-        store.put(key, value, **{**written_attributes(kwargs), **created})
+        is_one_target = isinstance(lpath, (str, os.PathLike))
+        if is_one_target:
+            # Absolute, as the targets that fsspec derives from it.
+            lpath = make_path_posix(os.fspath(lpath))
+        plan = _GetPlan(self)
+        package.AbstractFileSystem.get(plan, rpath, lpath, recursive=recursive, maxdepth=maxdepth)
+        if is_one_target:
+            _check_below(lpath, plan.pairs)
+        skips_folder = isinstance(rpath, str) and not recursive
+
+        def transfer(source: str, target: Any, child: Any) -> None:
+            if plan.kinds.get(source) == "directory":
+                Path(target).mkdir(parents=True, exist_ok=True)
+                return
+            try:
+                self.get_file(source, target, callback=child, is_folder=False, **kwargs)
+            except _FOLDER_ERRORS:
+                if plan.kinds.get(source) == "file" or not self._is_only_folder(source):
+                    raise
+                if not skips_folder:
+                    Path(target).mkdir(parents=True, exist_ok=True)
+
+        _run(transfer, plan.pairs, callback)
+
+    def get_file(
+        self, rpath: str, lpath: Any = None, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **kwargs: Any
+    ) -> None:
+        """Downloads an object to a file as `torchobj.files.download_file`; or creates the folder of a folder.
+
+        Args:
+            rpath: The object.
+            lpath: The file to write, whose folder is created, or an open binary file.
+            callback: Receives the size and the number of bytes.
+            outfile: An open binary file, in place of `lpath`.
+        """
+        check_current(kwargs)
+        is_folder = kwargs.pop("is_folder", None)
+        if outfile is None and isfilelike(lpath):
+            outfile = lpath
+        try:
+            if outfile is None:
+                url = self.unstrip_protocol(rpath)
+                transfers.download_file(url, lpath, config=self._config, progress=_progress_of(callback))
+            else:
+                self._copy_to(rpath, outfile, callback)
+        except _FOLDER_ERRORS:
+            if outfile is not None or is_folder is False or not self._is_only_folder(rpath):
+                raise
+            Path(lpath).mkdir(parents=True, exist_ok=True)
+
+    def _is_only_folder(self, path: str) -> bool:
+        return self.isdir(path) and not self.isfile(path)
+
+    def _copy_to(self, path: str, file: Any, callback: Any) -> None:
+        with self.open(path, "rb") as source:
+            callback.set_size(source.size)
+            while data := source.read(self.blocksize):
+                file.write(data)
+                callback.relative_update(len(data))
+
+    def put(
+        self,
+        lpath: Any,
+        rpath: Any,
+        recursive: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Uploads files concurrently, with the rules of fsspec for targets.
+
+        Args:
+            lpath: A file, folder or glob, or a list of them.
+            rpath: The object or folder to write, or a list with one for each of `lpath`.
+            recursive: Whether everything below folders is uploaded. Otherwise folders are left out.
+            callback: Its size is the number of files; its branches receive the bytes of each.
+            maxdepth: Maximum depth of uploaded files.
+            kwargs: As for `put_file`, for each file.
+
+        Raises:
+            StoreError: The first error; uploads that did not start by then are not made.
+        """
+        plan = _PutPlan(self)
+        package.AbstractFileSystem.put(plan, lpath, rpath, recursive=recursive, maxdepth=maxdepth)
+
+        def transfer(source: str, target: str, child: Any) -> None:
+            self.put_file(source, target, callback=child, **kwargs)
+
+        _run(transfer, plan.pairs, callback)
+
+    def put_file(
+        self, lpath: Any, rpath: str, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **kwargs: Any
+    ) -> None:
+        """Uploads a file as `torchobj.files.upload_file`, in a transaction at its end; a folder is only created.
+
+        Args:
+            lpath: The file.
+            rpath: The object.
+            callback: Receives the size and the number of bytes.
+            mode: `create`: the store refuses to replace an object.
+            kwargs: As for `upload_file`, such as `content_type` and `if_version`, also by the names of s3fs.
+        """
+        kwargs = written_attributes(kwargs)
+        if mode == "create":
+            kwargs["overwrite"] = False
+        source = Path(lpath)
+        if source.is_dir():
+            self.makedirs(rpath, exist_ok=True)
+            return
+        if not self._intrans:
+            url = self.unstrip_protocol(rpath)
+            transfers.upload_file(source, url, config=self._config, progress=_progress_of(callback), **kwargs)
+            return
+        # Written at the end of the transaction.
+        with source.open("rb") as file, self.open(rpath, "wb", **kwargs) as out:
+            callback.set_size(os.fstat(file.fileno()).st_size)
+            while data := file.read(self.blocksize):
+                out.write(data)
+                callback.relative_update(len(data))
+
+    def copy(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        maxdepth: int | None = None,
+        on_error: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Copies objects on the server concurrently, with the rules of fsspec for targets.
+
+        Objects whose keys end with a slash, with which other tools mark folders, are copied with their folders.
+
+        Args:
+            path1: An object, folder or glob, or a list of them.
+            path2: The object or folder to write, or a list with one for each of `path1`.
+            recursive: Whether everything below folders is copied. Otherwise folders are left out.
+            maxdepth: Maximum depth of copied objects.
+            on_error: `ignore` leaves out objects that do not exist; `raise` raises that error. None is `ignore` with
+                `recursive`, and otherwise `raise`.
+            kwargs: As for `cp_file`, for each.
+
+        Raises:
+            StoreError: The first error; copies that did not start by then are not made.
+        """
+        self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error=on_error, **kwargs)
+
+    def _copy_all(self, path1: Any, path2: Any, *, on_error: str | None, **kwargs: Any) -> "_CopyPlan":
+        plan = _CopyPlan(self)
+        package.AbstractFileSystem.copy(plan, path1, path2, on_error=on_error, **kwargs)
+        ignores = on_error == "ignore" or (on_error is None and kwargs["recursive"])
+        options = {name: value for name, value in kwargs.items() if name not in ("recursive", "maxdepth")}
+
+        def run(pair: tuple[str, str]) -> None:
+            self.cp_file(*pair, **options)
+
+        files = [pair for pair in plan.pairs if plan.kinds.get(pair[0]) != "directory"]
+        # Copies of which one reads or replaces what another one writes are made in the order of the caller.
+        batches = [[pair] for pair in files] if plan.overlaps() else [files]
+        for _, outcome in itertools.chain.from_iterable(concurrently(run, batch) for batch in batches):
+            if isinstance(outcome, Exception) and not (ignores and isinstance(outcome, FileNotFoundError)):
+                raise outcome
+        folders = [pair for pair in plan.pairs if plan.kinds.get(pair[0]) == "directory"]
+        for _, target in folders:
+            self.makedirs(target, exist_ok=True)
+        self._copy_markers(folders)
+        return plan
+
+    def _copy_markers(self, folders: list[tuple[str, str]]) -> None:
+        """Copies the objects with which other tools mark these folders, which may have contents."""
+        targets = {f"{self._strip_protocol(source)}/": target for source, target in folders}
+        found = []
+        for marker, head in self._heads(targets).items():
+            if isinstance(head, ObjectNotFoundError):
+                continue
+            if isinstance(head, Exception):
+                raise head
+            found.append(marker)
+
+        def run(marker: str) -> None:
+            store, key = self._locate(targets[marker])
+            store.copy(f"{self.unstrip_protocol(marker[:-1])}/", f"{key}/")
+
+        call_each(run, found)
+
+    def mv(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Copies objects as `copy`, then deletes those that were copied, a thousand per request.
+
+        Args:
+            path1: An object, folder or glob, or a list of them.
+            path2: The object or folder to write, or a list with one for each of `path1`.
+            recursive: Whether everything below folders is moved. Otherwise folders are left out.
+            maxdepth: Maximum depth of moved objects; those below are kept.
+            kwargs: As for `cp_file`, for each.
+
+        Raises:
+            UnsupportedError: A path is a whole bucket, which is never emptied; nothing is copied then.
+            StoreError: The first error of the copies, also for an object that does not exist; nothing is deleted then.
+        """
+        if path1 == path2:
+            return
+        for each in [path1] if isinstance(path1, str) else path1:
+            self._refuse_bucket(each)
+        plan = self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", **kwargs)
+        targets = {self._strip_protocol(target) for _, target in plan.pairs}
+        moved = sorted({self._strip_protocol(source) for source, _ in plan.pairs} - targets)
+        # With a slash: objects with which other tools mark folders.
+        names = [f"{path}/" if plan.kinds.get(path) == "directory" else path for path in moved]
+        for store, keys in self._by_store(names).items():
+            store.delete(list(keys.values()))
+        for path in moved:
+            self._created_folders.pop(path, None)
+
+    def sizes(self, paths: Iterable[str]) -> list[int | None]:
+        """Sizes in bytes of objects, by concurrent requests; 0 for a folder.
+
+        Raises:
+            ObjectNotFoundError: Neither an object nor a folder has one of the names.
+        """
+        names = [self._strip_protocol(path) for path in paths]
+        found = {path: head.size for path, head in self._heads(names).items() if not isinstance(head, Exception)}
+        return [found[name] if name in found else self.size(name) for name in names]
 
 
 def _one_each(name: str, values: Any, count: int) -> Sequence[int | None]:
-    if values is None or isinstance(values, int):
-        return [values] * count
-    if len(values) != count:
-        raise ConfigError(f"{name} has {len(values)} values for {count} paths")
-    of_each: Sequence[int | None] = values
+    of_each: Sequence[int | None] = [values] * count if values is None or isinstance(values, int) else values
+    if len(of_each) != count:
+        raise ConfigError(f"{name} has {len(of_each)} values for {count} paths")
     return of_each
 
 
-def _raise_first(results: Sequence[Any]) -> None:
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
+def _progress_of(callback: Any) -> Callable[[Progress], None] | None:
+    """Passes the progress of one file to a callback of fsspec. Without one, the transfer is not interrupted for it."""
+    if isinstance(callback, NoOpCallback):
+        return None
+    sizes: list[int] = []
+
+    def report(progress: Progress) -> None:
+        if not sizes and progress.bytes_total is not None:
+            sizes.append(progress.bytes_total)
+            callback.set_size(progress.bytes_total)
+        callback.absolute_update(progress.bytes_done)
+
+    return report
+
+
+def _run(transfer: Any, pairs: list[tuple[str, Any]], callback: Any) -> None:
+    """Transfers pairs of source and target concurrently. The callback itself is called by this thread only."""
+
+    def run(pair: tuple[str, Any]) -> None:
+        with callback.branched(*pair) as child:
+            transfer(*pair, child)
+
+    callback.set_size(len(pairs))
+    for _, outcome in concurrently(run, pairs):
+        if isinstance(outcome, Exception):
+            raise outcome
+        callback.relative_update(1)
+
+
+def _check_below(folder: Any, pairs: list[tuple[str, Any]]) -> None:
+    """Refuses keys that contain `..` or an empty component, and targets outside of the folder, to which links lead."""
+    root = os.path.realpath(folder)
+    for source, target in pairs:
+        if Path(target).parts.count("..") > Path(folder).parts.count(".."):
+            raise InvalidKeyError(f"{source!r}: is no path below {str(folder)!r}, because it contains '..'")
+        if "//" in str(target)[len(folder.rstrip("/")) :]:
+            raise InvalidKeyError(
+                f"{source!r}: is no path below {str(folder)!r}, because a component is empty; pass the path of a file"
+            )
+        # The file itself is replaced, also if it is a link.
+        parent = os.path.realpath(Path(target).parent)
+        if Path(target) != Path(folder) and os.path.commonpath([root, parent]) != root:
+            raise InvalidKeyError(f"{source!r}: would be written to {parent!r}, which is outside of {str(folder)!r}")

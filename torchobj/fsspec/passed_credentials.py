@@ -4,6 +4,8 @@ A pickle refers to them. The process that created them, and children that it for
 such as a spawned worker, takes the same keys from its environment; without them, its first request raises an error.
 """
 
+import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -121,27 +123,20 @@ class GoogleCredentials(_NotPickled):
         return self._secret if isinstance(self._secret, str) else self._name
 
 
+@dataclasses.dataclass(frozen=True)
 class GoogleFile:
     """Credentials in a JSON file, of a service account or a user. Each process reads the file."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = str(path)
-        self._loaded: Any = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GoogleFile) and other._path == self._path
-
-    def __hash__(self) -> int:
-        return hash(self._path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return GoogleFile, (self._path,)
+    path: str
 
     def __call__(self) -> GCSCredentials:
         """Returns a valid token."""
-        if self._loaded is None:
-            self._loaded = _from_json(Path(self._path).read_text())
-        return _token_of(self._loaded)
+        return _token_of(_from_file(self.path))
+
+
+@functools.cache
+def _from_file(path: str) -> Any:
+    return _from_json(Path(path).read_text())
 
 
 def _from_json(text: str) -> Any:

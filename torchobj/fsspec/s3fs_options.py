@@ -42,23 +42,13 @@ TUNING = (
 #: the settings of Hugging Face's own file system from `datasets`.
 LIBRARY_OPTIONS = ("asynchronous", "hf", "loop")
 
-_KEYS = ("key", "secret", "token", "username", "password")
-
 #: All options, also those without effect.
 S3FS_OPTIONS = frozenset(
     {
         *TUNING,
         *LIBRARY_OPTIONS,
-        *_KEYS,
-        "anon",
-        "client_kwargs",
-        "config_kwargs",
-        "profile",
-        "requester_pays",
-        "s3_additional_kwargs",
-        "session",
-        "use_ssl",
-        "version_aware",
+        *("key", "secret", "token", "username", "password", "anon", "profile", "requester_pays"),
+        *("client_kwargs", "config_kwargs", "s3_additional_kwargs", "session", "use_ssl", "version_aware"),
     }
 )
 
@@ -72,7 +62,7 @@ def warn_ignored(ignored: list[str]) -> None:
     if new:
         _warned.update(new)
         logger.warning(
-            "fsspec file system of torchobj: ignored %s, which have no effect here; remove them, or set the fields of "
+            "fsspec file system of torchobj: ignored %s, which have no effect; remove them, or set the fields of "
             "StoreConfig",
             ", ".join(new),
         )
@@ -103,7 +93,7 @@ _OTHERS = {
     "requester_pays": "is an option of the file system: pass requester_pays=True when it is created",
 }
 
-#: Arguments without effect here: of s3fs about parts, of gcsfs about checks of what it wrote.
+#: Arguments without effect: of s3fs about parts, of gcsfs about checks of what it wrote.
 _TRANSFER_HINTS = ("chunksize", "consistency", "max_concurrency")
 
 
@@ -155,6 +145,36 @@ def check_current(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name}={given[name]!r}: file systems of torchobj read the current version only")
 
 
+#: Options of s3fs, of clients and configurations of botocore, and of requests, with the field that each sets: of
+#: `StoreConfig`, of its options, or of the passed keys. Of two options for a field, the last one counts.
+_FIELDS = {
+    "config_kwargs.region_name": "s3.region",
+    "config_kwargs.s3.addressing_style": "s3.addressing_style",
+    "config_kwargs.connect_timeout": "advanced.connect_timeout_s",
+    "config_kwargs.read_timeout": "first_byte_timeout_s",
+    "config_kwargs.retries.total_max_attempts": "max_attempts",
+    "client_kwargs.endpoint_url": "s3.endpoint_url",
+    "client_kwargs.region_name": "s3.region",
+    "s3_additional_kwargs.ServerSideEncryption": "s3.encryption",
+    "s3_additional_kwargs.SSEKMSKeyId": "s3.kms_key_id",
+    "s3_additional_kwargs.StorageClass": "s3.storage_class",
+    "username": "keys.key",
+    "password": "keys.secret",
+    "client_kwargs.aws_access_key_id": "keys.key",
+    "client_kwargs.aws_secret_access_key": "keys.secret",
+    "client_kwargs.aws_session_token": "keys.token",
+    "key": "keys.key",
+    "secret": "keys.secret",
+    "token": "keys.token",
+    "profile": "s3.profile",
+    "requester_pays": "s3.requester_pays",
+    "anon": "s3.anonymous",
+}
+
+#: Options that are dicts of options.
+_DICTS = ("client_kwargs", "config_kwargs", "config_kwargs.retries", "config_kwargs.s3", "s3_additional_kwargs")
+
+
 def s3fs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
     """The configuration with the options, which override its fields.
 
@@ -165,119 +185,81 @@ def s3fs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
     Raises:
         ConfigError: A value is not allowed; messages contain no keys.
     """
-    given = {name: value for name, value in options.items() if value is not None and name not in LIBRARY_OPTIONS}
-    translated = _Translated()
-    translated.ignored += [name for name in TUNING if given.get(name)]
-    translated.client(_mapping(given, "client_kwargs"))
-    translated.botocore(_mapping(given, "config_kwargs"))
-    translated.requests(_mapping(given, "s3_additional_kwargs"))
-    translated.keys |= {name: given[name] for name in _KEYS if name in given}
-    for name, field in (("profile", "profile"), ("requester_pays", "requester_pays"), ("anon", "anonymous")):
-        if name in given:
-            translated.s3[field] = given[name]
-    if given.get("use_ssl") is False:
-        translated.ignored.append("use_ssl=False (the scheme of endpoint_url decides)")
-    translated.ignored += [name for name in ("session", "version_aware") if given.get(name)]
-    warn_ignored(translated.ignored)
-    fields = translated.s3_fields()
-    return replace_fields(
-        config,
-        s3=replace_fields(config.s3, **fields),
-        advanced=replace_fields(config.advanced, **translated.advanced),
-        **translated.shared,
-    )
+    given = _by_place({name: value for name, value in options.items() if name not in LIBRARY_OPTIONS})
+    fields, ignored = _special_fields(given)
+    fields |= {field: given.pop(place) for place, field in _FIELDS.items() if place in given}
+    if "first_byte_timeout_s" in fields:
+        fields["idle_timeout_s"] = fields["first_byte_timeout_s"]
+    for place, value in given.items():
+        name, *inner = place.split(".")
+        if inner or value:
+            ignored.append(name + "".join(f"[{part!r}]" for part in inner))
+    warn_ignored(ignored)
+    of: dict[str, dict[str, Any]] = {"": {}, "s3": {}, "advanced": {}, "keys": {}}
+    for field, value in fields.items():
+        holder, _, name = field.rpartition(".")
+        of[holder][name] = value
+    s3 = replace_fields(config.s3, **_with_one_source(of["s3"], of["keys"]))
+    return replace_fields(config, s3=s3, advanced=replace_fields(config.advanced, **of["advanced"]), **of[""])
 
 
-def _mapping(options: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = options.get(name, {})
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} as {type(value)}: must be a dict")
-    return {key: inner for key, inner in value.items() if inner is not None}
-
-
-class _Translated:
-    """Collects the fields of a configuration, and names of options without effect."""
-
-    def __init__(self) -> None:
-        self.s3: dict[str, Any] = {}
-        self.shared: dict[str, Any] = {}
-        self.advanced: dict[str, Any] = {}
-        self.keys: dict[str, Any] = {}
-        self.ignored: list[str] = []
-
-    def client(self, options: dict[str, Any]) -> None:
-        """Arguments of a client of botocore."""
-        for name, field in (("endpoint_url", "endpoint_url"), ("region_name", "region")):
-            if name in options:
-                self.s3[field] = options.pop(name)
-        for name, key in (
-            ("aws_access_key_id", "key"),
-            ("aws_secret_access_key", "secret"),
-            ("aws_session_token", "token"),
+def _by_place(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The options that are not None, also those in dicts, by their names and those of the dicts."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        place = f"{above}{name}"
+        if place in (
+            "client_kwargs",
+            "config_kwargs",
+            "s3_additional_kwargs",
+            "config_kwargs.s3",
+            "config_kwargs.retries",
         ):
-            if name in options:
-                self.keys[key] = options.pop(name)
-        verify = options.pop("verify", None)
-        if isinstance(verify, bool):
-            self.shared["verify_tls"] = verify
-        elif verify is not None:
-            self.shared["ca_bundle"] = verify
-        self.ignored += [f"client_kwargs[{name!r}]" for name in options]
+            if not isinstance(value, Mapping | None):
+                raise ConfigError(f"{name} as {type(value)}: must be a dict")
+            found |= _by_place(value or {}, f"{place}.")
+        elif value is not None:
+            found[place] = value
+    return found
 
-    def botocore(self, options: dict[str, Any]) -> None:
-        """Fields of `botocore.config.Config`."""
-        if "region_name" in options:
-            self.s3.setdefault("region", options.pop("region_name"))
-        s3 = dict(options.pop("s3", {}))
-        if "addressing_style" in s3:
-            self.s3["addressing_style"] = s3.pop("addressing_style")
-        # botocore's UNSIGNED is an object of its own class.
-        version = options.pop("signature_version", None)
-        if version is not None and (version == "unsigned" or type(version).__name__.strip("_") == "UNSIGNED"):
-            self.s3["anonymous"] = True
-        elif version not in (None, "s3v4"):
-            self.ignored.append("config_kwargs['signature_version']")
-        retries = dict(options.pop("retries", {}))
-        if "total_max_attempts" in retries:
-            self.shared["max_attempts"] = retries["total_max_attempts"]
-        elif "max_attempts" in retries:
-            self.shared["max_attempts"] = retries["max_attempts"] + 1
-        if "connect_timeout" in options:
-            self.advanced["connect_timeout_s"] = options.pop("connect_timeout")
-        if "read_timeout" in options:
-            self.shared["first_byte_timeout_s"] = self.shared["idle_timeout_s"] = options.pop("read_timeout")
-        self.ignored += [f"config_kwargs[{name!r}]" for name in options]
-        self.ignored += [f"config_kwargs['s3'][{name!r}]" for name in s3]
 
-    def requests(self, options: dict[str, Any]) -> None:
-        """Parameters of requests."""
-        for name, field in (
-            ("ServerSideEncryption", "encryption"),
-            ("SSEKMSKeyId", "kms_key_id"),
-            ("StorageClass", "storage_class"),
-        ):
-            if name in options:
-                self.s3[field] = options.pop(name)
-        if options.get("RequestPayer") == "requester":
-            self.s3["requester_pays"] = bool(options.pop("RequestPayer"))
-        self.ignored += [f"s3_additional_kwargs[{name!r}]" for name in options]
+def _special_fields(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Takes options whose values are converted. Returns fields, and names of those without effect."""
+    fields: dict[str, Any] = {}
+    ignored = []
+    verify = given.pop("client_kwargs.verify", None)
+    if verify is not None:
+        fields["verify_tls" if isinstance(verify, bool) else "ca_bundle"] = verify
+    # botocore's UNSIGNED is an object of its own class.
+    version = given.pop("config_kwargs.signature_version", None)
+    if version == "unsigned" or type(version).__name__.strip("_") == "UNSIGNED":
+        fields["s3.anonymous"] = True
+    elif version not in (None, "s3v4"):
+        ignored.append("config_kwargs['signature_version']")
+    if given.get("s3_additional_kwargs.RequestPayer") == "requester":
+        fields["s3.requester_pays"] = bool(given.pop("s3_additional_kwargs.RequestPayer"))
+    if (retries := given.pop("config_kwargs.retries.max_attempts", None)) is not None:
+        fields["max_attempts"] = retries + 1
+    given.pop("config_kwargs.retries.mode", None)
+    if given.pop("use_ssl", None) is False:
+        ignored.append("use_ssl=False (the scheme of endpoint_url decides)")
+    return fields, ignored
 
-    def s3_fields(self) -> dict[str, Any]:
-        """The fields of `S3Options`. Only one source of credentials remains, that of the options."""
-        key = self.keys.get("key", self.keys.get("username"))
-        secret = self.keys.get("secret", self.keys.get("password"))
-        token = self.keys.get("token")
-        if self.s3.get("anonymous") is True:
-            return {"credential_provider": None, **self.s3}
-        if key is not None or secret is not None or token is not None:
-            # Only types and names are shown, because the values are secrets.
-            for name, value in (("key", key), ("secret", secret)):
-                if not isinstance(value, str) or not value:
-                    raise ConfigError(f"{name} as {type(value)}: key and secret must both be strings")
-            if not isinstance(token, str | None):
-                raise ConfigError(f"token as {type(token)}: must be a string, the session token of key and secret")
-            provider = PassedKeys((str(key), str(secret), token))
-            return {"anonymous": False, **self.s3, "profile": None, "credential_provider": provider}
-        if self.s3.get("profile") is not None:
-            return {"anonymous": False, "credential_provider": None, **self.s3}
-        return self.s3
+
+def _with_one_source(s3: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `S3Options` with one source of credentials, that of the options."""
+    if s3.get("anonymous") is True:
+        return {"credential_provider": None, **s3}
+    if keys:
+        # Only types and names are shown, because the values are secrets.
+        for name in ("key", "secret"):
+            if not isinstance(keys.get(name), str) or not keys[name]:
+                raise ConfigError(f"{name} as {type(keys.get(name))}: key and secret must both be strings")
+        key, secret, token = keys["key"], keys["secret"], keys.get("token")
+        if not isinstance(token, str | None):
+            raise ConfigError(f"token as {type(token)}: must be a string, the session token of key and secret")
+        provider = PassedKeys((key, secret, token))
+        return {"anonymous": False, **s3, "profile": None, "credential_provider": provider}
+    if s3.get("profile") is not None:
+        return {"anonymous": False, "credential_provider": None, **s3}
+    return s3

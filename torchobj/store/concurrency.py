@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-__all__ = ["concurrently"]
+__all__ = ["call_each", "concurrently"]
 
 #: Maximum number of concurrent calls. Each releases the GIL; the store limits its requests itself.
 MAX_CALLS = 16
@@ -46,6 +46,13 @@ def concurrently(
                 yield item, future.result()
     finally:
         pool.shutdown(waits, cancel_futures=True)
+
+
+def call_each(function: Callable[[_Item], object], items: Iterable[_Item]) -> None:
+    """Calls a function with each item concurrently. Raises the first error; calls that did not start are not made."""
+    for _, outcome in concurrently(function, items):
+        if isinstance(outcome, Exception):
+            raise outcome
 
 
 def _outcome(function: Callable[[_Item], _Result], item: _Item) -> _Result | Exception:
