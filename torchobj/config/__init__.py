@@ -1,18 +1,17 @@
 """Configuration of stores: frozen dataclasses, checked at construction, and a file with settings by URL prefix.
 
 `StoreConfig` (`store`) holds what all providers share; its `AdvancedOptions`, what few change. The options of one
-provider are in `S3Options` and `FileOptions` (`options`), and `GCSOptions` (`gcs_options`). `S3ClientConfig`
-(`s3_client`) is s3torchconnector's class. `load_config` reads a file (`config_file`), and `resolved` merges the
-arguments of a call with it (`resolve`), for which configurations record their `explicit_fields`; every store is created
-from a resolved configuration.
+provider are in `S3Options`, `GCSOptions` and `FileOptions` (`options`). `S3ClientConfig` (`s3_client`) is
+s3torchconnector's class. `load_config` reads a file (`config_file`), and `resolved` merges the arguments of a call with
+it (`resolve`), for which configurations record their `explicit_fields`; every store is created from a resolved
+configuration.
 Credentials are found as by the SDKs of AWS and Google, or returned by a callable (`credentials`) when a request needs
 them. Keys that are passed to `S3Options` are in no repr, log or file.
 """
 
 from torchobj.config.config_file import Prefix, load_config
 from torchobj.config.credentials import GCSCredentialProvider, GCSCredentials, S3CredentialProvider, S3Credentials
-from torchobj.config.gcs_options import GCSOptions
-from torchobj.config.options import FileOptions, S3Options
+from torchobj.config.options import FileOptions, GCSOptions, S3Options
 from torchobj.config.resolve import (
     by_bucket,
     by_prefix,

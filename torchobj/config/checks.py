@@ -1,6 +1,7 @@
 """Checks the fields of configurations. A `ConfigError` names the field, its value and the allowed values."""
 
 import math
+from typing import Any, get_args
 
 from torchobj.exceptions import ConfigError
 
@@ -40,7 +41,9 @@ def check_auto_or_bool(config: object, name: str) -> None:
     check(name, value, "auto, True or False", ok=isinstance(value, bool) or value == "auto")
 
 
-def check_choices(config: object, allowed: str, choices: tuple[object, ...], name: str) -> None:
-    """Checks that a field has one of the allowed values."""
-    value = getattr(config, name)
-    check(name, _shown(value), allowed, ok=value in choices)
+def check_choices(config: object, **literals: Any) -> None:
+    """Checks that fields have one of the values of a `Literal`, given by their names."""
+    for name, literal in literals.items():
+        value, choices = getattr(config, name), get_args(literal)
+        allowed = f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"
+        check(name, _shown(value), allowed, ok=value in choices)

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from torchobj.config.explicit_fields import ExplicitFields, field_names, nearest
-from torchobj.config.gcs_options import GCSOptions
-from torchobj.config.options import FileOptions, S3Options
-from torchobj.config.store import AdvancedOptions, StoreConfig
+from torchobj.config.store import OPTIONS, StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.urls import SCHEMES, canonical_url, shown_url
 
@@ -17,14 +15,6 @@ from torchobj.urls import SCHEMES, canonical_url, shown_url
 VARIABLE = "TORCHOBJ_CONFIG"
 
 _SECRET = re.compile(r"secret|token|passw|access_key|credential|private_key", re.IGNORECASE)
-
-#: The tables of options, by name.
-_KINDS: dict[str, type[S3Options | GCSOptions | FileOptions | AdvancedOptions]] = {
-    "s3": S3Options,
-    "gcs": GCSOptions,
-    "file": FileOptions,
-    "advanced": AdvancedOptions,
-}
 
 _Options = TypeVar("_Options", bound=ExplicitFields)
 
@@ -171,7 +161,7 @@ def _tables(path: str) -> tuple[dict[str, Any], str | None]:
 
 def _config(where: str, table: dict[str, Any]) -> StoreConfig:
     options: dict[str, Any] = {}
-    for name, kind in _KINDS.items():
+    for name, kind in OPTIONS.items():
         if name in table:
             if not isinstance(table[name], dict):
                 raise ConfigError(f"{where}: {name}: must be a table of the fields of {kind.__name__}")
@@ -184,7 +174,7 @@ def _build(kind: type[_Options], where: str, fields: dict[str, Any]) -> _Options
     for name in fields:
         _refuse_secret(where, name)
         if name not in known:
-            tables = [table for table, options in _KINDS.items() if kind is StoreConfig and name in _names(options)]
+            tables = [table for table, options in OPTIONS.items() if kind is StoreConfig and name in _names(options)]
             unknown = f"{kind.__name__} has no such field{nearest(name, known)}"
             problem = f"it is in the table {' or '.join(tables)}" if tables else unknown
             raise ConfigError(f"{where}: {name}: {problem}")

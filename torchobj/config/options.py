@@ -1,4 +1,4 @@
-"""Options of S3 and of files: `S3Options`, `FileOptions`. `StoreConfig` holds the settings that all providers share."""
+"""Options of the providers: `S3Options`, `GCSOptions` and `FileOptions`. `StoreConfig` has what they share."""
 
 import dataclasses
 import os
@@ -6,12 +6,18 @@ import re
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torchobj.config.checks import check, check_auto_or_bool, check_choices, check_kinds
-from torchobj.config.credentials import CredentialSource, S3CredentialProvider, StaticCredentials, source_of
+from torchobj.config.credentials import (
+    CredentialSource,
+    GCSCredentialProvider,
+    S3CredentialProvider,
+    StaticCredentials,
+    check_picklable,
+    source_of,
+)
 from torchobj.config.explicit_fields import ExplicitFields, configuration
-from torchobj.config.provider_options import ProviderOptions
 from torchobj.exceptions import ConfigError
 
 AddressingStyle = Literal["auto", "path", "virtual"]
@@ -25,13 +31,76 @@ _KEYS = ("access_key_id", "secret_access_key", "session_token")
 #: 32 bytes in Base64 or in hexadecimal.
 _KEY = re.compile(r"\s*([A-Za-z0-9+/_-]{43}=|[0-9A-Fa-f]{64})\s*")
 
+_REGION = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_DOMAIN = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
+_KMS_KEY = re.compile(r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+")
 
-def _is_region(region: str | None) -> bool:
-    return region is None or re.fullmatch(r"[A-Za-z0-9._-]{1,64}", region) is not None
+
+def _matches(pattern: re.Pattern[str], value: str | None) -> bool:
+    return value is None or pattern.fullmatch(value) is not None
+
+
+class _ProviderOptions(ExplicitFields):
+    """Base class of a dataclass with the fields `endpoint_url` and `credential_provider`."""
+
+    #: Where credentials belong that are not allowed in a URL.
+    _credential_hint: ClassVar[str]
+    #: Fields that exclude a `credential_provider`.
+    _excludes_provider: ClassVar[tuple[str, ...]]
+
+    if TYPE_CHECKING:
+
+        @property
+        def endpoint_url(self) -> str | None:
+            """A field of each dataclass."""
+
+        @property
+        def credential_provider(self) -> Any:
+            """A field of each dataclass."""
+
+    @property
+    def _credential_source(self) -> CredentialSource | None:
+        """Calls `credential_provider`; read by the core."""
+        return None if self.credential_provider is None else source_of(self.credential_provider)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.credential_provider is not None:
+            check_picklable(self.credential_provider)
+        return self.__dict__
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self
+
+    def _check_endpoint(self) -> None:
+        url = self.endpoint_url or ""
+        # The part before an @ may be a password, which must not be logged.
+        if "@" in url:
+            raise ConfigError(f"endpoint_url: must have no user and password; {self._credential_hint}")
+        if any(mark in url for mark in "?#"):
+            raise ConfigError("endpoint_url: must have no query or fragment")
+        check(
+            "endpoint_url",
+            self.endpoint_url,
+            "a URL that begins with http:// or https://",
+            ok=self.endpoint_url is None or url.startswith(("http://", "https://")),
+        )
+
+    def _check_credential_provider(self) -> None:
+        # Only the type is shown: its repr may contain credentials.
+        provider = self.credential_provider
+        is_callable = provider is None or callable(provider)
+        check("credential_provider", type(provider), "a callable, or None", ok=is_callable)
+        for name in self._excludes_provider if provider is not None else ():
+            if getattr(self, name):
+                raise ConfigError(f"credential_provider: must be None if {name} is set")
 
 
 @configuration
-class S3Options(ProviderOptions):
+class S3Options(_ProviderOptions):
     """Options of S3 and of S3-compatible stores: `StoreConfig(s3=S3Options(...))`. Other URLs are not affected.
 
     Args:
@@ -115,7 +184,7 @@ class S3Options(ProviderOptions):
         texts = ("region", "endpoint_url", "profile", "kms_key_id", "storage_class")
         check_kinds(self, "a string, or None", (str, NoneType), *texts)
         self._check_endpoint()
-        check("region", self.region, "letters, digits, '-', '_' and '.'", ok=_is_region(self.region))
+        check("region", self.region, "letters, digits, '-', '_' and '.'", ok=_matches(_REGION, self.region))
         check_kinds(self, "True or False", (bool,), "anonymous", "requester_pays", "force_sdk")
         # Only the type is shown: a key that is passed instead of a path must not be logged.
         is_path = isinstance(self.customer_key_file, (str, os.PathLike, NoneType))
@@ -124,12 +193,8 @@ class S3Options(ProviderOptions):
             raise ConfigError("customer_key_file: must be the path of a file that contains the key, not the key itself")
         self._check_keys()
         self._check_credential_provider()
-        check_choices(self, "auto, path or virtual", ("auto", "path", "virtual"), "addressing_style")
-        checksums = ("auto", "crc64nvme", "crc32c", "none")
-        check_choices(self, "auto, crc64nvme, crc32c or none", checksums, "checksum")
-        encryptions = (None, "AES256", "aws:kms", "aws:kms:dsse")
-        check_choices(self, "None, AES256, aws:kms or aws:kms:dsse", encryptions, "encryption")
-        check_choices(self, "any or path", ("any", "path"), "key_rules")
+        check_choices(self, addressing_style=AddressingStyle, checksum=ChecksumAlgorithm, key_rules=KeyRules)
+        check_choices(self, encryption=Literal[None, Encryption])  # noqa: PYI061  flattens to its values
         check_auto_or_bool(self, "conditional_writes")
         check(
             "kms_key_id",
@@ -176,6 +241,90 @@ class S3Options(ProviderOptions):
                 "credential_provider, which each process calls, or a profile"
             )
         return super().__getstate__()
+
+
+@configuration
+class GCSOptions(_ProviderOptions):
+    """Options of Google Cloud Storage: `StoreConfig(gcs=GCSOptions(...))`. They apply to `gs://` URLs only, also if
+    these are written as `gcs://`.
+
+    Args:
+        endpoint_url: URL of the store. None: `STORAGE_EMULATOR_HOST`, an emulator, to which requests are sent without a
+            token; or `https://storage.<universe_domain>`.
+        user_project: Project that is billed for requests and traffic, which requester-pays buckets require. It is sent
+            with every request. None: the quota project of the credentials, if they have one; otherwise that of the
+            bucket.
+        universe_domain: Domain of a cloud other than Google's public one. None: `googleapis.com`.
+        anonymous: Whether requests are sent without a token, for public buckets and emulators.
+        credential_provider: A callable that returns credentials, in place of Application Default Credentials: a dict of
+            `token`, an OAuth 2.0 access token, and `expires_at`, a datetime with a time zone, or None. The form is that
+            of obstore: objects of `obstore.auth.google` work, and a coroutine is awaited, in an event loop of its own.
+
+            It is called on a separate thread, at the first request and before each expiry, in every process that sends
+            requests. Requests wait for it only without valid credentials. If it raises, takes more than 20 s, or
+            returns invalid or expired credentials, requests that need them raise a `CredentialsError` with the type and
+            message of the exception, and the next request calls it again. Its return value does not appear in pickles,
+            logs, messages or reprs. For DataLoader workers that are started with spawn, the callable itself is pickled.
+            Equal callables share credentials and connections; an unhashable callable equals only itself.
+
+            None: Application Default Credentials: the file that `GOOGLE_APPLICATION_CREDENTIALS` names, the credentials
+            of `gcloud auth application-default login`, or the service account of the machine.
+        storage_class: Storage class of uploaded objects, such as `NEARLINE`; copies are not affected. None: the default
+            class of the bucket.
+        kms_key_name: Cloud KMS key that encrypts written objects:
+            `projects/P/locations/L/keyRings/R/cryptoKeys/K`. None: the default of the bucket.
+        parallel_upload: How large objects are written. `auto`: in parts, if the storage class of the object is STANDARD
+            (others bill deleted parts for their minimum storage duration), the bucket has no retention policy or
+            default hold, and the credentials have the permissions to read its settings and to delete objects; otherwise
+            by one resumable upload, which sends parts one after the other. True: always in parts. False: always by a
+            resumable upload. Parts are sent in parallel as objects whose names begin with `.torchobj-parts/`, composed,
+            and deleted when the upload ends. A bucket with soft delete bills them for its retention duration.
+        force_sdk: Whether GET requests and uploads of whole objects or parts go through the crate google-cloud-storage,
+            for comparison; slower. It connects by itself: TLS and connection settings, and a path in `endpoint_url`, do
+            not apply.
+
+    Raises:
+        ConfigError: A value is not allowed; the message names the field and the allowed values.
+
+    Example:
+        >>> GCSOptions(endpoint_url="http://localhost:4443", anonymous=True).parallel_upload
+        'auto'
+        >>> GCSOptions(parallel_upload="never")
+        Traceback (most recent call last):
+        torchobj.exceptions.ConfigError: parallel_upload='never': must be auto, True or False
+    """
+
+    endpoint_url: str | None = None
+    user_project: str | None = None
+    universe_domain: str | None = None
+    anonymous: bool = False
+    credential_provider: GCSCredentialProvider | None = dataclasses.field(default=None, repr=False, hash=False)
+    storage_class: str | None = None
+    kms_key_name: str | None = None
+    parallel_upload: bool | Literal["auto"] = "auto"
+    force_sdk: bool = False
+
+    _credential_hint: ClassVar[str] = "use Application Default Credentials, or pass a credential_provider"
+    _excludes_provider: ClassVar[tuple[str, ...]] = ("anonymous",)
+
+    def __post_init__(self) -> None:
+        texts = ("endpoint_url", "user_project", "universe_domain", "storage_class", "kms_key_name")
+        check_kinds(self, "a string, or None", (str, NoneType), *texts)
+        check_kinds(self, "True or False", (bool,), "anonymous", "force_sdk")
+        self._check_endpoint()
+        self._check_credential_provider()
+        project, domain, key = self.user_project, self.universe_domain, self.kms_key_name
+        check("user_project", project, "the ID or number of a project", ok=_matches(_PROJECT, project))
+        check("universe_domain", domain, "a domain such as googleapis.com", ok=_matches(_DOMAIN, domain))
+        form = "projects/P/locations/L/keyRings/R/cryptoKeys/K, or None"
+        check("kms_key_name", key, form, ok=_matches(_KMS_KEY, key))
+        check_auto_or_bool(self, "parallel_upload")
+        check(
+            "user_project",
+            project,
+            "None if anonymous is True, because an anonymous request cannot be billed",
+            ok=project is None or not self.anonymous,
+        )
 
 
 @configuration

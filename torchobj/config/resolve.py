@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torchobj.config.config_file import ConfigFile, Prefix, current
 from torchobj.config.explicit_fields import ExplicitFields, explicit_fields, replace_fields
 from torchobj.config.s3_client import S3ClientConfig
-from torchobj.config.store import StoreConfig
+from torchobj.config.store import OPTIONS, StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.urls import canonical_url
 
@@ -148,7 +148,7 @@ def _merged(file: ConfigFile, prefix: Prefix | None, config: StoreConfig) -> Sto
     if prefix is None:
         return type(config)(**fields).completed()
     settings = file.settings[prefix]
-    options: dict[str, ExplicitFields] = {name: getattr(config, name) for name in ("s3", "gcs", "file", "advanced")}
+    options: dict[str, ExplicitFields] = {name: getattr(config, name) for name in OPTIONS}
     try:
         for name, given in options.items():
             merged = {**explicit_fields(getattr(settings, name)), **explicit_fields(given)}

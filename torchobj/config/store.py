@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from torchobj.config.checks import GIB, KIB, MIB, check, check_kinds, check_number
 from torchobj.config.explicit_fields import ExplicitFields, configuration, field_names, nearest
-from torchobj.config.gcs_options import GCSOptions
-from torchobj.config.options import FileOptions, S3Options
+from torchobj.config.options import FileOptions, GCSOptions, S3Options
 from torchobj.exceptions import ConfigError
 
 #: Limits of a time, in seconds.
@@ -57,30 +56,33 @@ class AdvancedOptions(ExplicitFields):
             check_number(name, getattr(self, name), *_SECONDS, whole=False)
 
 
-#: Names of options that are not fields of `StoreConfig`, by the field that holds them; names of both by that of S3.
-_OPTIONS: dict[str, tuple[str, type]] = {
-    field.name: (name, kind)
-    for name, kind in (("gcs", GCSOptions), ("s3", S3Options), ("advanced", AdvancedOptions))
-    for field in dataclasses.fields(kind)
+#: The options in fields of `StoreConfig`, which are tables of a configuration file.
+OPTIONS: dict[str, type[S3Options | GCSOptions | FileOptions | AdvancedOptions]] = {
+    "s3": S3Options,
+    "gcs": GCSOptions,
+    "file": FileOptions,
+    "advanced": AdvancedOptions,
 }
 
-#: Names of options of both providers.
-_SHARED = {field.name for field in dataclasses.fields(S3Options)} & {
-    field.name for field in dataclasses.fields(GCSOptions)
+#: The holders of options that are not fields of `StoreConfig`, by their names.
+_HOLDERS = {
+    name: [holder for holder, kind in OPTIONS.items() if name in field_names(kind)]
+    for kind in OPTIONS.values()
+    for name in field_names(kind)
 }
 
 
 def _moved(names: list[str]) -> str:
-    name, kind = _OPTIONS[names[0]]
-    same = [each for each in names if _OPTIONS[each][0] == name]
-    if all(each in _SHARED for each in same):
-        options = ", ".join(f"{each}=..." for each in same)
-        return (
-            f"{', '.join(same)}: belongs to a provider: StoreConfig(s3=S3Options({options})) or "
-            f"StoreConfig(gcs=GCSOptions({options}))"
-        )
-    verb, options = "is" if len(same) == 1 else "are", ", ".join(f"{each}=..." for each in same)
-    return f"{', '.join(same)}: {verb} in {kind.__name__}: StoreConfig({name}={kind.__name__}({options}))"
+    """The message about options that are passed to `StoreConfig`: the first one, and those with the same holder."""
+    holders = _HOLDERS[names[0]]
+    same = [name for name in names if holders[0] in _HOLDERS[name]]
+    holders = [holder for holder in holders if all(holder in _HOLDERS[name] for name in same)]
+    options = ", ".join(f"{name}=..." for name in same)
+    places = [f"StoreConfig({holder}={OPTIONS[holder].__name__}({options}))" for holder in holders]
+    if len(holders) > 1:
+        return f"{', '.join(same)}: belongs to a provider: {' or '.join(places)}"
+    verb = "is" if len(same) == 1 else "are"
+    return f"{', '.join(same)}: {verb} in {OPTIONS[holders[0]].__name__}: {places[0]}"
 
 
 @configuration
@@ -153,16 +155,15 @@ class StoreConfig(ExplicitFields):
 
     @classmethod
     def _refuse(cls, names: list[str]) -> NoReturn:
-        if misplaced := [name for name in names if name in _OPTIONS]:
+        if misplaced := [name for name in names if name in _HOLDERS]:
             raise ConfigError(_moved(misplaced))
-        raise TypeError(f"StoreConfig has no field {names[0]!r}{nearest(names[0], field_names(cls), _OPTIONS)}")
+        raise TypeError(f"StoreConfig has no field {names[0]!r}{nearest(names[0], field_names(cls), _HOLDERS)}")
 
     def __post_init__(self) -> None:
         # Only the types are shown, because a value in the wrong field may be a secret.
-        check("s3", type(self.s3), "an S3Options", ok=isinstance(self.s3, S3Options))
-        check("gcs", type(self.gcs), "a GCSOptions", ok=isinstance(self.gcs, GCSOptions))
-        check("file", type(self.file), "a FileOptions", ok=isinstance(self.file, FileOptions))
-        check("advanced", type(self.advanced), "an AdvancedOptions", ok=isinstance(self.advanced, AdvancedOptions))
+        for name, kind in OPTIONS.items():
+            value, article = getattr(self, name), "a" if name in ("gcs", "file") else "an"
+            check(name, type(value), f"{article} {kind.__name__}", ok=isinstance(value, kind))
         check_kinds(self, "True or False", (bool,), "verify_tls", "hedge", "verify_checksums")
         is_path = isinstance(self.ca_bundle, (str, os.PathLike, NoneType))
         check("ca_bundle", type(self.ca_bundle), "a path, or None", ok=is_path)
@@ -195,6 +196,6 @@ class StoreConfig(ExplicitFields):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in _OPTIONS:
+            if name in _HOLDERS:
                 raise AttributeError(_moved([name]))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
