@@ -108,7 +108,7 @@ def test_fields_are_decoded_and_the_sample_is_transformed(pattern):
 def test_an_index_that_is_given_is_used(pattern, expected, tmp_path, monkeypatch):
     index = TarIndex.build(pattern)
     index.save(tmp_path / "index.parquet")
-    monkeypatch.setattr("torchobj.shards.index.members_of", None)
+    monkeypatch.setattr("torchobj.shards.index._members_of", None)
     for given in (index, tmp_path / "index.parquet", f"file://{tmp_path}/index.parquet"):
         dataset = torchobj.TarMapDataset(pattern, given)
         assert as_bytes(dataset[25]) == expected[25]

@@ -1,4 +1,4 @@
-"""Plans transfers: what the arguments of `cp`, `mv` and `sync` name, where it goes, and what is unchanged there.
+"""Plans transfers: what the arguments of `cp`, `mv` and `sync` name, where it goes, and which copies are unchanged.
 
 A copy is unchanged if it has the same size, and the same version, checksum or time. Transfers between local files and a
 bucket compare checksums themselves; from bucket to bucket, this module compares the ETags of S3, then the checksums of

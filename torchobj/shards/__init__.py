@@ -2,8 +2,7 @@
 
 `shard_urls` finds the shards of a dataset. `ShardWriter` (`writer`) divides samples into shards, each of which a
 `TarWriter` (`tar_writer`) writes; `members` encodes samples, `packing` packs existing objects. `TarIndex` (`index`) has
-the ranges of all samples: `index_build` reads them from the headers of shards, `index_file` from Parquet files, whose
-tables `index_table` converts.
+the ranges of all samples, from the headers of shards or from Parquet files (`index_file`).
 """
 
 from torchobj.shards.index import TarIndex

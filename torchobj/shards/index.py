@@ -1,40 +1,74 @@
 """`TarIndex`: the ranges of all samples of tar shards, from their headers or from index files. Does not import torch.
 
-`index_build` reads the headers, `index_file` defines the format of files. Columns stay in Arrow's memory, which
-datasets share with their workers.
+The native `TarIndexer` parses headers and skips the bodies of large members. Shards are read in rounds: one range of
+each open shard, in one call. `index_file` defines the format of files. Columns stay in Arrow's memory, which datasets
+share with their workers.
 """
 
 import importlib
 import io
 import logging
 import os
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+from torchobj import _torchobj
+from torchobj._torchobj import ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import AccessDeniedError, ConfigError, ObjectNotFoundError, TarIndexError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import url_of_file
 from torchobj.shards import index_file
-from torchobj.shards.index_build import check_plain, members_of
-from torchobj.shards.index_file import ADVICE, SUFFIX, TarShard, check_same, name_in, shard_url
-from torchobj.shards.index_table import TarMember, TarSample, columns_of, expanded, numbers, one_chunk, parts_of
-from torchobj.shards.shard_urls import shard_manifest
+from torchobj.shards.index_file import ADVICE, SUFFIX, TarShard
+from torchobj.shards.shard_urls import compression, shard_manifest
 from torchobj.store.file_objects import ObjectWriter
 from torchobj.store.reads import get_many
-from torchobj.store.transfers import ProgressCallback
+from torchobj.store.transfers import ProgressCallback, counters_to
 from torchobj.urls import canonical_url
 
 __all__ = ["TarIndex", "TarMember", "TarSample"]
 
 logger = logging.getLogger("torchobj")
 
+#: Maximum number of shards whose headers are read at the same time; each has one range in memory.
+_OPEN_SHARDS = 64
+
+#: Members that are kept as Python objects, before they become columns.
+_PENDING_MEMBERS = 50_000
+
 #: Number of index files that are read at the same time, and are in memory together.
 _CONCURRENT_FILES = 64
 
 #: Number of index files that are written at the same time, each from a thread.
 _CONCURRENT_WRITES = 16
+
+
+class TarMember(NamedTuple):
+    """A member of a tar shard."""
+
+    field: str
+    """Its extension, lower-case, without the first dot."""
+    offset: int
+    """Offset of its bytes in the shard."""
+    size: int
+    """Number of its bytes."""
+
+
+class TarSample(NamedTuple):
+    """A sample of a tar shard: adjacent members with the same name up to the first dot."""
+
+    url: str
+    """URL of the shard."""
+    key: str
+    """The common name."""
+    begin: int
+    """Offset of its first header in the shard."""
+    end: int
+    """End of its last member, with padding."""
+    members: tuple[TarMember, ...]
+    """Its members, in their order."""
 
 
 class TarIndex:
@@ -69,11 +103,11 @@ class TarIndex:
     def __init__(self, shards: Sequence[TarShard], samples: Any, members: Any) -> None:
         self.shards, self.samples, self.members = tuple(shards), samples, members
         columns = (samples["shard"], samples["begin"], samples["end"], samples["first"])
-        self._shard, self._begin, self._end, self._first = map(numbers, columns)
-        self._offset, self._size = numbers(members["offset"]), numbers(members["size"])
-        self._keys = one_chunk(samples["key"])
-        fields = one_chunk(members["field"])
-        self._field, self.fields = numbers(fields.indices), fields.dictionary.to_pylist()
+        self._shard, self._begin, self._end, self._first = map(index_file.numbers, columns)
+        self._offset, self._size = index_file.numbers(members["offset"]), index_file.numbers(members["size"])
+        self._keys = index_file.one_chunk(samples["key"])
+        fields = index_file.one_chunk(members["field"])
+        self._field, self.fields = index_file.numbers(fields.indices), fields.dictionary.to_pylist()
 
     def __repr__(self) -> str:
         return f"<TarIndex of {len(self.shards)} shards, {len(self)} samples, {len(self._offset)} members>"
@@ -142,31 +176,8 @@ class TarIndex:
         """
         index_file.check_installed()
         chosen = store_config(config)
-        return cls.of_manifest(shard_manifest(urls, chosen), config=chosen, progress=progress)
-
-    @classmethod
-    def of_manifest(
-        cls,
-        manifest: Manifest,
-        *,
-        config: StoreConfig | None = None,
-        progress: ProgressCallback | None = None,
-    ) -> Self:
-        """Reads the headers of the shards of a manifest.
-
-        Args:
-            manifest: The shards, with their sizes, from `shard_manifest`.
-            config: A `StoreConfig`.
-            progress: As for `build`.
-
-        Raises:
-            ConfigError: A shard is compressed, or its size is unknown.
-            TarError: A shard is not a tar file, or is damaged.
-            StoreError: A read failed, or a shard has another version.
-        """
-        index_file.check_installed()
-        shards = _shards_of(manifest)
-        return cls(shards, *columns_of(members_of(shards, config, progress), "index"))
+        shards = _shards_of(shard_manifest(urls, chosen))
+        return cls._of_parts(shards, _members_of(shards, chosen, progress))
 
     @classmethod
     def load(cls, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> Self:
@@ -245,7 +256,7 @@ class TarIndex:
         shards = list({shard.name: shard for shard in _shards_of(manifest)}.values())
         found = cls._found_per_shard(shards, chosen)
         stale = [shard for shard in shards if shard.name not in found]
-        return cls(stale, *columns_of(members_of(stale, chosen, progress), "index")).save_per_shard(config=chosen)
+        return cls._of_parts(stale, _members_of(stale, chosen, progress)).save_per_shard(config=chosen)
 
     @classmethod
     def _per_shard(cls, shards: list[TarShard], config: StoreConfig, progress: ProgressCallback | None) -> Self:
@@ -257,8 +268,8 @@ class TarIndex:
                 len(missing),
                 len(shards),
             )
-            found |= dict(zip((shard.name for shard in missing), members_of(missing, config, progress), strict=True))
-        return cls(shards, *columns_of([found[shard.name] for shard in shards], "index"))
+            found |= dict(zip((shard.name for shard in missing), _members_of(missing, config, progress), strict=True))
+        return cls._of_parts(shards, [found[shard.name] for shard in shards])
 
     @classmethod
     def _found_per_shard(cls, shards: list[TarShard], config: StoreConfig) -> dict[str, list[Any]]:
@@ -292,8 +303,13 @@ class TarIndex:
     @classmethod
     def _of_file(cls, data: Any, url: str) -> Self:
         table = index_file.read(data, url)
-        shards = [shard._replace(name=shard_url(shard.name, url)) for shard in table.shards]
-        return cls(shards, *columns_of(parts_of(table, url), url))
+        shards = [shard._replace(name=index_file.shard_url(shard.name, url)) for shard in table.shards]
+        return cls._of_parts(shards, index_file.parts_of(table, url), url)
+
+    @classmethod
+    def _of_parts(cls, shards: Sequence[TarShard], parts: Sequence[Sequence[Any]], name: str = "index") -> Self:
+        """The index of shards, given the tables of the members of each."""
+        return cls(shards, *index_file.columns_of(parts, name))
 
     def _selected(self, wanted: Sequence[TarShard], name: str) -> "TarIndex":
         """The index of these shards only, in their order. Raises TarIndexError if one is absent or differs."""
@@ -301,16 +317,20 @@ class TarIndex:
         for shard in wanted:
             if shard.name not in numbers_of:
                 raise TarIndexError(f"{name}: does not contain the shard {shard.name}; {ADVICE}, or pass index=None")
-            check_same(self.shards[numbers_of[shard.name]], shard, name)
+            index_file.check_same(self.shards[numbers_of[shard.name]], shard, name)
         if [shard.name for shard in wanted] == [shard.name for shard in self.shards]:
             return TarIndex(wanted, self.samples, self.members)
         table, rows = self._expanded("")
         chosen = [rows[numbers_of[shard.name]] for shard in wanted]
-        return TarIndex(wanted, *columns_of([[table.slice(first, last - first)] for first, last in chosen], name))
+        return TarIndex(
+            wanted, *index_file.columns_of([[table.slice(first, last - first)] for first, last in chosen], name)
+        )
 
     def _expanded(self, index_url: str) -> tuple[Any, list[tuple[int, int]]]:
         """The table of a file at `index_url`, and the rows of each shard."""
-        return expanded([name_in(index_url, shard.name) for shard in self.shards], self.samples, self.members)
+        return index_file.expanded(
+            [index_file.name_in(index_url, shard.name) for shard in self.shards], self.samples, self.members
+        )
 
     def save(self, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> None:
         """Writes the index as a Parquet file, which replaces an existing one when it is complete.
@@ -335,7 +355,7 @@ class TarIndex:
         shards = list({shard.name: shard for shard in self.shards}.values())
         index = self if len(shards) == len(self.shards) else self._selected(shards, "index")
         table, _ = index._expanded(url)
-        index_file.write(file, [shard._replace(name=name_in(url, shard.name)) for shard in shards], table)
+        index_file.write(file, [shard._replace(name=index_file.name_in(url, shard.name)) for shard in shards], table)
 
     def save_per_shard(self, *, config: StoreConfig | S3ClientConfig | None = None) -> list[str]:
         """Writes the index of each shard beside it, as `<URL of the shard>.index.parquet`.
@@ -355,7 +375,7 @@ class TarIndex:
         def write(number: int) -> str:
             shard, (first, last) = self.shards[number], rows[number]
             url = f"{shard.name}{SUFFIX}"
-            name = name_in(url, shard.name)
+            name = index_file.name_in(url, shard.name)
             members = table.slice(first, last - first)
             named = arrow.DictionaryArray.from_arrays(arrow.array([0] * members.num_rows, arrow.int32()), [name])
             columns = {column: members[column] for column in members.column_names} | {"shard": named}
@@ -386,13 +406,82 @@ class TarIndex:
 
 
 def _shards_of(manifest: Manifest) -> list[TarShard]:
-    """The shards of a manifest, named by their URLs."""
+    """The shards of a manifest, named by their URLs.
+
+    Raises:
+        ConfigError: The size of one is unknown, or it is compressed, according to its name.
+    """
     shards = []
     for index in range(len(manifest)):
         _, _, size, version = manifest.entry(index)
         url = manifest.url(index)
         if size is None:
             raise ConfigError(f"{url}: a manifest of shards needs their sizes: make it with shard_manifest")
-        check_plain(url)
+        if compression(url) is not None:
+            raise ConfigError(
+                f"{url}: a compressed shard has no random access, because its members cannot be read by their ranges; "
+                "store it as a plain .tar, whose members may be compressed, or read it in order with TarIterableDataset"
+            )
         shards.append(TarShard(url, size, version))
     return shards
+
+
+class _OpenShard:
+    """A shard that is being read."""
+
+    def __init__(self, number: int, shard: TarShard) -> None:
+        self.number, self.shard = number, shard
+        self._indexer = _torchobj.TarIndexer(shard.name, shard.size)
+        self._rows: list[tuple[Any, ...]] = []
+        self.tables: list[Any] = []
+        self.range = self._indexer.next()
+
+    def ref(self, begin: int, end: int) -> ObjectRef:
+        return ObjectRef(self.shard.name, begin, end, self.shard.size, self.shard.version)
+
+    def feed(self, data: Any) -> None:
+        """Parses the range. The members are in the tables after the last one."""
+        self._indexer.feed(data)
+        self.range = self._indexer.next()
+        for key, begin, end, members in self._indexer.samples():
+            self._rows += [(self.shard.name, key, field, offset, size, begin, end) for field, offset, size in members]
+        if self._rows and (self.range is None or len(self._rows) >= _PENDING_MEMBERS):
+            self.tables.append(
+                index_file.members_table(dict(zip(index_file.COLUMNS, zip(*self._rows, strict=True), strict=True)))
+            )
+            self._rows = []
+
+
+def _members_of(
+    shards: Sequence[TarShard], config: StoreConfig | None, progress: ProgressCallback | None = None
+) -> list[list[Any]]:
+    """The members of shards as tables of `index_file`, several per shard. The name of a shard is its URL.
+
+    Raises:
+        TarError: A shard is not a tar file, or is damaged.
+        ObjectChangedError: A shard has another version.
+        StoreError: A read failed.
+    """
+    report = counters_to(progress)
+    found: list[list[Any]] = [[] for _ in shards]
+    waiting, opened = deque(enumerate(shards)), list[_OpenShard]()
+    total, done, done_bytes = sum(shard.size for shard in shards), 0, 0
+    while waiting or opened:
+        while waiting and len(opened) < _OPEN_SHARDS:
+            opened.append(_OpenShard(*waiting.popleft()))
+        ranges = [(each, each.range) for each in opened]
+        refs = [each.ref(*part) for each, part in ranges if part is not None]
+        datas = iter(get_many(refs, config=config))
+        remaining = []
+        for each, part in ranges:
+            if part is not None:
+                each.feed(next(datas))
+                remaining.append(each)
+                continue
+            found[each.number] = each.tables
+            done, done_bytes = done + 1, done_bytes + each.shard.size
+        opened = remaining
+        if report is not None:
+            reached = sum(each.range[0] if each.range else each.shard.size for each in opened)
+            report(done, len(shards), done_bytes + reached, total, 0)
+    return found

@@ -81,41 +81,35 @@ def expand_braces(pattern: str) -> Iterator[str]:
         >>> list(expand_braces("{train,test}-{09..10}.tar"))
         ['train-09.tar', 'train-10.tar', 'test-09.tar', 'test-10.tar']
     """
-    for start in range(len(pattern)):
-        if pattern[start] != "{" or (end := _closing(pattern, start)) is None:
+    for start, character in enumerate(pattern):
+        if character != "{" or (found := _choices(pattern, start)) is None:
             continue
-        choices = _choices(pattern[start + 1 : end], pattern)
-        if choices is None:
-            continue
+        choices, rest = found
         for choice in choices:
-            for rest in expand_braces(pattern[end + 1 :]):
-                yield f"{pattern[:start]}{choice}{rest}"
+            for end in expand_braces(rest):
+                yield f"{pattern[:start]}{choice}{end}"
         return
     yield pattern
 
 
-def _closing(pattern: str, start: int) -> int | None:
-    """The position of the brace that closes the one at `start`."""
-    depth = 0
-    for position in range(start, len(pattern)):
-        depth += (pattern[position] == "{") - (pattern[position] == "}")
-        if depth == 0:
-            return position
-    return None
-
-
-def _choices(text: str, pattern: str) -> Iterable[str] | None:
-    """The choices between two braces; None if they stand for themselves."""
-    if (numbers := _RANGE.fullmatch(text)) is not None:
-        return _numbers(numbers, pattern)
+def _choices(pattern: str, start: int) -> tuple[Iterable[str], str] | None:
+    """The choices in the braces at `start`, and what follows these; None if they stand for themselves."""
     depth, parts = 0, [""]
-    for character in text:
+    for position in range(start, len(pattern)):
+        character = pattern[position]
         depth += (character == "{") - (character == "}")
-        if character == "," and depth == 0:
+        if depth == 0:
+            break
+        if character == "," and depth == 1:
             parts.append("")
-        else:
+        elif position > start:
             parts[-1] += character
-    return (name for part in parts for name in expand_braces(part)) if len(parts) > 1 else None
+    else:
+        return None
+    rest = pattern[position + 1 :]
+    if (numbers := _RANGE.fullmatch(pattern, start + 1, position)) is not None:
+        return _numbers(numbers, pattern), rest
+    return ((name for part in parts for name in expand_braces(part)), rest) if len(parts) > 1 else None
 
 
 def _numbers(numbers: re.Match[str], pattern: str) -> Iterable[str]:
