@@ -38,6 +38,17 @@ def test_contradictions_and_wrong_types_are_named_in_the_error_and_nothing_is_wr
     assert list(store.list()) == []
 
 
+@pytest.mark.parametrize("mode", ["rb", "wb", "xb", "r", "w", "x"])
+@pytest.mark.parametrize("given", [{"overwrite": "no"}, {"overwrite": 0}, {"overwrite": None}, {"if_version": 3}])
+def test_a_condition_of_a_wrong_type_is_refused_by_open_in_each_mode(mode, given):
+    store = torchobj.Store("memory://wrong-types")
+    name, value = next(iter(given.items()))
+    for opened in (torchobj.open, lambda url, *rest, **more: store.open(url.rpartition("/")[2], *rest, **more)):
+        with pytest.raises(exceptions.ConfigError, match=f"{name}={value!r}"):
+            opened("memory://wrong-types/k", mode, **given)
+    assert list(store.list()) == []
+
+
 @pytest.mark.parametrize(
     ("mode", "given"),
     [

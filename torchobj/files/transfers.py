@@ -11,9 +11,10 @@ from torchobj import _torchobj
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import TransferError
 from torchobj.files.patterns import Pattern, native_patterns
+from torchobj.store import Store
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.conditions import check_condition
-from torchobj.store.transfers import FilePath, ProgressCallback, Transfer, counters_to, file_from_store, file_to_store
+from torchobj.store.transfers import FilePath, ProgressCallback, Transfer, counters_to
 from torchobj.urls import parse_object_url, parse_url
 
 __all__ = ["TreeTransfer", "download", "download_file", "upload", "upload_file"]
@@ -83,11 +84,9 @@ def upload_file(
         >>> upload_file(folder / "a.txt", "memory://files/a.txt", skip_unchanged=True).skipped
         True
     """
-    parsed = parse_object_url(url)
-    native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(str(parsed), store_config(config, url=url)))
-    return file_to_store(
-        native,
-        parsed.key,
+    store, key = _store_of(url, config)
+    return store.upload_file(
+        key,
         path,
         overwrite=overwrite,
         if_version=if_version,
@@ -144,9 +143,8 @@ def download_file(
         >>> download_file("memory://files/b.bin", file).size, file.read_bytes()
         (5, b'bytes')
     """
-    parsed = parse_object_url(url)
-    native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(str(parsed), store_config(config, url=url)))
-    return file_from_store(native, parsed.key, path, version=version, skip_unchanged=skip_unchanged, progress=progress)
+    store, key = _store_of(url, config)
+    return store.download_file(key, path, version=version, skip_unchanged=skip_unchanged, progress=progress)
 
 
 def upload(
@@ -272,6 +270,12 @@ def download(
         native, prefix, root, glob, native_patterns(patterns), skip_unchanged, counters_to(progress)
     )
     return _tree_transfer("download", url, done)
+
+
+def _store_of(url: str, config: StoreConfig | S3ClientConfig | None) -> tuple[Store, str]:
+    """The store of an object, and its key."""
+    parsed = parse_object_url(url)
+    return Store(parsed.base, config=resolved(str(parsed), store_config(config, url=url))), parsed.key
 
 
 def _prefix_of(url: str, config: StoreConfig | S3ClientConfig | None) -> tuple["_torchobj.NativeStore", str]:

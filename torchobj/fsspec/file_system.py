@@ -22,7 +22,6 @@ from torchobj.fsspec.files import (
     BlockFile,
     CompressedFile,
     TransactionFile,
-    TransactionText,
     entries_by_name,
     file_entry,
     folder_entry,
@@ -33,7 +32,7 @@ from torchobj.fsspec.many_objects import ManyObjects
 from torchobj.fsspec.s3fs_options import S3FS_OPTIONS, check_copied, check_current, s3fs_config, written_attributes
 from torchobj.store import ObjectInfo, Store
 from torchobj.store.concurrency import concurrently
-from torchobj.store.file_objects import open_reader
+from torchobj.store.file_objects import TextFile, open_reader
 
 __all__ = ["GCSFileSystem", "ObjectFileSystem"]
 
@@ -64,7 +63,7 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
         region, endpoint_url: Override those of `config`. GCS has no region.
         options: Options of s3fs, on `GCSFileSystem` of gcsfs, which override fields of `config`: `anon`, `key`,
             `secret`, `token`, `profile`, `requester_pays`, `client_kwargs`, `config_kwargs`, `s3_additional_kwargs`;
-            `token`, `project`, `requester_pays`, `requests_timeout`. Those without effect here, such as `block_size`,
+            `token`, `project`, `requester_pays`, `requests_timeout`. Those without effect, such as `block_size`,
             are logged once. Keys and tokens are in no pickle: another process than a forked child takes the same keys
             from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, and raises a `CredentialsError` without them.
 
@@ -152,7 +151,7 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
         return "/" in self._strip_protocol(path) and _head(*self._locate(path)) is not None
 
     def isdir(self, path: str) -> bool:
-        """Whether objects exist below, or the folder was created here. Raises errors that prevent an answer."""
+        """Whether objects exist below, or this process created the folder. Raises errors that prevent an answer."""
         path = self._strip_protocol(path)
         if not path or path in self._created_folders:
             return True
@@ -405,7 +404,7 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
             return file
         if binary == "rb":
             return io.TextIOWrapper(file, **text)
-        return TransactionText(file, is_appended=is_appended, **text)
+        return TextFile(file, is_appended=is_appended, **text)
 
     def _open(
         self,

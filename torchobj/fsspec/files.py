@@ -10,13 +10,12 @@ from typing import Any
 import fsspec.spec as package  # type: ignore[import-untyped]
 
 from torchobj.store import ObjectInfo
-from torchobj.store.file_objects import ObjectWriter, TextFile
+from torchobj.store.file_objects import ObjectWriter
 
 __all__ = [
     "BlockFile",
     "CompressedFile",
     "TransactionFile",
-    "TransactionText",
     "entries_by_name",
     "file_entry",
     "folder_entry",
@@ -168,26 +167,4 @@ class CompressedFile(io.BufferedIOBase):
         if not self.closed:
             with contextlib.suppress(Exception):
                 self._compressor.close()
-            self._file.__del__()
-
-
-class TransactionText(TextFile):
-    """A text file to write, whose object does not appear if the `with` block raises or the file is dropped."""
-
-    def __init__(self, file: TransactionFile | CompressedFile, *, is_appended: bool, **arguments: Any) -> None:
-        self._file = file
-        super().__init__(file, **arguments)
-        if is_appended:
-            self._bom = b""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None and not self.closed:
-            self.flush()
-        self._file.__exit__(kind, error, traceback)
-
-    def __del__(self) -> None:
-        # As above.
-        if not self._file.closed:
             self._file.__del__()

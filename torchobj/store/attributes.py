@@ -33,12 +33,4 @@ def native_attributes(attributes: ObjectAttributes) -> "_torchobj.Attributes":
     if unknown:
         names = ", ".join(ObjectAttributes.__annotations__)
         raise ConfigError(f"{min(unknown)}: no such argument; attributes of an object are {names}")
-    return {
-        "content_type": attributes.get("content_type"),
-        "content_encoding": attributes.get("content_encoding"),
-        "content_disposition": attributes.get("content_disposition"),
-        "content_language": attributes.get("content_language"),
-        "cache_control": attributes.get("cache_control"),
-        "storage_class": attributes.get("storage_class"),
-        "metadata": attributes.get("metadata") or {},
-    }
+    return {**attributes, "metadata": attributes.get("metadata") or {}}

@@ -7,7 +7,7 @@ import codecs
 import io
 import logging
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypedDict, Unpack, overload
 
 from torchobj import _shutdown, _torchobj
 from torchobj._torchobj import ObjectReader
@@ -19,7 +19,7 @@ from torchobj.store.buffers import contiguous
 from torchobj.store.conditions import check_condition
 from torchobj.urls import Url, parse_object_url, parse_url
 
-__all__ = ["ObjectWriter", "TextFile", "open"]
+__all__ = ["ObjectWriter", "OpenOptions", "TextFile", "WriteConditions", "open"]
 
 logger = logging.getLogger("torchobj")
 
@@ -271,10 +271,14 @@ class TextFile(io.TextIOWrapper):
     As with `ObjectWriter`, the object does not appear if the `with` block raises, or if the file is dropped unclosed.
     """
 
-    def __init__(self, file: Any, encoding: str | None = None, *arguments: Any, **named: Any) -> None:
+    def __init__(
+        self, file: Any, encoding: str | None = None, *arguments: Any, is_appended: bool = False, **named: Any
+    ) -> None:
+        self._file = file
         super().__init__(file, encoding, *arguments, **named)
+        is_marked = not is_appended and codecs.lookup(self.encoding).name in ("utf-16", "utf-32")
         #: Byte-order mark, written before the first text. io.TextIOWrapper writes it to seekable files only.
-        self._bom = "".encode(self.encoding) if codecs.lookup(self.encoding).name in ("utf-16", "utf-32") else b""
+        self._bom = "".encode(self.encoding) if is_marked else b""
 
     def write(self, text: str, /) -> int:
         """Writes text, and returns its number of characters."""
@@ -286,57 +290,55 @@ class TextFile(io.TextIOWrapper):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self._abort()
-        super().__exit__(kind, error, traceback)
+        if error is None and not self.closed:
+            try:
+                self.flush()
+            except BaseException as failed:
+                self._file.__exit__(type(failed), failed, failed.__traceback__)
+                raise
+        self._file.__exit__(kind, error, traceback)
 
     def __del__(self) -> None:
-        # io.TextIOWrapper would call close, which would create an incomplete object.
-        self._abort()
+        # io.TextIOWrapper would call close, which would create an incomplete object. A writer discards it.
+        if hasattr(self._file, "__del__") and not self._file.closed:
+            self._file.__del__()
 
-    def _abort(self) -> None:
-        buffer = getattr(self, "buffer", None)
-        if isinstance(buffer, ObjectWriter) and not buffer.closed:
-            logger.warning("%s: not closed without an error: nothing was written", buffer.url)
-            buffer.abort()
+
+class WriteConditions(TypedDict, total=False):
+    """The conditions of a write, as arguments of `open`."""
+
+    overwrite: bool
+    if_version: str | None
+
+
+class OpenOptions(WriteConditions, total=False):
+    """The arguments of `open` for any mode; the last three are for text."""
+
+    encoding: str | None
+    errors: str | None
+    newline: str | None
+
+
+_Config = StoreConfig | S3ClientConfig | None
 
 
 @overload
-def open(  # noqa: A001  the builtin's name, as in io and gzip
-    url: str, mode: Literal["rb"] = "rb", *, config: StoreConfig | S3ClientConfig | None = None
-) -> ObjectReader: ...
+def open(url: str, mode: Literal["rb"] = "rb", *, config: _Config = None) -> ObjectReader: ...  # noqa: A001
 @overload
-def open(  # noqa: A001  the builtin's name, as in io and gzip
-    url: str,
-    mode: Literal["wb", "xb"],
-    *,
-    config: StoreConfig | S3ClientConfig | None = None,
-    overwrite: bool = True,
-    if_version: str | None = None,
+def open(  # noqa: A001
+    url: str, mode: Literal["wb", "xb"], *, config: _Config = None, **conditions: Unpack[WriteConditions]
 ) -> ObjectWriter: ...
 @overload
-def open(  # noqa: A001  the builtin's name, as in io and gzip
+def open(  # noqa: A001
     url: str,
     mode: Literal["r", "rt", "w", "wt", "x", "xt"],
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
-    overwrite: bool = True,
-    if_version: str | None = None,
-    encoding: str | None = None,
-    errors: str | None = None,
-    newline: str | None = None,
+    config: _Config = None,
+    **options: Unpack[OpenOptions],
 ) -> TextFile: ...
 @overload
-def open(  # noqa: A001  the builtin's name, as in io and gzip
-    url: str,
-    mode: str,
-    *,
-    config: StoreConfig | S3ClientConfig | None = None,
-    overwrite: bool = True,
-    if_version: str | None = None,
-    encoding: str | None = None,
-    errors: str | None = None,
-    newline: str | None = None,
+def open(  # noqa: A001
+    url: str, mode: str, *, config: _Config = None, **options: Unpack[OpenOptions]
 ) -> ObjectReader | ObjectWriter | TextFile: ...
 
 
@@ -384,7 +386,8 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
     binary = name if name.endswith("b") else f"{name.removesuffix('t')}b"
     if binary not in ("rb", "wb", "xb"):
         raise ConfigError(f"mode={mode!r}: must be rb, wb or xb, or r, w or x for text")
-    if binary != "wb" and (if_version is not None or (binary == "rb" and overwrite is not True)):
+    check_condition(overwrite, if_version)
+    if binary != "wb" and (if_version is not None or (binary == "rb" and not overwrite)):
         given = f"overwrite={overwrite!r}" if if_version is None else f"if_version={if_version!r}"
         raise ConfigError(f"mode={mode!r}, {given}: exclude each other; conditions need mode='wb' or 'w'")
     text = {"encoding": encoding, "errors": errors, "newline": newline}

@@ -122,7 +122,45 @@ def time_of(modified_ms: int | None) -> datetime | None:
         return None
 
 
-class Listing:
+class _ObjectStream:
+    """The objects of a listing or scan. Each use lists again."""
+
+    def __init__(self, native: "_torchobj.NativeStore", **arguments: Any) -> None:
+        self._native, self._arguments = native, arguments
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._arguments.items())
+        return f"<{type(self).__name__} of {given}>"
+
+    def _start(self) -> Any:
+        """The native iterator over pages."""
+        raise NotImplementedError
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Lists, and exports the objects by the Arrow PyCapsule interface. The columns are those of `to_arrow`."""
+        return self._start().__arrow_c_stream__(requested_schema)
+
+    def to_arrow(self) -> Any:
+        """Lists into record batches of 16,384 rows or more.
+
+        Returns:
+            A `pyarrow.RecordBatchReader` with the columns key (string), size (uint64), version (string), last_modified
+            (timestamp in ms, UTC) and storage_class (dictionary of strings); for a scan also content_type (string) and
+            metadata (map of strings). It raises OSError with the message of the `StoreError` if a request fails.
+
+        Raises:
+            ConfigError: pyarrow is not installed.
+        """
+        try:
+            import pyarrow as package  # type: ignore[import-untyped]  # noqa: PLC0415  optional
+        except ImportError as error:
+            raise ConfigError(
+                "to_arrow() returns objects of pyarrow, which is not installed: pip install pyarrow"
+            ) from error
+        return package.RecordBatchReader.from_stream(self)
+
+
+class Listing(_ObjectStream):
     """Iterates over the objects under a prefix. Each iteration lists again.
 
     Libraries of Arrow read it without a Python object per key: `pyarrow.table(listing)`, `polars.DataFrame(listing)`.
@@ -138,51 +176,20 @@ class Listing:
         [4, 4, 4]
     """
 
-    def __init__(
-        self,
-        native: "_torchobj.NativeStore",
-        prefix: str,
-        delimiter: str | None,
-        start_after: str | None,
-        glob: str | None,
-        *,
-        ordered: bool,
-    ) -> None:
-        self._native, self._arguments = native, (prefix, delimiter, start_after, glob, ordered)
-
-    def __repr__(self) -> str:
-        names = ("prefix", "delimiter", "start_after", "glob", "ordered")
-        given = zip(names, self._arguments, strict=True)
-        return f"<Listing of {', '.join(f'{name}={value!r}' for name, value in given)}>"
+    def _start(self) -> "_torchobj.ListPages":
+        return self._native.list(**self._arguments)
 
     def pages(self) -> Iterator[ListPage]:
         """Iterates over the pages of the listing, with common prefixes."""
-        for entries, prefixes in self._native.list(*self._arguments):
+        for entries, prefixes in self._start():
             yield ListPage(_objects(entries), list(prefixes))
 
     def __iter__(self) -> Iterator[ObjectInfo]:
         for page in self.pages():
             yield from page.objects
 
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Lists, and exports the objects by the Arrow PyCapsule interface. The columns are those of `to_arrow`."""
-        return self._native.list(*self._arguments).__arrow_c_stream__(requested_schema)
 
-    def to_arrow(self) -> Any:
-        """Lists into record batches of 16,384 rows or more.
-
-        Returns:
-            A `pyarrow.RecordBatchReader` with the columns key (string), size (uint64), version (string), last_modified
-            (timestamp in ms, UTC) and storage_class (dictionary of strings). It raises OSError with the message of the
-            `StoreError` if the listing fails.
-
-        Raises:
-            ConfigError: pyarrow is not installed.
-        """
-        return _record_batch_reader(self)
-
-
-class Scan:
+class Scan(_ObjectStream):
     """Iterates over the objects under a prefix with their headers and user metadata, in no order. Each iteration lists
     again.
 
@@ -194,34 +201,12 @@ class Scan:
         [('a', {'label': 'cat'})]
     """
 
-    def __init__(
-        self, native: "_torchobj.NativeStore", prefix: str, glob: str | None, has_metadata: str | None
-    ) -> None:
-        self._native, self._arguments = native, (prefix, glob, has_metadata)
-
-    def __repr__(self) -> str:
-        prefix, glob, has_metadata = self._arguments
-        return f"<Scan of prefix={prefix!r}, glob={glob!r}, has_metadata={has_metadata!r}>"
+    def _start(self) -> "_torchobj.ScanPages":
+        return _torchobj.ScanPages(self._native, **self._arguments)
 
     def __iter__(self) -> Iterator[ObjectInfo]:
-        for page in _torchobj.ScanPages(self._native, *self._arguments):
+        for page in self._start():
             yield from map(info_of, page)
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Scans, and exports the objects by the Arrow PyCapsule interface. The columns are those of `to_arrow`."""
-        return _torchobj.ScanPages(self._native, *self._arguments).__arrow_c_stream__(requested_schema)
-
-    def to_arrow(self) -> Any:
-        """Scans into record batches of 16,384 rows or more.
-
-        Returns:
-            A `pyarrow.RecordBatchReader` with the columns of `Listing.to_arrow`, content_type (string) and metadata
-            (map of strings). It raises OSError with the message of the `StoreError` if a request fails.
-
-        Raises:
-            ConfigError: pyarrow is not installed.
-        """
-        return _record_batch_reader(self)
 
 
 def _objects(entries: "Sequence[_torchobj._Entry]") -> list[ObjectInfo]:
@@ -240,13 +225,3 @@ def info_of(head: "_torchobj._Head") -> ObjectInfo:
     """Converts the result of a HEAD request."""
     key, size, version, modified_ms, attributes, checksum = head
     return ObjectInfo(key, size, version, time_of(modified_ms), checksum=checksum, **attributes)
-
-
-def _record_batch_reader(stream: Listing | Scan) -> Any:
-    try:
-        import pyarrow as package  # type: ignore[import-untyped]  # noqa: PLC0415  optional
-    except ImportError as error:
-        raise ConfigError(
-            "to_arrow() returns objects of pyarrow, which is not installed: pip install pyarrow"
-        ) from error
-    return package.RecordBatchReader.from_stream(stream)

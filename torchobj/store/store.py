@@ -1,22 +1,25 @@
 """Reads, writes and lists a bucket or folder. Does not import torch."""
 
+import errno
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
-from torchobj.store.attributes import ObjectAttributes
+from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
 from torchobj.store.conditions import check_condition
-from torchobj.store.file_objects import ObjectWriter, TextFile
+from torchobj.store.file_objects import ObjectWriter, OpenOptions, TextFile, WriteConditions
 from torchobj.store.file_objects import open as open_object
 from torchobj.store.object_info import Listing, ObjectInfo, Scan, UnfinishedUpload, info_of, time_of
 from torchobj.store.reads import checked_list, read_jobs
-from torchobj.store.transfers import FilePath, ProgressCallback, Transfer, file_from_store, file_to_store
+from torchobj.store.transfers import FilePath, ProgressCallback, Transfer, counters_to
 from torchobj.urls import SCHEMES, canonical_url, parse_url
 
 __all__ = ["Store", "list_buckets"]
@@ -181,26 +184,20 @@ class Store:
         key: str,
         data: Any,
         *,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        content_disposition: str | None = None,
-        content_language: str | None = None,
-        cache_control: str | None = None,
-        storage_class: str | None = None,
-        metadata: Mapping[str, str] | None = None,
         overwrite: bool = True,
         if_version: str | None = None,
+        **attributes: Unpack[ObjectAttributes],
     ) -> str:
         """Writes an object in one request, or in parallel parts without a copy. It appears whole or not at all.
 
         Args:
             key: The object.
             data: Any contiguous buffer, including CPU tensors. It must not be changed until this returns.
-            content_type, content_encoding, content_disposition, content_language, cache_control: Headers of the object.
-            storage_class: Overrides that of the configuration.
-            metadata: User-defined names and printable ASCII values.
             overwrite: Whether an existing object may be replaced.
             if_version: Replaces only this version of the object, as returned by `put` and `head`.
+            attributes: Headers of the object, `content_type`, `content_encoding`, `content_disposition`,
+                `content_language` and `cache_control`; `storage_class`, which overrides that of the configuration; and
+                `metadata`, user-defined names and printable ASCII values.
 
         Returns:
             The version of the object.
@@ -211,17 +208,8 @@ class Store:
             InvalidKeyError: The store cannot hold this key.
             UnsupportedError: The store does not support headers or conditions.
         """
-        attributes: _torchobj.Attributes = {
-            "content_type": content_type,
-            "content_encoding": content_encoding,
-            "content_disposition": content_disposition,
-            "content_language": content_language,
-            "cache_control": cache_control,
-            "storage_class": storage_class,
-            "metadata": metadata or {},
-        }
         check_condition(overwrite, if_version)
-        return self._native.put(key, contiguous(data), attributes, overwrite, if_version)
+        return self._native.put(key, contiguous(data), native_attributes(attributes), overwrite, if_version)
 
     def head(self, key: str) -> ObjectInfo:
         """Returns size, version, headers and metadata of an object.
@@ -305,7 +293,9 @@ class Store:
         """
         if glob is not None and delimiter is not None:
             raise ConfigError(f"glob={glob!r}: cannot be combined with delimiter={delimiter!r}")
-        return Listing(self._native, prefix, delimiter, start_after, glob, ordered=ordered)
+        return Listing(
+            self._native, prefix=prefix, delimiter=delimiter, start_after=start_after, glob=glob, ordered=ordered
+        )
 
     def scan(self, prefix: str = "", *, glob: str | None = None, has_metadata: str | bool | None = None) -> Scan:
         """Lists objects with their headers and user metadata: HEAD requests are sent while the listing goes on.
@@ -321,7 +311,8 @@ class Store:
             StoreError: An error of the listing or of a HEAD request persists after the retries.
             ConfigError: `glob` is not a pattern.
         """
-        return Scan(self._native, prefix, glob, "" if has_metadata is True else has_metadata or None)
+        named = "" if has_metadata is True else has_metadata or None
+        return Scan(self._native, prefix=prefix, glob=glob, has_metadata=named)
 
     def copy(self, source: str, key: str) -> str:
         """Copies an object on the server, with its attributes. Returns the version of the copy.
@@ -353,34 +344,36 @@ class Store:
         if if_version is None:
             self._native.delete(names)
         elif len(names) == 1:
-            self._native.delete_if(names[0], if_version)
+            self._native.delete_if(names[0], version)
         else:
-            raise ConfigError(f"if_version={if_version!r}: requires a single key, got {len(names)}")
+            raise ConfigError(f"if_version={version!r}: requires a single key, got {len(names)}")
 
     @overload
     def open(self, key: str, mode: Literal["rb"] = "rb") -> ObjectReader: ...
     @overload
+    def open(self, key: str, mode: Literal["wb", "xb"], **conditions: Unpack[WriteConditions]) -> ObjectWriter: ...
+    @overload
     def open(
-        self, key: str, mode: Literal["wb", "xb"], *, overwrite: bool = True, if_version: str | None = None
-    ) -> ObjectWriter: ...
+        self, key: str, mode: Literal["r", "rt", "w", "wt", "x", "xt"], **options: Unpack[OpenOptions]
+    ) -> TextFile: ...
     @overload
-    def open(self, key: str, mode: Literal["r", "rt", "w", "wt", "x", "xt"], **arguments: Any) -> TextFile: ...
-    @overload
-    def open(self, key: str, mode: str, **arguments: Any) -> ObjectReader | ObjectWriter | TextFile: ...
+    def open(self, key: str, mode: str, **options: Unpack[OpenOptions]) -> ObjectReader | ObjectWriter | TextFile: ...
 
-    def open(self, key: str, mode: str = "rb", **arguments: Any) -> ObjectReader | ObjectWriter | TextFile:
+    def open(
+        self, key: str, mode: str = "rb", **options: Unpack[OpenOptions]
+    ) -> ObjectReader | ObjectWriter | TextFile:
         """Opens an object as a file, as `torchobj.open`.
 
         Args:
             key: The object.
             mode: `rb`, `wb` or `xb`; `r`, `w` or `x` for text.
-            arguments: `overwrite` and `if_version`; for text also `encoding`, `errors` and `newline`.
+            options: `overwrite` and `if_version`; for text also `encoding`, `errors` and `newline`.
 
         Raises:
             ConfigError: The mode is unknown, or does not take an argument.
             PreconditionFailedError: From `close()` of a file for writing: the condition does not hold.
         """
-        return open_object(f"{self._url}/{key}", mode, config=self._config, **arguments)
+        return open_object(f"{self._url}/{key}", mode, config=self._config, **options)
 
     def upload_file(
         self,
@@ -408,16 +401,12 @@ class Store:
             ObjectChangedError: The file changed while it was uploaded. Nothing is written.
             PreconditionFailedError: The condition is not met.
         """
-        return file_to_store(
-            self._native,
-            key,
-            path,
-            overwrite=overwrite,
-            if_version=if_version,
-            skip_unchanged=skip_unchanged,
-            progress=progress,
-            **attributes,
+        file, given = Path(path), native_attributes(attributes)
+        check_condition(overwrite, if_version)
+        size, version, skipped = _torchobj.upload_file(
+            self._native, file, key, given, overwrite, if_version, skip_unchanged, counters_to(progress)
         )
+        return Transfer(self._native.url(key), file, size, version, skipped)
 
     def download_file(
         self,
@@ -441,9 +430,14 @@ class Store:
             ObjectNotFoundError: The object does not exist.
             IntegrityError: The bytes do not have the checksum of the object. The file does not appear.
         """
-        return file_from_store(
-            self._native, key, path, version=version, skip_unchanged=skip_unchanged, progress=progress
+        file = Path(path)
+        if os.fspath(path).endswith("/") or file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder; pass the path of a file", os.fspath(path))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        size, found, skipped = _torchobj.download_file(
+            self._native, key, file.parent, file.name, version, skip_unchanged, counters_to(progress)
         )
+        return Transfer(self._native.url(key), file, size, found, skipped)
 
     def unfinished_uploads(self, prefix: str = "") -> Sequence[UnfinishedUpload]:
         """Returns uploads in parts of writers that were killed. Other failed uploads are aborted immediately. Resumable

@@ -1,18 +1,14 @@
-"""Transfers one file between a path and a store: progress, results, and the two native calls. Does not import torch."""
+"""The progress and the result of the transfer of a file between a path and a store."""
 
 import dataclasses
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias
 
-from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
-from torchobj.store.attributes import ObjectAttributes, native_attributes
-from torchobj.store.conditions import check_condition
 
-__all__ = ["FilePath", "Progress", "ProgressCallback", "Transfer", "counters_to", "file_from_store", "file_to_store"]
+__all__ = ["FilePath", "Progress", "ProgressCallback", "Transfer", "counters_to"]
 
 #: Path of a file or folder.
 FilePath = str | os.PathLike[str]
@@ -61,7 +57,7 @@ def counters_to(progress: ProgressCallback | None) -> Callable[..., None] | None
     if not callable(progress):
         raise ConfigError(f"progress={progress!r}: must be a callable that receives a Progress, or None")
 
-    callback = callback_of(progress)
+    callback = _callback_of(progress)
 
     def report(*counters: Any) -> None:
         callback(Progress(*counters))
@@ -69,7 +65,7 @@ def counters_to(progress: ProgressCallback | None) -> Callable[..., None] | None
     return report
 
 
-def callback_of(progress: ProgressCallback) -> Callable[[Progress], object]:
+def _callback_of(progress: ProgressCallback) -> Callable[[Progress], object]:
     """Converts the method `update` of a bar of tqdm, which takes an increment; returns any other callable itself."""
     bar: Any = getattr(progress, "__self__", None)
     if getattr(progress, "__name__", "") != "update" or not (hasattr(bar, "n") and hasattr(bar, "total")):
@@ -85,43 +81,3 @@ def callback_of(progress: ProgressCallback) -> Callable[[Progress], object]:
         before = state.bytes_done
 
     return advance
-
-
-def file_to_store(
-    native: "_torchobj.NativeStore",
-    key: str,
-    path: FilePath,
-    *,
-    overwrite: bool,
-    if_version: str | None,
-    skip_unchanged: bool,
-    progress: ProgressCallback | None,
-    **attributes: Unpack[ObjectAttributes],
-) -> Transfer:
-    """Uploads a file as `upload_file`, given a native store."""
-    file = Path(path)
-    check_condition(overwrite, if_version)
-    size, version, skipped = _torchobj.upload_file(
-        native, file, key, native_attributes(attributes), overwrite, if_version, skip_unchanged, counters_to(progress)
-    )
-    return Transfer(native.url(key), file, size, version, skipped)
-
-
-def file_from_store(
-    native: "_torchobj.NativeStore",
-    key: str,
-    path: FilePath,
-    *,
-    version: str | None,
-    skip_unchanged: bool,
-    progress: ProgressCallback | None,
-) -> Transfer:
-    """Downloads an object as `download_file`, given a native store."""
-    file = Path(path)
-    if os.fspath(path).endswith("/") or file.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "is a folder; pass the path of a file", os.fspath(path))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    size, found, skipped = _torchobj.download_file(
-        native, key, file.parent, file.name, version, skip_unchanged, counters_to(progress)
-    )
-    return Transfer(native.url(key), file, size, found, skipped)
