@@ -1,12 +1,11 @@
 """Tar shards in the format of webdataset: finds, writes and indexes them. Does not import torch.
 
-`shard_urls` finds the shards of a dataset. `ShardWriter` (`writer`) divides samples into shards, each of which a
-`TarWriter` (`tar_writer`) writes; `members` encodes samples, `packing` packs existing objects. `TarIndex` (`index`) has
-the ranges of all samples, from the headers of shards or from Parquet files (`index_file`).
+`shard_urls` finds the shards of a dataset. `ShardWriter` divides samples into shards, each of which a `TarWriter`
+writes (`writer`); `members` encodes samples, `packing` packs existing objects. `TarIndex` (`index`) has the ranges of
+all samples, from the headers of shards or from Parquet files (`index_file`).
 """
 
 from torchobj.shards.index import TarIndex
-from torchobj.shards.tar_writer import TarWriter
-from torchobj.shards.writer import ShardWriter
+from torchobj.shards.writer import ShardWriter, TarWriter
 
 __all__ = ["ShardWriter", "TarIndex", "TarWriter"]

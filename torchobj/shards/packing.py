@@ -21,8 +21,7 @@ from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError, Ta
 from torchobj.manifest import Manifest
 from torchobj.shards import index_file
 from torchobj.shards.members import end_of_archive, header, padding, split_name
-from torchobj.shards.tar_writer import TarWriter
-from torchobj.shards.writer import check_shard_limits, check_shard_pattern, shard_url
+from torchobj.shards.writer import TarWriter, check_shard_limits, check_shard_pattern, shard_url
 from torchobj.store import Store
 from torchobj.urls import Url, parse_url
 
