@@ -14,7 +14,7 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 import torchobj
 from tests.support.file_systems import InMemory
 from torchobj import AdvancedOptions, GCSOptions, S3Options, StoreConfig, exceptions
-from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, instances, s3fs_options
+from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, instances, options
 
 KEY, SECRET, TOKEN = "canary-KEY-id", "canary8SECRET", "canary8TOKEN"
 
@@ -22,7 +22,7 @@ KEY, SECRET, TOKEN = "canary-KEY-id", "canary8SECRET", "canary8TOKEN"
 @pytest.fixture(autouse=True)
 def own_state(monkeypatch):
     monkeypatch.setattr(instances, "_default", None)
-    monkeypatch.setattr(s3fs_options, "_warned", set())
+    monkeypatch.setattr(options, "_warned", set())
 
 
 def s3_of(**options):

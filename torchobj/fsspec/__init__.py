@@ -7,8 +7,8 @@ Nothing is registered without a call of `register`, except for `tobj+s3://` and 
 installed package. Does not import torch.
 
 `file_system` holds the classes, `many_objects` their methods for many objects and local files; `files` the files that
-are written; `instances` caches file systems by configuration; `s3fs_options` and `gcsfs_options` translate the options
-of s3fs and gcsfs, with the credentials in `passed_credentials`; `registry` holds `register`.
+are written; `instances` caches file systems by configuration; `options` translates those of s3fs and gcsfs, with the
+credentials in `passed_credentials`; `registry` holds `register`.
 """
 
 from torchobj.fsspec.file_system import GCSFileSystem, ObjectFileSystem

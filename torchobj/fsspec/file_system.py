@@ -26,10 +26,17 @@ from torchobj.fsspec.files import (
     file_entry,
     folder_entry,
 )
-from torchobj.fsspec.gcsfs_options import GCSFS_OPTIONS, gcsfs_config
 from torchobj.fsspec.instances import CachedByConfig
 from torchobj.fsspec.many_objects import ManyObjects
-from torchobj.fsspec.s3fs_options import S3FS_OPTIONS, check_copied, check_current, s3fs_config, written_attributes
+from torchobj.fsspec.options import (
+    GCSFS_OPTIONS,
+    S3FS_OPTIONS,
+    check_copied,
+    check_current,
+    gcsfs_config,
+    s3fs_config,
+    written_attributes,
+)
 from torchobj.store import ObjectInfo, Store
 from torchobj.store.concurrency import concurrently
 from torchobj.store.file_objects import TextFile, open_reader

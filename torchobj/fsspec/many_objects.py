@@ -20,7 +20,7 @@ from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 from torchobj._torchobj import ObjectRef
 from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError, RangeError
 from torchobj.files import transfers
-from torchobj.fsspec.s3fs_options import check_current, written_attributes
+from torchobj.fsspec.options import check_current, written_attributes
 from torchobj.store import ObjectInfo, Store, reads
 from torchobj.store.concurrency import call_each, concurrently
 from torchobj.store.transfers import Progress

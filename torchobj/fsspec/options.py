@@ -1,29 +1,35 @@
-"""Translates options of s3fs, such as `storage_options` of pandas, and arguments of its methods. Does no I/O."""
+"""Translates options of s3fs and gcsfs, such as `storage_options` of pandas, and arguments of their methods.
 
+Sends no request.
+"""
+
+import json
 import logging
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torchobj.config import StoreConfig
 from torchobj.config.explicit_fields import replace_fields
 from torchobj.exceptions import ConfigError
-from torchobj.fsspec.passed_credentials import PassedKeys
+from torchobj.fsspec.passed_credentials import GoogleCredentials, GoogleFile, GoogleToken, PassedKeys
 from torchobj.store.attributes import ObjectAttributes
 
 __all__ = [
-    "LIBRARY_OPTIONS",
+    "GCSFS_OPTIONS",
     "S3FS_OPTIONS",
     "check_copied",
     "check_current",
+    "gcsfs_config",
     "s3fs_config",
-    "warn_ignored",
     "written_attributes",
 ]
 
 logger = logging.getLogger("torchobj")
 
 #: Options of fsspec and s3fs about caches and blocks that torchobj does not have.
-TUNING = (
+_TUNING = (
     "batch_size",
     "block_size",
     "cache_regions",
@@ -40,23 +46,40 @@ TUNING = (
 
 #: Options that libraries pass to every file system, without a warning: event loops of zarr, which wraps this one, and
 #: the settings of Hugging Face's own file system from `datasets`.
-LIBRARY_OPTIONS = ("asynchronous", "hf", "loop")
+_LIBRARY_OPTIONS = ("asynchronous", "hf", "loop")
 
-#: All options, also those without effect.
+#: All options of each, also those without effect.
 S3FS_OPTIONS = frozenset(
     {
-        *TUNING,
-        *LIBRARY_OPTIONS,
+        *_TUNING,
+        *_LIBRARY_OPTIONS,
         *("key", "secret", "token", "username", "password", "anon", "profile", "requester_pays"),
         *("client_kwargs", "config_kwargs", "s3_additional_kwargs", "session", "use_ssl", "version_aware"),
     }
+)
+
+#: Options of gcsfs without effect.
+_IGNORED_OF_GCSFS = (
+    "access",
+    "cache_timeout",
+    "check_connection",
+    "consistency",
+    "default_location",
+    "secure_serialize",
+    "session_kwargs",
+    "timeout",
+    "version_aware",
+)
+
+GCSFS_OPTIONS = frozenset(
+    {*_TUNING, *_LIBRARY_OPTIONS, *_IGNORED_OF_GCSFS, "project", "requester_pays", "requests_timeout", "token"}
 )
 
 #: Names of options that were warned about.
 _warned: set[str] = set()
 
 
-def warn_ignored(ignored: list[str]) -> None:
+def _warn_ignored(ignored: list[str]) -> None:
     """Warns once per process of each option that has no effect."""
     new = sorted(set(ignored) - _warned)
     if new:
@@ -185,7 +208,7 @@ def s3fs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
     Raises:
         ConfigError: A value is not allowed; messages contain no keys.
     """
-    given = _by_place({name: value for name, value in options.items() if name not in LIBRARY_OPTIONS})
+    given = _by_place({name: value for name, value in options.items() if name not in _LIBRARY_OPTIONS})
     fields, ignored = _special_fields(given)
     fields |= {field: given.pop(place) for place, field in _FIELDS.items() if place in given}
     if "first_byte_timeout_s" in fields:
@@ -194,7 +217,7 @@ def s3fs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
         name, *inner = place.split(".")
         if inner or value:
             ignored.append(name + "".join(f"[{part!r}]" for part in inner))
-    warn_ignored(ignored)
+    _warn_ignored(ignored)
     of: dict[str, dict[str, Any]] = {"": {}, "s3": {}, "advanced": {}, "keys": {}}
     for field, value in fields.items():
         holder, _, name = field.rpartition(".")
@@ -263,3 +286,55 @@ def _with_one_source(s3: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]
     if s3.get("profile") is not None:
         return {"anonymous": False, "credential_provider": None, **s3}
     return s3
+
+
+def gcsfs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
+    """The configuration with the options, which override its fields.
+
+    Args:
+        config: The configuration.
+        options: Options of gcsfs; those that are None are not set.
+
+    Raises:
+        ConfigError: A value is not allowed; messages contain no tokens.
+    """
+    given = {name: value for name, value in options.items() if value is not None and name not in _LIBRARY_OPTIONS}
+    _warn_ignored([name for name in (*_TUNING, *_IGNORED_OF_GCSFS) if given.get(name)])
+    fields: dict[str, Any] = _token_fields(given["token"]) if "token" in given else {}
+    payer = given.get("requester_pays")
+    if payer is True:
+        payer = given.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        if not payer:
+            raise ConfigError("requester_pays=True: requires project=..., the project that is billed")
+    if payer is not None:
+        fields["user_project"] = payer or None
+    shared = {"first_byte_timeout_s": given["requests_timeout"]} if "requests_timeout" in given else {}
+    return replace_fields(config, gcs=replace_fields(config.gcs, **fields), **shared)
+
+
+def _token_fields(token: Any) -> dict[str, Any]:
+    """The fields of `GCSOptions` for what gcsfs accepts as `token`."""
+    if token == "anon":  # noqa: S105  a name
+        return {"anonymous": True, "credential_provider": None}
+    if token in ("google_default", "cloud"):
+        return {"anonymous": False, "credential_provider": None}
+    if token in ("cache", "browser"):
+        raise ConfigError(
+            f"token={token!r}: torchobj has no such login; run `gcloud auth application-default login` and omit it"
+        )
+    provider: Any
+    if isinstance(token, str | Path):
+        is_file = Path(token).exists()
+        if not is_file and (isinstance(token, Path) or token.endswith(".json")):
+            raise ConfigError("token: is the path of a file that does not exist")
+        provider = GoogleFile(str(token)) if is_file else GoogleToken(token)
+    elif isinstance(token, Mapping):
+        provider = GoogleCredentials(json.dumps(dict(token), sort_keys=True))
+    elif hasattr(token, "refresh") and hasattr(token, "valid"):
+        provider = GoogleCredentials(token)
+    else:
+        raise ConfigError(
+            f"token as {type(token)}: must be 'anon', 'google_default', a token, the path or content of a JSON file, "
+            "or credentials of google-auth"
+        )
+    return {"anonymous": False, "credential_provider": provider}
