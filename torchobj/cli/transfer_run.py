@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torchobj.checkpoint.keys import without_links
+from torchobj.checkpoint.checkpoint_dir import without_links
 from torchobj.cli.options import CommandError, described
 from torchobj.cli.output import escaped
 from torchobj.cli.progress import Report, of_stream

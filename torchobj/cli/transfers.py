@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from torchobj.checkpoint.keys import remove_empty_folders, without_links
+from torchobj.checkpoint.checkpoint_dir import remove_empty_folders, without_links
 from torchobj.cli.objects import write_target
 from torchobj.cli.options import Command, CommandError, PatternCommand, Settings, settings
 from torchobj.cli.output import counted, escaped, human_size, rate_shown, shown

@@ -344,9 +344,9 @@ class Store:
         if if_version is None:
             self._native.delete(names)
         elif len(names) == 1:
-            self._native.delete_if(names[0], version)
+            self._native.delete_if(names[0], if_version)
         else:
-            raise ConfigError(f"if_version={version!r}: requires a single key, got {len(names)}")
+            raise ConfigError(f"if_version={if_version!r}: requires a single key, got {len(names)}")
 
     @overload
     def open(self, key: str, mode: Literal["rb"] = "rb") -> ObjectReader: ...
