@@ -7,7 +7,7 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence, Sized
-from typing import Any, ClassVar, Generic, Protocol, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Generic, Self, TypedDict, Unpack
 
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import TypeVar
@@ -16,7 +16,7 @@ from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets import ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
-from torchobj.datasets.failures import Failure, FailurePolicy, OnError, OnIterableError, add_sample_note
+from torchobj.datasets.failures import Failure, FailurePolicy, OnError, OnIterableError
 from torchobj.datasets.listing import Listing, ManifestFile, Objects, OnChange
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Uneven
@@ -81,13 +81,6 @@ def positions_of(indices: Sequence[Any], samples: Sized) -> list[int]:
             raise IndexError(f"index {number} of {length} samples")
         positions.append(number % length)
     return positions
-
-
-class UrlByIndex(Protocol):
-    """Maps the numbers of objects to URLs."""
-
-    def url(self, index: int) -> str:
-        """The URL of object `index`."""
 
 
 class ListingDataset(Generic[Sample_co]):
@@ -236,13 +229,11 @@ class ListingDataset(Generic[Sample_co]):
     def _object_schemes(self) -> set[str]:
         return self._listing.schemes if len(self._schemes) > 1 else set(self._schemes)
 
-    def _built(self, urls: UrlByIndex, index: int, reader: ObjectReader | Exception) -> Any | Failure:
+    def _built(self, url_of: Callable[[int], str], index: int, reader: ObjectReader | Exception) -> Any | Failure:
         """Transforms a reader to a sample. An exception of the transform has a note that names the sample."""
         if isinstance(reader, Exception):
-            return Failure(urls.url(index), reader)
+            return Failure(url_of(index), reader)
         try:
             return self._transform(reader)
         except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
-            url = urls.url(index)
-            add_sample_note(error, "in the transform", url, index)
-            return Failure(url, error)
+            return Failure.noted(error, "in the transform", url_of(index), index)

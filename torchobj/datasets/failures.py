@@ -4,7 +4,7 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from torchobj.datasets.shared_values import SharedCounter
 from torchobj.exceptions import ConfigError
@@ -27,10 +27,17 @@ SKIPPED = object()
 
 
 class Failure(NamedTuple):
-    """A sample that could not be read or built: the URL of its object, and the exception."""
+    """A sample that could not be read or built."""
 
-    url: str
+    url: str | None
+    """The URL of its object; None if the objects of the sample are not known, which is an error in any case."""
     error: Exception
+
+    @classmethod
+    def noted(cls, error: Exception, what: str, url: str, index: int) -> Self:
+        """A failure whose exception has a note that names the sample."""
+        add_sample_note(error, what, url, index)
+        return cls(url, error)
 
     def exception(self) -> Exception:
         """The exception to raise: a `StopIteration` of a transform would end the pass, as if there were no more."""
@@ -110,6 +117,8 @@ class FailurePolicy:
         Raises:
             Exception: That of the failure, or of the user's callable.
         """
+        if failure.url is None:
+            raise failure.exception()
         if self._counts_raised or self.on_error != "raise":
             self._failed.add()
         action = "replaced"
@@ -123,7 +132,7 @@ class FailurePolicy:
                 raise failure.exception()
         else:
             try:
-                sample = self.on_error(index, *failure)
+                sample = self.on_error(index, failure.url, failure.error)
             except StopIteration as error:
                 raise stopped(error) from error
         _log(index, failure, action)

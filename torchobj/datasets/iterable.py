@@ -1,5 +1,6 @@
 """Iterable datasets: yield the objects in order, read ahead, and divide them among ranks and workers on request."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -10,10 +11,10 @@ from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check_kinds
 from torchobj.datasets import manifest_broadcast
-from torchobj.datasets.base import ListingDataset, Sample_co, UrlByIndex
-from torchobj.datasets.failures import SKIPPED, Failure, OnIterableError
+from torchobj.datasets.base import ListingDataset, Sample_co
+from torchobj.datasets.failures import Failure, OnIterableError
 from torchobj.datasets.listing import Listing, OnChange
-from torchobj.datasets.passes import PassDataset, Progress
+from torchobj.datasets.passes import PassDataset, PassIterator
 from torchobj.datasets.read_ahead import IndexedReader, read_listed, read_while_listing
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sample_ranks import SampleRanks
@@ -142,14 +143,20 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         pages = self._listing.pages() if shard == Shard() and not self.shuffle else None
         if pages is not None:
             progress = self._start_progress(self._shape(shard, None), epoch)
-            return _SampleIterator(self, pages, read_while_listing(self._listing, pages, kind, progress.done), progress)
+            listed = read_while_listing(self._listing, pages, kind, progress.done)
+            return PassIterator(listed, progress, functools.partial(self._sample, pages.url))
         reader = self._listing.reader()
         manifest = reader.manifest
         manifest_broadcast.confirm()
         progress = self._start_progress(self._shape(shard, len(manifest)), epoch)
         order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
         readers = read_listed(reader, shard.select(order, self.uneven)[progress.done :], kind)
-        return _SampleIterator(self, manifest, readers, progress)
+        return PassIterator(readers, progress, functools.partial(self._sample, manifest.url))
+
+    def _sample(self, url_of: Callable[[int], str], read: IndexedReader) -> Any:
+        index, reader = read
+        built = self._built(url_of, index, reader)
+        return self._failures.sample(index, built) if isinstance(built, Failure) else built
 
     def _shape(self, shard: Shard, objects: int | None) -> dict[str, Any]:
         """The parameters of a pass, on which its position depends. `objects` is None during the listing."""
@@ -162,27 +169,3 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         }
         digest = self._listing.digest()
         return shape if digest is None else shape | {"manifest": digest}
-
-
-class _SampleIterator(Iterator[Any]):
-    """Iterates over the samples of one pass. An exception of a sample does not end the pass."""
-
-    def __init__(
-        self, dataset: ObjectIterableDataset, urls: UrlByIndex, readers: Iterator[IndexedReader], progress: Progress
-    ) -> None:
-        self._dataset, self._urls, self._readers, self._progress = dataset, urls, readers, progress
-
-    def __next__(self) -> Any:
-        dataset = self._dataset
-        for index, reader in self._readers:
-            self._progress.done += 1
-            built = dataset._built(self._urls, index, reader)
-            if isinstance(built, Failure):
-                built = dataset._failures.sample(index, built)
-            if built is not SKIPPED:
-                return built
-        raise StopIteration
-
-    def close(self) -> None:
-        """Ends the pass and drops the objects that were read ahead."""
-        self._readers = iter(())

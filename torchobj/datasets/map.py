@@ -98,27 +98,22 @@ class ObjectMapDataset(ListingDataset[Sample_co], MapStyleDataset[Sample_co]):
         return self._failures
 
     @override
-    def _torchobj_samples(self, positions: list[int]) -> list[Any]:
+    def _torchobj_read(self, positions: list[int]) -> list[Any]:
         reader, kind = self._listing.reader(), self._reader_constructor
         if kind.whole:
-            readers = reader.read(positions, return_errors=self._failures.on_error != "raise")
-        else:
-            readers = [reader.open(position, kind) for position in positions]
-        manifest, built = reader.manifest, self._built
-        return [
-            self._torchobj_sample(position, built(manifest, position, read))
-            for position, read in zip(positions, readers, strict=True)
-        ]
+            return reader.read(positions, return_errors=self._failures.on_error != "raise")
+        return [reader.open(position, kind) for position in positions]
 
     @override
-    def _torchobj_built(self, position: int) -> Any | Failure:
-        reader, kind = self._listing.reader(), self._reader_constructor
-        [read] = reader.read([position]) if kind.whole else [reader.open(position, kind)]
-        return self._built(reader.manifest, position, read)
+    def _torchobj_read_in_order(self, order: Order) -> Iterator[tuple[int, Any]]:
+        return read_listed(self._listing.reader(), order, self._reader_constructor)
 
     @override
-    def _torchobj_in_order(self, order: Order) -> Iterator[Any]:
-        return _OrderedSamples(self, order)
+    def _torchobj_build(self, position: int, read: Any) -> Any | Failure:
+        return self._built(self._url_of, position, read)
+
+    def _url_of(self, index: int) -> str:
+        return self.manifest.url(index)
 
     @override
     def _torchobj_is_announced(self) -> bool:
@@ -135,16 +130,3 @@ class ObjectMapDataset(ListingDataset[Sample_co], MapStyleDataset[Sample_co]):
     @override
     def _torchobj_configs(self) -> list[StoreConfig]:
         return self._listing.configs
-
-
-class _OrderedSamples(Iterator[Any]):
-    """Not a generator, which would end with the first exception of a sample."""
-
-    def __init__(self, dataset: ObjectMapDataset[Any], order: Order) -> None:
-        reader = dataset._listing.reader()
-        self._dataset, self._manifest = dataset, reader.manifest
-        self._readers = read_listed(reader, order, dataset._reader_constructor)
-
-    def __next__(self) -> Any:
-        index, reader = next(self._readers)
-        return self._dataset._torchobj_sample(index, self._dataset._built(self._manifest, index, reader))

@@ -1,6 +1,6 @@
 """What map-style datasets share: samples by index and by batch. The datasets read and build them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.utils.data
@@ -61,21 +61,35 @@ class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
 
     def _torchobj_samples(self, positions: list[int]) -> list[Any]:
         """The samples at these positions. Reads their objects concurrently."""
-        raise NotImplementedError
-
-    def _torchobj_sample(self, position: int, built: Any | Failure) -> Any:
-        """The sample that was built, or one in place of it if that failed."""
-        if not isinstance(built, Failure):
-            return built
-        others = map(self._torchobj_built, neighbours(position, len(self)))
-        return self._torchobj_failures.sample(position, built, others)
-
-    def _torchobj_built(self, position: int) -> Any | Failure:
-        """Reads and builds a single sample."""
-        raise NotImplementedError
+        read = self._torchobj_read(positions)
+        return [self._torchobj_sample(position, each) for position, each in zip(positions, read, strict=True)]
 
     def _torchobj_in_order(self, order: Order) -> Iterator[Any]:
         """The samples at these positions. Objects of the next ones are announced."""
+        return _OrderedSamples(self, order)
+
+    def _torchobj_sample(self, position: int, read: Any) -> Any:
+        """The sample of what was read for it, or one in place of it if it failed."""
+        built = self._torchobj_build(position, read)
+        if not isinstance(built, Failure):
+            return built
+        others = (
+            self._torchobj_build(other, each)
+            for other in neighbours(position, len(self))
+            for each in self._torchobj_read([other])
+        )
+        return self._torchobj_failures.sample(position, built, others)
+
+    def _torchobj_read(self, positions: list[int]) -> Iterable[Any]:
+        """Reads the objects of samples concurrently. Returns what `_torchobj_build` builds each sample from."""
+        raise NotImplementedError
+
+    def _torchobj_read_in_order(self, order: Order) -> Iterator[tuple[int, Any]]:
+        """As `_torchobj_read`, each with its position. Objects of the next samples are announced."""
+        raise NotImplementedError
+
+    def _torchobj_build(self, position: int, read: Any) -> Any | Failure:
+        """Builds a sample."""
         raise NotImplementedError
 
     def _torchobj_to_announce(self, positions: list[int]) -> list[tuple[int, int]]:
@@ -88,3 +102,13 @@ class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
     def _torchobj_configs(self) -> list[StoreConfig]:
         """The configurations of the stores of the objects, as far as they are known."""
         raise NotImplementedError
+
+
+class _OrderedSamples(Iterator[Any]):
+    """Not a generator, which would end with the first exception of a sample."""
+
+    def __init__(self, dataset: MapStyleDataset[Any], order: Order) -> None:
+        self._dataset, self._read = dataset, dataset._torchobj_read_in_order(order)
+
+    def __next__(self) -> Any:
+        return self._dataset._torchobj_sample(*next(self._read))

@@ -1,7 +1,5 @@
 """Map-style datasets whose samples consist of several objects that a subclass names."""
 
-import collections
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +10,9 @@ from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.datasets import ragged, reductions, worker_process  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.dataset_reader import RefReader
-from torchobj.datasets.failures import Failure, FailurePolicy, OnError, add_sample_note, stopped
+from torchobj.datasets.failures import Failure, FailurePolicy, OnError
 from torchobj.datasets.map_style import MapStyleDataset
-from torchobj.datasets.read_ahead import read_ahead
+from torchobj.datasets.read_ahead import Group, grouped, read_ahead
 from torchobj.datasets.sharding import Order
 
 __all__ = ["ObjectDataset"]
@@ -142,36 +140,40 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
         self._torchobj_parts.reader.source()
 
     @override
-    def _torchobj_samples(self, positions: list[int]) -> list[Any]:
+    def _torchobj_read(self, positions: list[int]) -> Iterator[Any]:
         named = [self._torchobj_refs(position) for position in positions]
         readers = iter(self._torchobj_parts.reader.read([ref for refs in named for ref in refs]))
-        return [
-            self._torchobj_sample(position, self._torchobj_build(position, refs, [next(readers) for _ in refs]))
-            for position, refs in zip(positions, named, strict=True)
-        ]
+        return ((refs, [next(readers) for _ in refs]) for refs in named)
 
     @override
-    def _torchobj_built(self, position: int) -> Any | Failure:
-        refs = self._torchobj_refs(position)
-        return self._torchobj_build(position, refs, self._torchobj_parts.reader.read(refs))
+    def _torchobj_read_in_order(self, order: Order) -> Iterator[tuple[int, Any]]:
+        def groups(limit: int) -> Iterator[Group[ObjectRef]]:
+            sized = ((each, sum(map(_size_of, each.refs))) for each in map(self._torchobj_named, order.tolist()))
+            for samples, size in grouped(sized, _GROUP_SAMPLES, min(_GROUP_BYTES, limit // 4)):
+                yield Group([ref for each in samples for ref in each.refs], size, samples)
 
-    def _torchobj_build(
-        self, position: int, refs: list[ObjectRef], read: list[ObjectReader | Exception]
-    ) -> Any | Failure:
-        for ref, reader in zip(refs, read, strict=True):
-            if isinstance(reader, Exception):
-                add_sample_note(reader, "in the read", ref.url, position)
-                return Failure(ref.url, reader)
+        for group, readers in read_ahead(self._torchobj_parts.reader, groups):
+            for position, refs, failure in group.content:
+                yield position, failure or (refs, [next(readers) for _ in refs])
+
+    def _torchobj_named(self, position: int) -> "_Named":
         try:
-            return self.build(position, read)  # type: ignore[arg-type]  # exceptions were returned above
-        except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
-            url = refs[0].url if refs else "without objects"
-            add_sample_note(error, "in build", url, position)
-            return Failure(url, error)
+            return _Named(position, self._torchobj_refs(position))
+        except Exception as error:  # noqa: BLE001  raised in the place of the sample
+            return _Named(position, [], Failure(None, error))
 
     @override
-    def _torchobj_in_order(self, order: Order) -> Iterator[Any]:
-        return _OrderedSamples(self, order)
+    def _torchobj_build(self, position: int, read: Any) -> Any | Failure:
+        if isinstance(read, Failure):
+            return read
+        refs, readers = read
+        for ref, reader in zip(refs, readers, strict=True):
+            if isinstance(reader, Exception):
+                return Failure.noted(reader, "in the read", ref.url, position)
+        try:
+            return self.build(position, readers)
+        except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
+            return Failure.noted(error, "in build", refs[0].url if refs else "without objects", position)
 
     @override
     def _torchobj_to_announce(self, positions: list[int]) -> list[tuple[int, int]]:
@@ -201,75 +203,11 @@ class _Parts(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """The objects of a sample, or the exception of `objects_at`."""
+    """The objects of a sample, or the failure of `objects_at`."""
 
     position: int
     refs: list[ObjectRef]
-    error: Exception | None = None
-
-
-class _OrderedSamples(Iterator[Any]):
-    """Not a generator, which would end with the first exception of a sample."""
-
-    def __init__(self, dataset: ObjectDataset, order: Order) -> None:
-        self._dataset, self._order = dataset, order
-        # Positions and objects of the samples of the groups that were announced.
-        self._announced: collections.deque[list[_Named]] = collections.deque()
-        self._groups: Iterator[tuple[list[ObjectRef], list[Any]]] | None = None
-        self._ready: collections.deque[tuple[_Named, list[Any]]] = collections.deque()
-        # The process that has read these.
-        self._pid = os.getpid()
-
-    def _grouped(self, limit: int) -> Iterator[tuple[list[ObjectRef], int]]:
-        """The objects of each request, with their size in bytes."""
-        max_bytes = min(_GROUP_BYTES, limit // 4)
-        group: list[_Named] = []
-        size = 0
-        for position in self._order.tolist():
-            named = self._named(position)
-            count = sum(_size_of(ref) for ref in named.refs)
-            if group and (len(group) == _GROUP_SAMPLES or size + count > max_bytes):
-                yield self._announce(group), size
-                group, size = [], 0
-            group.append(named)
-            size += count
-        if group:
-            yield self._announce(group), size
-
-    def _named(self, position: int) -> _Named:
-        try:
-            return _Named(position, self._dataset._torchobj_refs(position))
-        except Exception as error:  # noqa: BLE001  raised in the place of the sample
-            return _Named(position, [], error)
-
-    def _announce(self, group: list[_Named]) -> list[ObjectRef]:
-        self._announced.append(group)
-        return [ref for named in group for ref in named.refs]
-
-    def _read_again(self) -> None:
-        """In a forked child: the parent reads other objects into the memory of these once it has used them."""
-        waiting = [named for named, _ in self._ready]
-        readers = iter(self._dataset._torchobj_parts.reader.read([ref for named in waiting for ref in named.refs]))
-        self._ready = collections.deque((named, [next(readers) for _ in named.refs]) for named in waiting)
-        self._pid = os.getpid()
-
-    def __next__(self) -> Any:
-        if self._groups is None:
-            self._groups = read_ahead(self._dataset._torchobj_parts.reader, self._grouped)
-        if not self._ready:
-            _, found = next(self._groups)
-            readers = iter(found)
-            self._ready.extend((named, [next(readers) for _ in named.refs]) for named in self._announced.popleft())
-            self._pid = os.getpid()
-        if self._pid != os.getpid():
-            self._read_again()
-        named, read = self._ready.popleft()
-        if isinstance(named.error, StopIteration):
-            raise stopped(named.error)
-        if named.error is not None:
-            raise named.error
-        built = self._dataset._torchobj_build(named.position, named.refs, read)
-        return self._dataset._torchobj_sample(named.position, built)
+    failure: Failure | None = None
 
 
 def _size_of(ref: ObjectRef) -> int:

@@ -1,7 +1,8 @@
 """Streams rows of Parquet files, or batches of rows. `parquet_files` reads footers and decodes row groups."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.parquet_files import (
     FOOTER_BYTES,
     ParquetFile,
+    RowGroup,
     arrow,
     check_installed,
     missing_footer_bytes,
@@ -23,10 +25,10 @@ from torchobj.datasets.parquet_files import (
     read_row_group,
 )
 from torchobj.datasets.parquet_schema import merged_schema, with_schema
-from torchobj.datasets.read_ahead import read_ahead
+from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment, Uneven
-from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
+from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem, failed_items
 from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
 from torchobj.exceptions import ParquetError
 from torchobj.shards.shard_urls import checked_urls
@@ -40,6 +42,20 @@ _ROWS = 1024
 
 #: Files whose footers are read at the same time.
 _FOOTERS = 256
+
+
+class _Unit(NamedTuple):
+    """A row group of a dataset."""
+
+    file: ParquetFile
+    file_index: int
+    """Index of the file in the manifest."""
+    number: int
+    """Number of the row group in the file."""
+
+    @property
+    def row_group(self) -> RowGroup:
+        return self.file.row_groups[self.number]
 
 
 class ParquetIterableDataset(StreamDataset[Sample_co]):
@@ -148,11 +164,6 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         check("shuffle_buffer", shuffle_buffer, "0 with batch_rows: the buffer holds rows", ok=alone)
         self._columns = None if columns is None else list(columns)
         self._batch_rows, self._format = batch_rows, format
-        self._files: list[ParquetFile] | None = None
-        # That of all files, to which every row group is converted.
-        self._schema: Any = None
-        # File and number of the row group of each unit.
-        self._groups: list[tuple[int, int]] = []
         self._set_up(
             self._list(checked_urls(urls), config, region, endpoint_url, _SUFFIXES),
             transform=transform,
@@ -166,49 +177,47 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     @override
     def _units(self) -> int:
-        if self._files is None:
-            files = self._read_footers()
-            self._groups = [
-                (index, number) for index, file in enumerate(files) for number in range(len(file.row_groups))
-            ]
-            self._files = files
-        return len(self._groups)
+        return len(self._footers[1])
 
     @property
     def schema(self) -> Any:
         """The `pyarrow.Schema` of the selected columns of all files. The first access reads the footers."""
-        self._units()
-        return self._schema
+        return self._footers[0]
 
-    def _read_footers(self) -> list[ParquetFile]:
-        files: list[ParquetFile] = []
-        schema = None
+    @functools.cached_property
+    def _footers(self) -> tuple[Any, list[_Unit]]:
+        """The schema to which every row group is converted, and the row groups of all files."""
+        first: ParquetFile | None = None
+        schema, units = None, list[_Unit]()
         for begin in range(0, len(self.manifest), _FOOTERS):
             indices = range(begin, min(begin + _FOOTERS, len(self.manifest)))
-            sizes = [self.manifest.entry(index)[2] or 0 for index in indices]
-            tails = self._read_ends(indices, sizes, [min(size, FOOTER_BYTES) for size in sizes])
-            missing = [
-                missing_footer_bytes(tail, size, self.manifest.url(index))
-                for index, size, tail in zip(indices, sizes, tails, strict=True)
-            ]
-            longer = [position for position, count in enumerate(missing) if count]
-            ends = [len(tails[position]) + missing[position] for position in longer]
-            again = self._read_ends([indices[at] for at in longer], [sizes[at] for at in longer], ends)
-            tails = [dict(zip(longer, again, strict=True)).get(at, tail) for at, tail in enumerate(tails)]
-            for index, size, tail in zip(indices, sizes, tails, strict=True):
-                files.append(open_file(self.manifest.url(index), tail, size, self._columns))
-                schema = files[0].schema if schema is None else merged_schema(schema, files[-1], files[0].url)
-        self._schema = schema
-        return files
+            ends = self._read_ends(dict.fromkeys(indices, FOOTER_BYTES))
+            missing = {
+                index: missing_footer_bytes(end, self._size(index), self.manifest.url(index))
+                for index, end in ends.items()
+            }
+            ends |= self._read_ends({index: len(ends[index]) + count for index, count in missing.items() if count})
+            for index in indices:
+                file = open_file(self.manifest.url(index), ends[index], self._size(index), self._columns)
+                if first is None:
+                    first, schema = file, file.schema
+                schema = merged_schema(schema, file, first.url)
+                units += [_Unit(file, index, number) for number in range(len(file.row_groups))]
+        return schema, units
 
-    def _read_ends(self, indices: Sequence[int], sizes: list[int], counts: list[int]) -> list[Any]:
-        """The last bytes of files."""
-        refs = [self._ref(index, size - count, size) for index, size, count in zip(indices, sizes, counts, strict=True)]
+    def _size(self, index: int) -> int:
+        return self.manifest.entry(index)[2] or 0
+
+    def _read_ends(self, counts: Mapping[int, int]) -> dict[int, memoryview]:
+        """The last bytes of files, by their indices as the numbers of bytes."""
+        refs = [
+            self._ref(index, max(0, self._size(index) - count), self._size(index)) for index, count in counts.items()
+        ]
         readers = self._reader.read(refs)
         for reader in readers:
             if isinstance(reader, Exception):
                 raise reader
-        return [memoryview(reader) for reader in readers]
+        return dict(zip(counts, (memoryview(reader) for reader in readers), strict=True))
 
     def _ref(self, index: int, begin: int, end: int) -> ObjectRef:
         _, _, size, version = self.manifest.entry(index)
@@ -220,14 +229,11 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     @override
     def _unit_url(self, unit: int) -> str:
-        return self.manifest.url(self._groups[unit][0])
+        return self._footers[1][unit].file.url
 
     @override
     def _counts(self) -> Order:
-        self._units()
-        assert self._files is not None  # noqa: S101  set by _units
-        files = self._files
-        return np.array([files[index].row_groups[number].rows for index, number in self._groups], dtype=np.int64)
+        return np.array([unit.row_group.rows for unit in self._footers[1]], dtype=np.int64)
 
     @override
     def _shape(self, shard: Any) -> dict[str, Any]:
@@ -252,24 +258,22 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     def _tables(self, segments: list[Segment]) -> Iterator[tuple[Segment, Any]]:
         """The decoded row groups of segments, or exceptions. Several are read ahead."""
-        self._units()
-        assert self._files is not None  # noqa: S101  set by _units
-        files = self._files
+        schema, units = self._footers
 
-        def groups(_: int) -> Iterator[tuple[list[ObjectRef], int]]:
+        def groups(_: int) -> Iterator[Group[ObjectRef]]:
             for segment in segments:
-                index, number = self._groups[segment.unit]
-                ranges = files[index].row_groups[number].ranges
-                yield [self._ref(index, begin, end) for begin, end in ranges], sum(end - begin for begin, end in ranges)
+                unit = units[segment.unit]
+                ranges = unit.row_group.ranges
+                refs = [self._ref(unit.file_index, begin, end) for begin, end in ranges]
+                yield Group(refs, sum(end - begin for begin, end in ranges), segment)
 
-        found = read_ahead(self._reader, groups)
-        for segment, (_, readers) in zip(segments, found, strict=True):
-            index, number = self._groups[segment.unit]
+        for group, found in read_ahead(self._reader, groups):
+            segment, readers = group.content, list(found)
+            file, index, number = units[segment.unit]
             failed = next((reader for reader in readers if isinstance(reader, Exception)), None)
-            size = self.manifest.entry(index)[2] or 0
             try:
-                table = failed or read_row_group(files[index], number, readers, size)
-                yield segment, failed or with_schema(table, self._schema, files[index].url)
+                table = failed or read_row_group(file, number, readers, self._size(index))
+                yield segment, failed or with_schema(table, schema, file.url)
             except ParquetError as error:
                 yield segment, error
 
@@ -278,7 +282,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             end = self._end(segment)
             if isinstance(table, Exception):
                 count = end - segment.first if self.uneven else 1
-                yield from _failures(segment, table, at, range(segment.first, segment.first + count))
+                yield from self._failed(segment, count, at, table)
                 continue
             for begin in range(segment.first, end, _ROWS):
                 rows = self._samples(table, segment.unit, begin, min(_ROWS, end - begin))
@@ -287,8 +291,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     def _samples(self, table: Any, unit: int, begin: int, count: int) -> list[TableRow]:
         """Rows of a row group. Missing floats are NaN."""
-        parts = float_parts(self._schema)
-        name = f"{self._unit_url(unit)}: row group {self._groups[unit][1]}"
+        parts = float_parts(self.schema)
+        name = f"{self._unit_url(unit)}: row group {self._footers[1][unit].number}"
         rows = enumerate(table.slice(begin, count).to_pylist(), begin)
         return [TableRow(with_nan(row, parts), name, number) for number, row in rows]
 
@@ -300,7 +304,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             begin, end = segment.first, self._end(segment)
             if isinstance(table, Exception):
                 count = max(1, (end - begin) // self._batch_rows) if self.uneven else 1
-                yield from _failures(segment, table, at, range(begin, begin + count))
+                yield from self._failed(segment, count, at, table)
                 continue
             while begin < end:
                 taken = min(self._batch_rows - rows, end - begin)
@@ -313,9 +317,11 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             yield StreamItem(last, held, Position(at + 1))
 
     def _end(self, segment: Segment) -> int:
-        index, number = self._groups[segment.unit]
-        assert self._files is not None  # noqa: S101  the groups are of them
-        return self._files[index].row_groups[number].rows if segment.end is None else segment.end
+        return self._footers[1][segment.unit].row_group.rows if segment.end is None else segment.end
+
+    def _failed(self, segment: Segment, count: int, number: int, error: Exception) -> Iterator[StreamItem]:
+        samples = range(segment.first, segment.first + count)
+        return failed_items(self._unit_url(segment.unit), segment.unit, number, samples, error)
 
     @override
     def _finished(self, sample: Any) -> Any:
@@ -323,12 +329,6 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             table = arrow().concat_tables(sample)
             sample = table if self._format == "arrow" else {name: _column(table, name) for name in table.column_names}
         return super()._finished(sample)
-
-
-def _failures(segment: Segment, error: Exception, number: int, rows: range) -> Iterator[StreamItem]:
-    for row in rows:
-        after = Position(number, row + 1) if row + 1 < rows.stop else Position(number + 1)
-        yield StreamItem(SampleId(segment.unit, row), error, after)
 
 
 def _column(table: Any, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import operator
 import sys
@@ -14,13 +15,13 @@ import torch.utils.data
 from torchobj.config.checks import check
 from torchobj.datasets import worker_process
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.failures import FailurePolicy, OnIterableError
+from torchobj.datasets.failures import SKIPPED, FailurePolicy, OnIterableError
 from torchobj.datasets.sample_ranks import SampleRanks, callers
 from torchobj.datasets.sharding import Shard
 from torchobj.datasets.shared_values import SharedEpoch
 from torchobj.exceptions import ConfigError
 
-__all__ = ["UNCOUNTED", "PassDataset", "Progress", "in_epoch"]
+__all__ = ["UNCOUNTED", "PassDataset", "PassIterator", "Progress", "in_epoch"]
 
 logger = logging.getLogger("torchobj")
 
@@ -67,12 +68,36 @@ class Progress:
         state = {"seed": self.seed, "epoch": self.epoch, "done": self.done, "shape": self.shape}
         return state if self.position is None else state | {"position": self.position()}
 
+    def kept(self) -> "Progress":
+        """The position as it is now, which can be pickled."""
+        if self.position is None:
+            return self
+        return dataclasses.replace(self, position=functools.partial(dict, self.position()))
 
-def _progress_of(
-    seed: int, epoch: int, done: int, shape: dict[str, Any], position: dict[str, Any] | None = None
-) -> Progress:
-    """The position that `Progress.state` returned."""
-    return Progress(seed, epoch, done, shape, None if position is None else lambda: position)
+
+class PassIterator(Iterator[Any]):
+    """The samples of one pass. An exception of a sample does not end the pass.
+
+    Args:
+        items: What samples are made of.
+        progress: Counts the items.
+        sample_of: Returns the sample of an item; `SKIPPED` if there is none.
+    """
+
+    def __init__(self, items: Iterator[Any], progress: Progress, sample_of: Callable[[Any], Any]) -> None:
+        self._items, self._progress, self._sample_of = items, progress, sample_of
+
+    def __next__(self) -> Any:
+        for item in self._items:
+            self._progress.done += 1
+            sample = self._sample_of(item)
+            if sample is not SKIPPED:
+                return sample
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the pass and drops what was read ahead."""
+        self._items = iter(())
 
 
 #: The numbers of a state.
@@ -203,27 +228,22 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             raise ConfigError(f"position of the state={position!r}: must be a dict")
         is_set = state.get("epoch_is_set", False)
         check("epoch_is_set of the state", is_set, "True or False", ok=isinstance(is_set, bool))
-        self._resumed = _progress_of(seed, epoch, done, {**shape}, None if position is None else {**position})
-        self.seed = self._resumed.seed
+        self._resumed = Progress(
+            seed, epoch, done, {**shape}, None if position is None else functools.partial(dict, position)
+        )
+        self.seed = seed
         if _given_epoch.get() is None:
-            self._epoch.set(self._resumed.epoch, is_set=is_set)
+            self._epoch.set(epoch, is_set=is_set)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         if worker_process.is_pickling_for_spawn() and self._ranks.is_divided:
             # In a spawned worker torch.distributed is not initialised, and the loop is not on the stack.
             state["_rank"] = self._ranks.rank(self._rank)
-        # The iterator belongs to this process; the position of a pass that is resumed is plain.
-        for name in ("_progress", "_resumed"):
-            if (progress := state.get(name)) is not None:
-                state[name] = progress.state()
+        # The iterator belongs to this process.
+        if (progress := state.get("_progress")) is not None:
+            state["_progress"] = progress.kept()
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for name in ("_progress", "_resumed"):
-            if isinstance(saved := state.get(name), dict):
-                self.__dict__[name] = _progress_of(**saved)
 
     def _shard(self) -> Shard:
         """The shard of this rank and worker, read now: torch.distributed may have been initialised since."""

@@ -6,12 +6,13 @@ process's share of the memory budget, and the prefetcher reads them. Elsewhere a
 
 import collections
 import contextlib
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch.utils.data
 
@@ -36,10 +37,46 @@ _MESSAGE_OBJECTS = 1024
 #: Number of iterators that share the part of this process, because a mixture reads from them in turn.
 _iterators: ContextVar[int] = ContextVar("torchobj_iterators", default=1)
 
+#: Number of forks from the process that imported this module to this one.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603  state of the process
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 IndexedReader = tuple[int, ObjectReader | Exception]
 
-#: Objects that are read by one call, and the memory that they need in bytes.
-Group = tuple[list[Key], int]
+_Item = TypeVar("_Item")
+
+
+class Group(NamedTuple, Generic[Key]):
+    """Objects that are read by one call."""
+
+    keys: list[Key]
+    size: int
+    """The memory that they need, in bytes."""
+    content: Any = None
+    """What the caller reads them for."""
+
+
+def grouped(sized: Iterable[tuple[_Item, int]], max_items: int, max_bytes: int) -> Iterator[tuple[list[_Item], int]]:
+    """Groups of consecutive items, which are given with their sizes, with the size of each group. An item that is
+    larger than `max_bytes` is a group.
+    """
+    group: list[_Item] = []
+    total = 0
+    for item, size in sized:
+        if group and (len(group) == max_items or total + size > max_bytes):
+            yield group, total
+            group, total = [], 0
+        group.append(item)
+        total += size
+    if group:
+        yield group, total
 
 
 def read_listed(reader: ManifestReader, order: Order, kind: ReaderConstructor) -> Iterator[IndexedReader]:
@@ -49,16 +86,19 @@ def read_listed(reader: ManifestReader, order: Order, kind: ReaderConstructor) -
     if not kind.whole:
         yield from ((index, reader.open(index, kind)) for index in map(int, order))
         return
-    for indices, found in read_ahead(reader, lambda limit: _groups(reader, order, int(limit * _GROUP_SHARE))):
-        # pop() drops the reference to a reader once it is used.
-        readers = found
-        readers.reverse()
-        pid = os.getpid()
-        for position, index in enumerate(indices):
-            if os.getpid() != pid:
-                # In a forked child: the parent reads other objects into this memory once it has used it.
-                pid, readers = os.getpid(), reader.read(indices[position:])[::-1]
-            yield index, readers.pop()
+
+    def groups(limit: int) -> Iterator[Group[int]]:
+        source = reader.source()
+        for start in range(0, len(order), _GROUP_OBJECTS):
+            indices = order[start : start + _GROUP_OBJECTS].tolist()
+            charges = [0] * len(indices) if source is None else source.charges(indices)
+            charged = zip(indices, charges, strict=True)
+            for keys, size in grouped(charged, _GROUP_OBJECTS, int(limit * _GROUP_SHARE)):
+                yield Group(keys, size)
+
+    for group, readers in read_ahead(reader, groups):
+        for index in group.keys:
+            yield index, next(readers)
 
 
 def read_while_listing(
@@ -76,7 +116,7 @@ def read_while_listing(
 
 def read_ahead(
     reader: DatasetReader[Key], groups: Callable[[int], Iterator[Group[Key]]], max_bytes: int | None = None
-) -> Iterator[tuple[list[Key], list[Any]]]:
+) -> Iterator[tuple[Group[Key], Iterator[Any]]]:
     """Reads groups of objects in order, and announces those that follow within this process's part of the budget.
 
     Args:
@@ -85,15 +125,25 @@ def read_ahead(
         max_bytes: Maximum number of bytes read ahead. None: the part of the budget.
 
     Yields:
-        Each group with its readers, or exceptions in place of objects that cannot be read.
+        Each group with an iterator of its readers, or exceptions in place of objects that cannot be read. A forked
+        child reads the rest of the group again.
     """
     source = reader.source()
     iterator = None if source is None else _torchobj.SourceIterator(source)
     share = _ahead_bytes(budget_bytes() if iterator is None else iterator.budget())
     limit = share if max_bytes is None else min(share, max_bytes)
-    if iterator is None:
-        return _in_threads(reader, groups(limit))
-    return _announced(iterator, groups(limit), limit)
+    read = _in_threads(reader, groups(limit)) if iterator is None else _announced(iterator, groups(limit), limit)
+    return ((group, _readers(reader, group.keys, found, _forks)) for group, found in read)
+
+
+def _readers(reader: DatasetReader[Key], keys: list[Key], found: list[Any], forks: int) -> Iterator[Any]:
+    """The readers, read after this number of forks. One that is used is not referenced here."""
+    found.reverse()
+    for number in range(len(keys)):
+        if _forks != forks:
+            # The parent reads other objects into this memory once it has used it.
+            forks, found = _forks, reader.read(keys[number:])[::-1]
+        yield found.pop()
 
 
 def _ahead_bytes(budget: int) -> int:
@@ -114,7 +164,7 @@ def sharing(iterators: int) -> Iterator[None]:
 
 def _announced(
     iterator: "_torchobj.SourceIterator", groups: Iterator[Group[Any]], limit: int
-) -> Iterator[tuple[list[Any], list[Any]]]:
+) -> Iterator[tuple[Group[Any], list[Any]]]:
     """Reads groups of objects, of which at most `limit` bytes are announced and not read."""
     pending: collections.deque[Group[Any]] = collections.deque()
     announced = 0
@@ -125,44 +175,22 @@ def _announced(
             if group is None:
                 break
             if pending:
-                to_announce += group[0]
+                to_announce += group.keys
             pending.append(group)
-            announced += group[1]
+            announced += group.size
         if not pending:
             return
-        keys, size = pending.popleft()
-        announced -= size
-        yield keys, iterator.read(keys, to_announce)
+        group = pending.popleft()
+        announced -= group.size
+        yield group, iterator.read(group.keys, to_announce)
 
 
-def _groups(reader: ManifestReader, order: Order, max_bytes: int) -> Iterator[Group[int]]:
-    """The objects of each request."""
-    source = reader.source()
-    group: list[int] = []
-    size = 0
-    for start in range(0, len(order), _GROUP_OBJECTS):
-        indices = order[start : start + _GROUP_OBJECTS].tolist()
-        charges = [0] * len(indices) if source is None else source.charges(indices)
-        for index, charge in zip(indices, charges, strict=True):
-            if group and (len(group) == _GROUP_OBJECTS or size + charge > max_bytes):
-                yield group, size
-                group, size = [], 0
-            group.append(index)
-            size += charge
-    if group:
-        yield group, size
-
-
-def _in_threads(reader: DatasetReader[Key], groups: Iterator[Group[Key]]) -> Iterator[tuple[list[Key], list[Any]]]:
+def _in_threads(reader: DatasetReader[Key], groups: Iterator[Group[Key]]) -> Iterator[tuple[Group[Key], list[Any]]]:
     """Reads groups of objects in order, each while the one before it is used."""
-    before: tuple[list[Key], Future[list[Any]]] | None = None
-    for keys, _ in groups:
-        following = (keys, _in_a_thread(reader, keys))
-        if before is not None:
-            yield before[0], before[1].result()
-        before = following
-    if before is not None:
-        yield before[0], before[1].result()
+    begun = ((group, _in_a_thread(reader, group.keys)) for group in groups)
+    for each, _ in itertools.pairwise(itertools.chain(begun, [None])):
+        if each is not None:
+            yield each[0], each[1].result()
 
 
 def _in_a_thread(reader: DatasetReader[Key], keys: list[Key]) -> "Future[list[Any]]":

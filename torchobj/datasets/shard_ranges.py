@@ -1,12 +1,11 @@
 """Reads shards as consecutive ranges, several ahead, across the ends of shards. Does not parse them."""
 
-import collections
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.datasets.dataset_reader import RefReader
-from torchobj.datasets.read_ahead import read_ahead
+from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.manifest import Manifest
 
 __all__ = ["Range", "ShardPart", "read_ranges"]
@@ -40,8 +39,6 @@ class Range(NamedTuple):
     """One range of a part."""
 
     part: ShardPart
-    ref: ObjectRef | None
-    """None for an empty part."""
     is_last: bool
 
 
@@ -53,28 +50,18 @@ def read_ranges(
     Yields:
         Each range with its bytes, or with the exception if it cannot be read; None for an empty part.
     """
-    ranges: collections.deque[Range] = collections.deque()
 
-    def groups(limit: int) -> Iterator[tuple[list[ObjectRef], int]]:
+    def groups(limit: int) -> Iterator[Group[ObjectRef]]:
         range_bytes = max(_MIN_RANGE_BYTES, min(_RANGE_BYTES, int(limit * _RANGE_SHARE)))
         for part in parts:
-            for each in _ranges(manifest, part, range_bytes):
-                ranges.append(each)
-                if each.ref is None:
-                    yield [], 0
-                else:
-                    yield [each.ref], min(range_bytes, part.end - each.ref.start)
+            _, _, size, version = manifest.entry(part.shard)
+            url = manifest.url(part.shard)
+            if part.begin >= part.end:
+                yield Group([], 0, Range(part, is_last=True))
+            for begin in range(part.begin, part.end, range_bytes):
+                end = min(begin + range_bytes, part.end)
+                ref = ObjectRef(url, start=begin, end=end, size=size, version=version)
+                yield Group([ref], end - begin, Range(part, is_last=end == part.end))
 
-    for _, readers in read_ahead(reader, groups, _MAX_AHEAD_BYTES):
-        yield ranges.popleft(), (readers.pop() if readers else None)
-
-
-def _ranges(manifest: Manifest, part: ShardPart, range_bytes: int) -> Iterator[Range]:
-    _, _, size, version = manifest.entry(part.shard)
-    url = manifest.url(part.shard)
-    if part.begin >= part.end:
-        yield Range(part, None, is_last=True)
-    for begin in range(part.begin, part.end, range_bytes):
-        end = min(begin + range_bytes, part.end)
-        ref = ObjectRef(url, start=begin, end=end, size=size, version=version)
-        yield Range(part, ref, is_last=end == part.end)
+    for group, readers in read_ahead(reader, groups, _MAX_AHEAD_BYTES):
+        yield group.content, next(readers, None)

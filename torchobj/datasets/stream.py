@@ -3,6 +3,7 @@
 A subclass reads the samples of segments, which are parts of its units: tar files, or row groups of Parquet files.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,9 +15,9 @@ from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.dataset_reader import RefReader
-from torchobj.datasets.failures import SKIPPED, Failure, OnIterableError, add_sample_note
+from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import Listing
-from torchobj.datasets.passes import PassDataset, Progress
+from torchobj.datasets.passes import PassDataset, PassIterator, Progress
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import (
     Division,
@@ -66,6 +67,22 @@ class StreamItem(NamedTuple):
     id: SampleId
     value: Any
     after: Position
+
+
+def failed_items(url: str, unit: int, segment: int, samples: range, error: Exception) -> Iterator[StreamItem]:
+    """Items in place of samples of a segment that cannot be read; the last one ends the segment.
+
+    Args:
+        url: URL of the shard.
+        unit: Number of the unit.
+        segment: Number of the segment.
+        samples: Numbers of the samples in the unit.
+        error: The exception in their place, to which a note that names the first one is added.
+    """
+    add_sample_note(error, "in the read", url, samples.start)
+    for number in samples:
+        after = Position(segment, number + 1) if number + 1 < samples.stop else Position(segment + 1)
+        yield StreamItem(SampleId(unit, number), error, after)
 
 
 class StreamDataset(PassDataset[Sample_co]):
@@ -274,14 +291,25 @@ class StreamDataset(PassDataset[Sample_co]):
         manifest_broadcast.confirm()
         progress = self._start_progress(self._shape(shard), epoch)
         start, ids, draws = self._checked_position(progress, segments)
-        if not self._shuffle_buffer:
-            stream = _Stream(self._items(segments, start), start, None)
-            return _SampleIterator(self, stream, stream, None, progress)
-        stream = _Stream(self._items(segments, start), start, self._kept)
-        held = [item._replace(value=self._kept(item.value)) for item in self._items_again(ids)] if ids else []
-        seed = (self.seed, epoch, shard.rank, shard.worker)
-        buffer = ShuffleBuffer(stream, self._shuffle_buffer, seed, draws, held)
-        return _SampleIterator(self, buffer, stream, buffer, progress)
+        stream = _Stream(self._items(segments, start), start, self._kept if self._shuffle_buffer else None)
+        buffer = None
+        if self._shuffle_buffer:
+            held = [item._replace(value=self._kept(item.value)) for item in self._items_again(ids)] if ids else []
+            seed = (self.seed, epoch, shard.rank, shard.worker)
+            buffer = ShuffleBuffer(stream, self._shuffle_buffer, seed, draws, held)
+        progress.position = functools.partial(_position, stream, buffer)
+        return PassIterator(stream if buffer is None else buffer, progress, self._sample)
+
+    def _sample(self, item: StreamItem) -> Any:
+        number = item.id.sample
+        if isinstance(item.value, Exception):
+            failure = Failure(self._unit_url(item.id.unit), item.value.with_traceback(None))
+        else:
+            try:
+                return self._finished(item.value)
+            except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
+                failure = Failure.noted(error, "in the transform", self._unit_url(item.id.unit), number)
+        return self._failures.sample(number, failure)
 
 
 class _Stream(Iterator[StreamItem]):
@@ -302,55 +330,12 @@ class _Stream(Iterator[StreamItem]):
         return item if self._keep is None else item._replace(value=self._keep(item.value))
 
 
-class _SampleIterator(Iterator[Any]):
-    """Iterates over the samples of one pass. An exception of a sample does not end the pass."""
-
-    def __init__(
-        self,
-        dataset: StreamDataset[Any],
-        items: Iterator[StreamItem],
-        stream: _Stream,
-        buffer: ShuffleBuffer[StreamItem] | None,
-        progress: Progress,
-    ) -> None:
-        self._dataset, self._items, self._stream = dataset, items, stream
-        self._buffer, self._progress = buffer, progress
-        self._failed_by: Exception | None = None
-        progress.position = self._position
-
-    def _position(self) -> dict[str, Any]:
-        position: dict[str, Any] = {"stream": list(self._stream.after)}
-        if self._buffer is None:
-            return position
-        held = [number for item in self._buffer.held for number in item.id]
-        return position | {"draws": self._buffer.draws, "held": held}
-
-    def __next__(self) -> Any:
-        dataset = self._dataset
-        for item in self._items:
-            self._progress.done += 1
-            try:
-                if isinstance(item.value, Exception):
-                    raise item.value.with_traceback(None)  # noqa: TRY301  handled below, as other failures
-                sample = dataset._finished(item.value)
-            except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
-                sample = dataset._failures.sample(item.id.sample, self._failure(item, error))
-            if sample is not SKIPPED:
-                return sample
-        raise StopIteration
-
-    def _failure(self, item: StreamItem, error: Exception) -> Failure:
-        url = self._dataset._unit_url(item.id.unit)
-        # Samples that were not read because of one failure share its exception.
-        if error is not self._failed_by:
-            what = "in the read" if isinstance(item.value, Exception) else "in the transform"
-            add_sample_note(error, what, url, item.id.sample)
-        self._failed_by = error
-        return Failure(url, error)
-
-    def close(self) -> None:
-        """Ends the pass and drops what was read ahead."""
-        self._items = iter(())
+def _position(stream: _Stream, buffer: ShuffleBuffer[StreamItem] | None) -> dict[str, Any]:
+    """The position of a pass, for its state."""
+    position: dict[str, Any] = {"stream": list(stream.after)}
+    if buffer is None:
+        return position
+    return position | {"draws": buffer.draws, "held": [number for item in buffer.held for number in item.id]}
 
 
 def _are_counts(numbers: list[Any], limit: int | None) -> bool:

@@ -18,7 +18,7 @@ from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.shard_ranges import Range, ShardPart, read_ranges
 from torchobj.datasets.sharding import Order, Segment
 from torchobj.datasets.shared_values import SharedCounter
-from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
+from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem, failed_items
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.shards.index import TarIndex
@@ -277,7 +277,9 @@ class _OpenShard:
         self._done = False
 
     def items(self, found: Range, data: Any) -> Iterator[StreamItem]:
-        """The samples that the next range completes; a failure ends the shard."""
+        """The samples that the next range completes. A failure ends the shard: it is in place of the samples that are
+        left of the segment, or of one if their number is unknown.
+        """
         if self._done:
             return
         try:
@@ -294,7 +296,11 @@ class _OpenShard:
                 yield from self._samples(self._reader.finish())
                 self._check_end()
         except Exception as error:  # noqa: BLE001  handled as `on_error` says
-            yield from self._failure(error)
+            self._done = True
+            unit, first, last = self._segment
+            begin = max(first, self._next)
+            missing = range(begin, begin + 1 if last is None else last)
+            yield from failed_items(self._url, unit, self._number, missing, error)
 
     def _check_end(self) -> None:
         last = self._segment.end
@@ -317,14 +323,3 @@ class _OpenShard:
                 self._done = True
                 return
             yield StreamItem(SampleId(unit, number, begin, end), value, Position(self._number, number + 1, end))
-
-    def _failure(self, error: Exception) -> Iterator[StreamItem]:
-        """Items in place of the samples that are left of the segment; one if their number is unknown."""
-        self._done = True
-        unit, first, last = self._segment
-        number = max(first, self._next)
-        end = number + 1 if last is None else last
-        for missing in range(number, end):
-            is_last = missing + 1 == end
-            after = Position(self._number + 1) if is_last else Position(self._number, missing + 1)
-            yield StreamItem(SampleId(unit, missing), error, after)
