@@ -10,10 +10,9 @@ from typing_extensions import override
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
-from torchobj.datasets.arranged_listing import ArrangedListing, Arrangement
 from torchobj.datasets.base import Sample_co, position_of
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.objects import ObjectDataset
+from torchobj.datasets.folder import Arrangement, FolderDataset
 from torchobj.datasets.tar_samples import Sample
 from torchobj.exceptions import ObjectNotFoundError
 
@@ -25,51 +24,7 @@ logger = logging.getLogger("torchobj")
 _SHOWN = 3
 
 
-class _Arrange:
-    """Finds the groups of a folder, in the order of their stems."""
-
-    def __init__(self, listing: ArrangedListing[int], fields: Mapping[str, str], *, is_dropping: bool) -> None:
-        self.listing, self.fields, self.is_dropping = listing, dict(fields), is_dropping
-
-    def __call__(self) -> Arrangement[int]:
-        by_suffix = {suffix: position for position, suffix in enumerate(self.fields.values())}
-        lengths = sorted({len(suffix) for suffix in by_suffix}, reverse=True)
-        groups: dict[str, list[int]] = {}
-        for index, name in self.listing.names():
-            # The longest suffix first.
-            for length in lengths:
-                position, stem = by_suffix.get(name[-length:]), name[:-length]
-                if position is not None and stem and not stem.endswith("/"):
-                    groups.setdefault(stem, [-1] * len(by_suffix))[position] = index
-                    break
-        self._check(self.listing.url, groups)
-        stems = sorted(stem for stem, parts in groups.items() if min(parts) >= 0)
-        return self.listing.of_order(array("q", (index for stem in stems for index in groups[stem])), len(stems))
-
-    def _check(self, url: str, groups: Mapping[str, Sequence[int]]) -> None:
-        described = ", ".join(self.fields.values())
-        if not groups:
-            raise ObjectNotFoundError(f"{url}: no object has a name that ends with one of {described}")
-        incomplete = [stem for stem, parts in groups.items() if min(parts) < 0]
-        if not incomplete:
-            return
-        shown = "; ".join(self._described(stem, groups[stem]) for stem in sorted(incomplete)[:_SHOWN])
-        more = f"; and {len(incomplete) - _SHOWN} more" if len(incomplete) > _SHOWN else ""
-        if self.is_dropping and len(incomplete) < len(groups):
-            logger.warning("%s: %d of %d groups are incomplete and were dropped: %s%s", url, len(incomplete),
-                           len(groups), shown, more)  # fmt: skip
-            return
-        advice = "check the suffixes" if self.is_dropping else "upload the objects, or pass missing='drop'"
-        raise ObjectNotFoundError(
-            f"{url}: {len(incomplete)} of {len(groups)} groups are incomplete: {shown}{more}; {advice}"
-        )
-
-    def _described(self, stem: str, parts: Sequence[int]) -> str:
-        absent = zip(self.fields.items(), parts, strict=True)
-        return f"{stem!r} has no " + " and no ".join(f"{name} ({suffix})" for (name, suffix), at in absent if at < 0)
-
-
-class GroupDataset(ObjectDataset[Sample_co]):
+class GroupDataset(FolderDataset[Sample_co]):
     """A map-style dataset whose samples are groups of objects: an image, its mask and its labels.
 
     The names of the objects of a group differ only in their ends. A sample is a dict of readers by field, and the
@@ -128,18 +83,54 @@ class GroupDataset(ObjectDataset[Sample_co]):
         check("fields", fields, "without '__key__', which is the key of the group", ok="__key__" not in fields)
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         check("missing", missing, "'raise' or 'drop'", ok=missing in ("raise", "drop"))
-        settings = store_config(config, region, endpoint_url, url=url)
-        super().__init__(config=settings, on_error=on_error)
+        super().__init__(url, store_config(config, region, endpoint_url, url=url), on_error)
         self.fields, self.transform = dict(fields), transform
-        self._groups: ArrangedListing[int] = ArrangedListing(url, settings)
-        self._arrange = _Arrange(self._groups, self.fields, is_dropping=missing == "drop")
+        self._is_dropping = missing == "drop"
 
-    def __repr__(self) -> str:
-        described = f"{self._groups!r}, fields: {', '.join(self.fields)}"
-        return f"<{type(self).__name__} {described}, on_error={self._torchobj_failures.on_error!r}>"
+    def _options(self) -> list[str]:
+        return [f"fields: {', '.join(self.fields)}"]
+
+    @override
+    def _arranged(self) -> Arrangement:
+        """The objects of one group after the other, in the order of their stems."""
+        by_suffix = {suffix: position for position, suffix in enumerate(self.fields.values())}
+        lengths = sorted({len(suffix) for suffix in by_suffix}, reverse=True)
+        groups: dict[str, list[int]] = {}
+        for index, name in self._names():
+            # The longest suffix first.
+            for length in lengths:
+                position, stem = by_suffix.get(name[-length:]), name[:-length]
+                if position is not None and stem and not stem.endswith("/"):
+                    groups.setdefault(stem, [-1] * len(by_suffix))[position] = index
+                    break
+        self._check(groups)
+        stems = sorted(stem for stem, parts in groups.items() if min(parts) >= 0)
+        return self._in_order(array("q", (index for stem in stems for index in groups[stem])))
+
+    def _check(self, groups: Mapping[str, Sequence[int]]) -> None:
+        described = ", ".join(self.fields.values())
+        if not groups:
+            raise ObjectNotFoundError(f"{self._folder}: no object has a name that ends with one of {described}")
+        incomplete = [stem for stem, parts in groups.items() if min(parts) < 0]
+        if not incomplete:
+            return
+        shown = "; ".join(self._described(stem, groups[stem]) for stem in sorted(incomplete)[:_SHOWN])
+        more = f"; and {len(incomplete) - _SHOWN} more" if len(incomplete) > _SHOWN else ""
+        if self._is_dropping and len(incomplete) < len(groups):
+            logger.warning("%s: %d of %d groups are incomplete and were dropped: %s%s", self._folder, len(incomplete),
+                           len(groups), shown, more)  # fmt: skip
+            return
+        advice = "check the suffixes" if self._is_dropping else "upload the objects, or pass missing='drop'"
+        raise ObjectNotFoundError(
+            f"{self._folder}: {len(incomplete)} of {len(groups)} groups are incomplete: {shown}{more}; {advice}"
+        )
+
+    def _described(self, stem: str, parts: Sequence[int]) -> str:
+        absent = zip(self.fields.items(), parts, strict=True)
+        return f"{stem!r} has no " + " and no ".join(f"{name} ({suffix})" for (name, suffix), at in absent if at < 0)
 
     def __len__(self) -> int:
-        return self._groups.found(self._arrange).details
+        return len(self._found()) // len(self.fields)
 
     def key(self, index: int) -> str:
         """The key of a sample, its `__key__`.
@@ -150,17 +141,12 @@ class GroupDataset(ObjectDataset[Sample_co]):
         Raises:
             IndexError: There is no such sample.
         """
-        suffix = next(iter(self.fields.values()))
-        return self._groups.found(self._arrange).name(position_of(index, self) * len(self.fields)).removesuffix(suffix)
-
-    @override
-    def _torchobj_prepare(self) -> None:
-        super()._torchobj_prepare()
-        self._groups.found(self._arrange)
+        first, suffix = position_of(index, self) * len(self.fields), next(iter(self.fields.values()))
+        return self._found().key(first)[len(self._folder.key) :].removesuffix(suffix)
 
     @override
     def objects_at(self, index: int) -> Sequence[ObjectRef]:
-        groups, count = self._groups.found(self._arrange), len(self.fields)
+        groups, count = self._found(), len(self.fields)
         return [groups.ref(position) for position in range(index * count, (index + 1) * count)]
 
     @override

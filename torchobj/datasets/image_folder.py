@@ -5,22 +5,23 @@ import dataclasses
 import functools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, overload
 
+import numpy as np
 from typing_extensions import override
 
 from torchobj import decode
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
-from torchobj.datasets.arranged_listing import ArrangedListing, Arrangement
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.labels import Labels, Samples, Targets
-from torchobj.datasets.objects import ObjectDataset
+from torchobj.datasets.folder import Arrangement, FolderDataset
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.urls import canonical_url
 
 __all__ = ["IMG_EXTENSIONS", "ImageFolder"]
+
+_Item = TypeVar("_Item")
 
 #: The extensions of torchvision.
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -40,7 +41,82 @@ class _Transforms:
         )
 
 
-class ImageFolder(ObjectDataset[tuple[Any, Any]]):
+class Labels(NamedTuple):
+    """The classes, and the target of each sample."""
+
+    classes: list[str]
+    class_to_idx: dict[str, int]
+    targets: Sequence[Any]
+
+
+class _LazyList(Sequence[_Item]):
+    """A sequence like a list, whose items are computed when they are accessed."""
+
+    def __init__(self, objects: Arrangement, targets: Sequence[Any]) -> None:
+        self._objects, self._targets = objects, targets
+
+    def _item(self, index: int) -> _Item:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @overload
+    def __getitem__(self, index: int) -> _Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[_Item]: ...
+    def __getitem__(self, index: int | slice) -> _Item | list[_Item]:
+        # The range checks the index, and counts negative ones from the end.
+        chosen = range(len(self))[index]
+        return self._item(chosen) if isinstance(chosen, int) else [self._item(number) for number in chosen]
+
+    def __iter__(self) -> Iterator[_Item]:
+        return map(self._item, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, _LazyList)):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: Iterable[_Item]) -> list[_Item]:
+        return [*self, *other] if isinstance(other, (list, _LazyList)) else NotImplemented
+
+    def __radd__(self, other: Iterable[_Item]) -> list[_Item]:
+        return [*other, *self] if isinstance(other, list) else NotImplemented
+
+    def __repr__(self) -> str:
+        shown = [repr(item) for item in self[:3]]
+        return f"[{', '.join([*shown, '...'] if len(self) > 3 else shown)}]"
+
+
+class Targets(_LazyList[Any]):
+    """The target of each sample."""
+
+    @override
+    def _item(self, index: int) -> Any:
+        return self._targets[index]
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._targets)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:  # noqa: FBT001  numpy's arguments
+        if copy is False:
+            raise ValueError("the targets are computed: an array of them is a copy")
+        return np.array(self._targets, dtype or (None if self._targets else np.int64))
+
+
+class Samples(_LazyList[tuple[str, Any]]):
+    """URL and target of each sample."""
+
+    @override
+    def _item(self, index: int) -> tuple[str, Any]:
+        return self._objects.url(index), self._targets[index]
+
+
+class ImageFolder(FolderDataset[tuple[Any, Any]]):
     """Images in folders that are named after their classes, `folder/class/…/name.jpg`, as torchvision's `ImageFolder`.
 
     Classes, their numbers and the order of samples are torchvision's for the same files. A sample is the pair of image
@@ -129,21 +205,16 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         is_classes = is_list and all(isinstance(name, str) and name for name in classes or ())
         ok = classes is None or (is_classes and 0 < len(classes) == len({*classes}))
         check("classes", classes, "a list of different names of folders, or None", ok=ok)
-        settings = store_config(config, region, endpoint_url, url=url)
-        super().__init__(config=settings, on_error=on_error)
+        super().__init__(url, store_config(config, region, endpoint_url, url=url), on_error)
         self.root, self.loader = url, loader
         self.transform, self.target_transform = transform, target_transform
         has_transform = transform is not None or target_transform is not None
         self.transforms = _Transforms(transform, target_transform) if has_transform else None
         self.extensions = IMG_EXTENSIONS if extensions is None and is_valid_file is None else extensions
         self._is_valid_file, self._allow_empty, self._chosen = is_valid_file, allow_empty, classes
-        self._images: ArrangedListing[Labels] = ArrangedListing(url, settings)
-        #: Samples and targets that were assigned.
-        self._assigned: Arrangement[Labels] | None = None
+        #: Set by `_arranged`.
+        self._labels = Labels([], {}, [])
         self._assigned_targets: Sequence[Any] | None = None
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._images!r}, on_error={self._torchobj_failures.on_error!r}>"
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
         """The names of the classes, and the number of each. Called at the first use with `root`; can be overridden.
@@ -160,13 +231,13 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         """
         names = self._chosen
         if names is None:
-            below = self._images.names(self._folder_of(directory))
+            below = self._names(self._folder_of(directory))
             names = sorted(
                 {folder for folder, slash, _ in (name.partition("/") for _, name in below) if folder and slash}
             )
         if not names:
             raise ObjectNotFoundError(
-                f"{self._images.url}: no class folders: images have keys such as {self._images.url}class/image.jpg, "
+                f"{self._folder}: no class folders: images have keys such as {self._folder}class/image.jpg, "
                 "and no object has a key of this form"
             )
         return list(names), {name: number for number, name in enumerate(names)}
@@ -196,14 +267,14 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
             ConfigError: `class_to_idx` is empty, not one of `extensions` and `is_valid_file` is given, or `directory`
                 is not in `root`.
         """
-        order, labels = self._found_in(directory, class_to_idx, extensions, is_valid_file, allow_empty=allow_empty)
-        return list(Samples(self._images.of_order(order, labels)))
+        order, targets = self._found_in(directory, class_to_idx, extensions, is_valid_file, allow_empty=allow_empty)
+        return list(Samples(self._in_order(order), targets))
 
     def _folder_of(self, directory: str) -> str:
         """The part of the URL of a folder after `root`."""
         url = canonical_url(directory)
         folder = url if url.endswith("/") else f"{url}/"
-        root = self._images.url
+        root = str(self._folder)
         check("directory", directory, f"{root} or the URL of a folder in it", ok=folder.startswith(root))
         return folder[len(root) :]
 
@@ -215,31 +286,36 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         is_valid_file: Callable[[str], bool] | None,
         *,
         allow_empty: bool,
-    ) -> tuple["array[int]", Labels]:
-        """The images of classes as indices in the listing, in torchvision's order."""
+    ) -> tuple["array[int]", list[Any]]:
+        """The images of classes as indices in the listing, in torchvision's order, and their targets."""
         check("class_to_idx", class_to_idx, "the number of one class or more, by its name", ok=bool(class_to_idx))
         if (extensions is None) == (is_valid_file is None):
             raise ConfigError("extensions and is_valid_file: pass one of them")
         ends = tuple(end.lower() for end in ([extensions] if isinstance(extensions, str) else extensions or ()))
-        listed = self._images.objects()
+        listed = self._listing.objects()
 
         def is_image(index: int, file: str) -> bool:
             return file.lower().endswith(ends) if is_valid_file is None else is_valid_file(listed.url(index))
 
-        below = self._images.names(self._folder_of(directory))
-        order, labels, empty = _in_order(_images_by_folder(below, class_to_idx, is_image), class_to_idx)
+        below = self._names(self._folder_of(directory))
+        order, targets, empty = _in_order(_images_by_folder(below, class_to_idx, is_image), class_to_idx)
         if empty and not allow_empty:
             wanted = "that is_valid_file accepts" if not ends else f"with one of the extensions {', '.join(ends)}"
             raise ObjectNotFoundError(
-                f"{self._images.url}: no object {wanted} in the classes {', '.join(empty)}; pass allow_empty=True to "
+                f"{self._folder}: no object {wanted} in the classes {', '.join(empty)}; pass allow_empty=True to "
                 "keep classes without images"
             )
-        return order, labels
+        return order, targets
 
-    def _arranged(self) -> Arrangement[Labels]:
+    @override
+    def _arranged(self) -> Arrangement:
         classes, class_to_idx = self.find_classes(self.root)
-        is_own = getattr(self.make_dataset, "__func__", None) is ImageFolder.make_dataset
-        if not is_own:
+        if getattr(self.make_dataset, "__func__", None) is ImageFolder.make_dataset:
+            order, targets = self._found_in(
+                self.root, class_to_idx, self.extensions, self._is_valid_file, allow_empty=self._allow_empty
+            )
+            found = self._in_order(order)
+        else:
             samples = self.make_dataset(
                 self.root,
                 class_to_idx=class_to_idx,
@@ -247,42 +323,42 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
                 is_valid_file=self._is_valid_file,
                 allow_empty=self._allow_empty,
             )
-            return self._arranged_as(samples, Labels(classes, class_to_idx, [], []))
-        order, labels = self._found_in(
-            self.root, class_to_idx, self.extensions, self._is_valid_file, allow_empty=self._allow_empty
-        )
-        return self._images.of_order(order, labels._replace(classes=classes, class_to_idx=class_to_idx))
+            found, targets = self._of_samples(samples)
+        self._labels = Labels(classes, class_to_idx, targets)
+        return found
 
-    def _arranged_as(self, samples: Iterable[Any], labels: Labels) -> Arrangement[Labels]:
+    def _of_samples(self, samples: Iterable[Any]) -> tuple[Arrangement, list[Any]]:
+        """The objects and targets of samples that the user has made."""
         pairs = list(samples)
         for pair in pairs:
             if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], str)):
                 check("samples", pair, "pairs of the URL of an object, and a target", ok=False)
-        urls = [canonical_url(url) for url, _ in pairs]
-        return self._images.of_urls(urls, labels.with_targets(target for _, target in pairs))
+        return self._of_urls([canonical_url(url) for url, _ in pairs]), [target for _, target in pairs]
 
-    def _found(self) -> Arrangement[Labels]:
-        found = self._images.found(self._arranged)
-        return found if self._assigned is None else self._assigned
+    def _found_labels(self) -> Labels:
+        self._found()
+        return self._labels
 
     @functools.cached_property
     def classes(self) -> list[str]:
         """Names of the classes."""
-        return self._found().details.classes
+        return self._found_labels().classes
 
     @functools.cached_property
     def class_to_idx(self) -> dict[str, int]:
         """The number of each class by its name."""
-        return self._found().details.class_to_idx
+        return self._found_labels().class_to_idx
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
         """URL and class number of each sample."""
-        return Samples(self._found())
+        return Samples(self._found(), self._labels.targets)
 
     @samples.setter
     def samples(self, samples: Iterable[tuple[str, Any]]) -> None:
-        self._assigned = self._arranged_as(samples, self._found().details)
+        labels = self._found_labels()
+        self._arrangement, targets = self._of_samples(samples)
+        self._labels = labels._replace(targets=targets)
 
     @property
     def imgs(self) -> Sequence[tuple[str, int]]:
@@ -296,19 +372,16 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
     @property
     def targets(self) -> Sequence[Any]:
         """Class number of each sample."""
-        return Targets(self._found()) if self._assigned_targets is None else self._assigned_targets
+        return (
+            Targets(self._found(), self._labels.targets) if self._assigned_targets is None else self._assigned_targets
+        )
 
     @targets.setter
     def targets(self, targets: Sequence[Any]) -> None:
         self._assigned_targets = targets
 
     def __len__(self) -> int:
-        return len(self._found().manifest)
-
-    @override
-    def _torchobj_prepare(self) -> None:
-        super()._torchobj_prepare()
-        self._found()
+        return len(self._found())
 
     @override
     def objects_at(self, index: int) -> Sequence[ObjectRef]:
@@ -316,7 +389,7 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
 
     @override
     def build(self, index: int, readers: Sequence[ObjectReader]) -> tuple[Any, Any]:
-        target = self._found().details.target(index)
+        target = self._found_labels().targets[index]
         return _Transforms(self.transform, self.target_transform)(self.loader(readers[0]), target)
 
 
@@ -345,9 +418,9 @@ def _with_parents(folder: str) -> Iterator[str]:
 
 def _in_order(
     folders: Mapping[str, "array[int]"], class_to_idx: Mapping[str, int]
-) -> tuple["array[int]", Labels, list[str]]:
+) -> tuple["array[int]", list[Any], list[str]]:
     """The images in torchvision's order, with their targets, and the classes without images."""
-    names, order, labels, empty = sorted(folders), array("q"), Labels([], {}, [], []), list[str]()
+    names, order, targets, empty = sorted(folders), array("q"), list[Any](), list[str]()
     for name in sorted(class_to_idx):
         begin, below = len(order), f"{name}/"
         # The order of os.walk, sorted: all files of a folder before those of its subfolders. Files of a folder are in
@@ -359,7 +432,5 @@ def _in_order(
             order += folders[names[number]]
         if len(order) == begin:
             empty.append(name)
-        else:
-            labels.runs.append(class_to_idx[name])
-            labels.ends.append(len(order))
-    return order, labels, empty
+        targets += [class_to_idx[name]] * (len(order) - begin)
+    return order, targets, empty
