@@ -246,14 +246,14 @@ def test_ctrl_c_interrupts_any_blocking_call_at_once(bucket, control):
 
 
 def test_a_child_lists_a_dataset_that_another_thread_is_listing_at_the_fork(bucket, store, monkeypatch):
-    lists, began, go = Listing._list, threading.Event(), threading.Event()
+    lists, began, go = Listing._load, threading.Event(), threading.Event()
 
-    def blocking_listing(self, url, name):
+    def blocking_listing(self):
         began.set()
         go.wait()
-        return lists(self, url, name)
+        return lists(self)
 
-    monkeypatch.setattr(Listing, "_list", blocking_listing)
+    monkeypatch.setattr(Listing, "_load", blocking_listing)
     dataset = bucket.map_dataset(f"{bucket.url}/", config=bucket.config)
     thread = threading.Thread(target=len, args=(dataset,))
     thread.start()

@@ -1,9 +1,6 @@
 """The objects of a dataset: a prefix that is listed once, when first needed, a manifest, or named objects."""
 
-import contextlib
 import logging
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +21,7 @@ from torchobj.exceptions import ConfigError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import KeyFilter
 from torchobj.shards.shard_urls import find_shards
-from torchobj.urls import Url, canonical_url, shown_url
+from torchobj.urls import Url, canonical_url, parse_url, shown_url
 
 logger = logging.getLogger("torchobj")
 
@@ -32,7 +29,7 @@ logger = logging.getLogger("torchobj")
 OnChange = Literal["raise", "accept"]
 
 #: Forked workers inherit a listing only if the sampler or the user accessed the dataset before the fork.
-_BY_WORKERS = (
+BY_WORKERS = (
     "%s: each DataLoader worker %s itself, and again in each epoch without persistent_workers; call "
     "len(dataset), or access dataset.manifest of an iterable dataset, before the loop to do so once for all workers"
 )
@@ -106,7 +103,7 @@ class Listing:
         self._objects = None if objects is None else [canonical_url(named) for named in objects]
         self._shards = list(shards), tuple(suffixes)
         #: Describes the names below prefixes that are not data, in the process that listed.
-        self._skipped = ""
+        self.skipped = ""
         self._file = manifest.url if isinstance(manifest, ManifestFile) else None
         self._manifest: Manifest | None = manifest if isinstance(manifest, Manifest) else None
         self.is_of_manifest = manifest is not None
@@ -116,11 +113,10 @@ class Listing:
         self._configs = by_bucket(_with_bases(self._objects or [], parse), config)
         if self._manifest is not None:
             self._configs = _configs_of(self._manifest, config, parse)
-        self._agreement: manifest_broadcast.Agreement | None = None
+        #: Identifies the process group whose ranks agree on the objects.
+        self._agreed_in: str | None = None
         self._reader: ManifestReader | None = None
-        # By process, because a lock may be held by another thread at the time of a fork.
-        # Reentrant, because a signal handler that runs during the listing may read the dataset.
-        self._locks: dict[int, contextlib.AbstractContextManager[Any]] = {}
+        self._lock = worker_process.ProcessLock()
 
     @classmethod
     def of(
@@ -156,6 +152,19 @@ class Listing:
         named = list(objects)
         return cls(store_config_of_all(config, region, endpoint_url, named), parse, objects=named, on_change=on_change)
 
+    @classmethod
+    def of_shards(
+        cls,
+        urls: list[str],
+        suffixes: Sequence[str],
+        config: StoreConfig | S3ClientConfig | None,
+        region: str | None,
+        endpoint_url: str | None,
+    ) -> "Listing":
+        """From the arguments of a dataset of shards."""
+        chosen = store_config_of_all(config, region, endpoint_url, urls)
+        return cls(chosen, parse_url, shards=urls, suffixes=suffixes)
+
     @property
     def configs(self) -> list[StoreConfig]:
         """The configurations of the stores of the objects."""
@@ -182,7 +191,7 @@ class Listing:
         """Reads the objects, which are listed or loaded as by `manifest`. Workers that are started later inherit it."""
         manifest = self.objects()
         if self._reader is None:
-            with self._locks.setdefault(os.getpid(), threading.RLock()):
+            with self._lock:
                 self._reader = self._reader or self.reader_of(manifest)
         self._reader.source()
         return self._reader
@@ -213,7 +222,7 @@ class Listing:
             return self.name
         action = "listed" if self._file is None else "loaded"
         found = f"not {action} yet" if self._manifest is None else f"{len(self._manifest)} objects"
-        return ", ".join(filter(None, (self.name, found, self._skipped)))
+        return ", ".join(filter(None, (self.name, found, self.skipped)))
 
     @property
     def _is_shared(self) -> bool:
@@ -222,26 +231,23 @@ class Listing:
 
     def objects(self) -> Manifest:
         """As `manifest`, for a dataset that reads the objects by reference and not through `reader`."""
-        if self._manifest is not None and (
-            not self._is_shared
-            or not manifest_broadcast.in_job()
-            or (self._agreement is not None and self._agreement.is_current())
-        ):
+        if self._manifest is not None and (not self._is_shared or manifest_broadcast.is_current(self._agreed_in)):
             return self._manifest
-        with self._locks.setdefault(os.getpid(), threading.RLock()):
+        with self._lock:
             if not self._is_shared:
                 self._manifest = Manifest.from_urls(self._objects or [])
             elif self._manifest is None:
                 name = self.name
                 if worker_process.is_first_to_repeat("listing"):
-                    logger.warning(_BY_WORKERS, name, "lists the prefix" if self._file is None else "loads it")
+                    logger.warning(BY_WORKERS, name, "lists the prefix" if self._file is None else "loads it")
                 with worker_process.logged_once(f"listing of {name}"):
-                    found, agreement = manifest_broadcast.broadcast(name, self._load)
+                    found = manifest_broadcast.broadcast(name, self._load, Manifest)
                 if self._url is None:
                     self._configs = _configs_of(found, self.config, self._parse)
-                self._manifest, self._agreement = found, agreement
-            elif self._agreement is None or not self._agreement.is_current():
-                self._agreement = manifest_broadcast.compare(self.name, self._manifest, is_given=self.is_of_manifest)
+                self._manifest, self._agreed_in = found, manifest_broadcast.nonce()
+            elif not manifest_broadcast.is_current(self._agreed_in):
+                manifest_broadcast.compare(self.name, self._manifest, is_given=self.is_of_manifest)
+                self._agreed_in = manifest_broadcast.nonce()
             return self._manifest
 
     def _load(self) -> Manifest:
@@ -251,10 +257,15 @@ class Listing:
         if self._shards[0]:
             urls, suffixes = self._shards
             found = find_shards(urls, self.config, suffixes)
-            self._skipped = str(found)
+            self.skipped = str(found)
             return found.manifest
         assert self._url is not None  # noqa: S101  the only other kind that is not in memory
-        return self._list(self._url, self.name)
+        listed = _torchobj.NativeManifest.from_listing(self._store(), self._url.base, self._url.key, *self._filter)
+        return self._checked(Manifest(listed))
+
+    def _store(self) -> "_torchobj.NativeStore":
+        assert self._url is not None  # noqa: S101  of a prefix
+        return _torchobj.NativeStore(self._url.scheme, self._url.bucket, self.config)
 
     def pages(self) -> "_torchobj.ManifestPages | None":
         """The pages of the listing as they arrive, each once. None if the listing exists, or if other ranks or workers
@@ -262,25 +273,18 @@ class Listing:
         """
         if self._url is None or self._manifest is not None or worker_process.in_worker() or manifest_broadcast.in_job():
             return None
-        store = _torchobj.NativeStore(self._url.scheme, self._url.bucket, self.config)
-        return _torchobj.ManifestPages(store, self._url.base, self._url.key, *self._filter)
+        return _torchobj.ManifestPages(self._store(), self._url.base, self._url.key, *self._filter)
 
     def keep(self, pages: "_torchobj.ManifestPages") -> None:
         """Keeps the listing that `pages` produced, so that it is not repeated."""
-        with self._locks.setdefault(os.getpid(), threading.RLock()):
+        with self._lock:
             if self._manifest is None:
-                self._manifest = self._checked(Manifest(pages.whole()), self.name)
+                self._manifest = self._checked(Manifest(pages.whole()))
 
-    def _list(self, url: Url, name: str) -> Manifest:
-        store = _torchobj.NativeStore(url.scheme, url.bucket, self.config)
-        listed = _torchobj.NativeManifest.from_listing(store, url.base, url.key, *self._filter)
-        return self._checked(Manifest(listed), name)
-
-    def _checked(self, manifest: Manifest, name: str) -> Manifest:
+    def _checked(self, manifest: Manifest) -> Manifest:
         if len(manifest) == 0:
             logger.warning(
-                "%s: no objects; check the prefix and the filters; percent-encoding is not decoded",
-                name,
+                "%s: no objects; check the prefix and the filters; percent-encoding is not decoded", self.name
             )
         return manifest
 
@@ -292,11 +296,4 @@ class Listing:
         if worker_process.is_pickling_for_spawn():
             self.manifest()
         # A process that unpickles this is a worker of the job, or belongs to another job: the agreement stays valid.
-        state = {name: value for name, value in self.__dict__.items() if name != "_locks"}
-        if self._manifest is not None:
-            state["_objects"] = None
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._locks = {}
+        return self.__dict__ if self._manifest is None else self.__dict__ | {"_objects": None}

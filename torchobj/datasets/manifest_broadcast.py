@@ -10,6 +10,7 @@ may have another listing, so the ranks compare what they use when a pass begins.
 
 import collections
 import datetime
+import functools
 import hashlib
 import logging
 import secrets
@@ -17,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sized
 from contextlib import contextmanager
-from typing import Any, NamedTuple, SupportsBytes, TypeVar
+from typing import Any, SupportsBytes, TypeVar
 
 import torch.distributed
 
@@ -46,17 +47,6 @@ _CHUNK_BYTES = 16 << 20
 
 #: Keys where gloo stores the address of rank 0, which each process group replaces; they depend on the version of torch.
 _ADDRESSES = ("cpu//0/0", "0//cpu//0/0")
-
-
-class Agreement(NamedTuple):
-    """Confirms that the ranks of a process group have the same listing."""
-
-    nonce: str
-
-    def is_current(self) -> bool:
-        """Whether the process group still exists. True outside of a job, and in workers."""
-        job = _job()
-        return job is None or job.nonce == self.nonce
 
 
 class _Job:
@@ -89,11 +79,6 @@ class _Job:
             self.store.set(f"torchobj/{self.nonce}/name/{len(self.keys)}", f"{key} {name}")
             self.store.set(f"torchobj/{self.nonce}/names", str(len(self.keys)))
         return key
-
-    def used(self, name: str, summary: str) -> Agreement:
-        """Records what this rank uses for a name."""
-        self.unconfirmed[name] = summary
-        return Agreement(self.nonce)
 
     def check_names(self, key: str, name: str) -> None:
         """Checks, while this rank waits for a use of rank 0, that rank 0 has not used another name instead.
@@ -154,19 +139,20 @@ def in_job() -> bool:
     return _rank() is not None
 
 
-def broadcast(name: str, list_objects: Callable[[], Manifest]) -> tuple[Manifest, Agreement | None]:
-    """The manifest of rank 0, on every rank; outside of a job the return value of `list_objects`.
-
-    Raises:
-        TorchobjError: Rank 0 failed to list, with its message; or did not finish within an hour.
-        ManifestMismatchError: Rank 0 lists something else.
-    """
-    manifest = broadcast_value(name, list_objects, Manifest)
+def nonce() -> str | None:
+    """The nonce of the process group; None outside of a job, and in workers."""
     job = _job()
-    return manifest, None if job is None else Agreement(job.nonce)
+    return None if job is None else job.nonce
 
 
-def broadcast_value(name: str, read: Callable[[], _Value], from_bytes: Callable[[bytes], _Value]) -> _Value:
+def is_current(agreed_in: str | None) -> bool:
+    """Whether the ranks have agreed in the process group of this nonce, and it still exists. True outside of a job, and
+    in workers.
+    """
+    return not in_job() or (agreed_in is not None and agreed_in == nonce())
+
+
+def broadcast(name: str, read: Callable[[], _Value], from_bytes: Callable[[bytes], _Value]) -> _Value:
     """The value that `read` returns on rank 0, on every rank; outside of a job the return value of `read`.
 
     Args:
@@ -183,17 +169,17 @@ def broadcast_value(name: str, read: Callable[[], _Value], from_bytes: Callable[
         return read()
     key = job.use(name)
     if job.rank != 0:
-        value = from_bytes(_receive(job, key, name))
-        job.used(name, _summary(value))
-        return value
-    try:
-        value = read()
-    except BaseException as error:
-        job.store.set(f"{key}/chunks", f"!{type(error).__name__}: {error}")
-        job.store.set(f"{key}/summary", f"!{type(error).__name__}: {error}")
-        raise
-    _send(job, key, value)
-    job.used(name, _summary(value))
+        chunks = int(_of_first(job, key, "chunks", name))
+        value = from_bytes(b"".join(job.store.get(f"{key}/{number}") for number in range(chunks)))
+    else:
+        try:
+            value = read()
+        except BaseException as error:
+            for part in ("chunks", "summary"):
+                job.store.set(f"{key}/{part}", f"!{type(error).__name__}: {error}")
+            raise
+        _send(job, key, value)
+    job.unconfirmed[name] = _summary(value)
     return value
 
 
@@ -212,15 +198,8 @@ def _send(job: _Job, key: str, value: SupportsBytes) -> None:
     job.store.set(f"{key}/summary", _summary(value))
 
 
-def _receive(job: _Job, key: str, name: str) -> bytes:
-    chunks = _of_first(job, key, "chunks", name)
-    return b"".join(job.store.get(f"{key}/{number}") for number in range(int(chunks)))
-
-
 def _of_first(job: _Job, key: str, part: str, name: str) -> str:
-    def check() -> None:
-        job.check_names(key, name)
-
+    check = functools.partial(job.check_names, key, name)
     found = _wait_for(job.store, f"{key}/{part}", f"rank 0 to list {name}", check=check).decode()
     if found.startswith("!"):
         raise TorchobjError(f"{name}: rank 0 failed to list it: {found[1:]}")
@@ -269,7 +248,7 @@ def _store_errors(what: str) -> Iterator[None]:
         raise TorchobjError(f"waited for {what}: the store of the process group failed: {reason}") from error
 
 
-def compare(name: str, manifest: Manifest, *, is_given: bool) -> Agreement | None:
+def compare(name: str, manifest: Manifest, *, is_given: bool) -> None:
     """Compares a manifest from before this process group was initialised, or one that was given, with that of rank 0.
 
     Raises:
@@ -277,7 +256,7 @@ def compare(name: str, manifest: Manifest, *, is_given: bool) -> Agreement | Non
     """
     job = _job(name)
     if job is None:
-        return None
+        return
     key, mine = job.use(name), _summary(manifest)
     if job.rank == 0:
         if is_given:
@@ -285,14 +264,12 @@ def compare(name: str, manifest: Manifest, *, is_given: bool) -> Agreement | Non
         else:
             # Another rank may not have listed before.
             _send(job, key, manifest)
-        return job.used(name, mine)
-    theirs = _of_first(job, key, "summary", name)
-    if theirs != mine:
+    elif (theirs := _of_first(job, key, "summary", name)) != mine:
         verb, advice = "listed", "create the dataset after torch.distributed is initialised, so that rank 0 lists"
         if is_given:
             verb, advice = "was given", "pass the URL of one manifest file, which rank 0 loads"
         raise _mismatch(name, verb, (job.rank, mine), theirs, f"{advice} for all ranks")
-    return job.used(name, mine)
+    job.unconfirmed[name] = mine
 
 
 def _mismatch(name: str, verb: str, of_rank: tuple[int, str], of_first: str, advice: str) -> ManifestMismatchError:

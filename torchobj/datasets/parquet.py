@@ -14,6 +14,7 @@ from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnIterableError
+from torchobj.datasets.listing import Listing
 from torchobj.datasets.parquet_files import (
     FOOTER_BYTES,
     ParquetFile,
@@ -165,7 +166,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         self._columns = None if columns is None else list(columns)
         self._batch_rows, self._format = batch_rows, format
         self._set_up(
-            self._list(checked_urls(urls), config, region, endpoint_url, _SUFFIXES),
+            Listing.of_shards(checked_urls(urls), _SUFFIXES, config, region, endpoint_url),
             transform=transform,
             shuffle=shuffle,
             shuffle_buffer=shuffle_buffer,

@@ -9,7 +9,6 @@ import importlib
 import mmap
 import os
 import sys
-import threading
 import weakref
 from typing import Any, Self
 
@@ -50,12 +49,11 @@ class SharedTable:
     def __init__(self, table: Any) -> None:
         self._table = table
         self._file: int | None = None
+        self._lock = worker_process.ProcessLock()
         self._set_up()
 
     def _set_up(self) -> None:
         self._columns = dict(zip(self._table.column_names, self._table.columns, strict=True))
-        # By process, because a lock may be held by another thread at the time of a fork.
-        self._locks: dict[int, threading.Lock] = {}
 
     @property
     def table(self) -> Any:
@@ -101,7 +99,7 @@ class SharedTable:
 
     def _descriptor(self) -> int:
         """The file in memory, which the first call writes."""
-        with self._locks.setdefault(os.getpid(), threading.Lock()):
+        with self._lock:
             if self._file is None:
                 number = os.memfd_create("torchobj-table", os.MFD_CLOEXEC)
                 try:
@@ -125,6 +123,7 @@ class SharedTable:
     @classmethod
     def _received(cls, descriptors: Descriptors) -> Self:
         shared = cls.__new__(cls)
+        shared._lock = worker_process.ProcessLock()
         [number] = descriptors.copies()
         shared._map(number)
         return shared

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from torchobj.config import S3ClientConfig, StoreConfig, store_config_of_all
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.base import Sample_co
@@ -32,7 +31,6 @@ from torchobj.datasets.sharding import (
 )
 from torchobj.datasets.shuffle_buffer import ShuffleBuffer
 from torchobj.manifest import Manifest
-from torchobj.urls import parse_url
 
 __all__ = ["Position", "SampleId", "StreamDataset", "StreamItem"]
 
@@ -119,17 +117,6 @@ class StreamDataset(PassDataset[Sample_co]):
         self._reader = RefReader(listing.config)
         self._set_up_passes(on_error, ranks)
         self._check()
-
-    @staticmethod
-    def _list(
-        urls: list[str],
-        config: StoreConfig | S3ClientConfig | None,
-        region: str | None,
-        endpoint_url: str | None,
-        suffixes: tuple[str, ...],
-    ) -> Listing:
-        chosen = store_config_of_all(config, region, endpoint_url, urls)
-        return Listing(chosen, parse_url, shards=urls, suffixes=suffixes)
 
     def __repr__(self) -> str:
         if "_listing" not in self.__dict__:

@@ -1,32 +1,24 @@
 """`TarMapDataset`: random access to the samples of tar shards."""
 
-import contextlib
-import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets import manifest_broadcast, worker_process
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnError
+from torchobj.datasets.listing import Listing
 from torchobj.datasets.objects import ObjectDataset
-from torchobj.datasets.shared_table import SharedTable
-from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
-from torchobj.manifest import Manifest
+from torchobj.datasets.shared_index import SharedIndex
+from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded
 from torchobj.shards.index import TarIndex
-from torchobj.shards.index_file import TarShard
-from torchobj.shards.shard_urls import checked_urls, find_shards
-from torchobj.urls import shown_url
+from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls
 
 __all__ = ["TarMapDataset"]
-
-logger = logging.getLogger("torchobj")
 
 
 class TarMapDataset(ObjectDataset[Sample_co]):
@@ -88,31 +80,16 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
-        self._urls = checked_urls(urls)
         is_index = index is None or isinstance(index, (TarIndex, str, os.PathLike))
         check("index", index, "a TarIndex, or the path or URL of its file", ok=is_index)
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         self._decode, self.transform = check_decode(decode), transform
-        self._config = store_config(config, region, endpoint_url, url=self._urls[0])
-        super().__init__(config=self._config, on_error=on_error)
-        self._given: TarIndex | str | os.PathLike[str] | None = index
-        #: Shards, samples and members of the index, once it was read.
-        self._tables: tuple[tuple[TarShard, ...], SharedTable, SharedTable] | None = None
-        self._index: TarIndex | None = None
-        #: Describes the names below prefixes that are not data, in the process that listed.
-        self._skipped = ""
-        # By process, because a lock may be held by another thread at the time of a fork.
-        self._locks: dict[int, contextlib.AbstractContextManager[Any]] = {}
-
-    @property
-    def name(self) -> str:
-        """Describes the shards in messages."""
-        first, others = shown_url(self._urls[0]), len(self._urls) - 1
-        return first + (f" and {others} more" if others else "")
+        self._listing = Listing.of_shards(checked_urls(urls), TAR_SUFFIXES, config, region, endpoint_url)
+        super().__init__(config=self._listing.config, on_error=on_error)
+        self._index = SharedIndex(self._listing, index, self._decode)
 
     def __repr__(self) -> str:
-        found = "not indexed yet" if self._tables is None else f"{len(self._tables[1])} samples"
-        shown = ", ".join(filter(None, (self.name, found, self._skipped)))
+        shown = ", ".join(filter(None, (self._listing.name, repr(self._index), self._listing.skipped)))
         return f"<{type(self).__name__} of {shown}, on_error={self._torchobj_failures.on_error!r}>"
 
     @property
@@ -124,45 +101,12 @@ class TarMapDataset(ObjectDataset[Sample_co]):
             TarError: A shard is not a tar file, or is damaged.
             StoreError: A shard or the index cannot be read.
         """
-        index = self._index
-        # The tables change their memory when they are first sent to a spawned worker.
-        if index is None or self._tables is None or index.samples is not self._tables[1].table:
-            with self._locks.setdefault(os.getpid(), threading.RLock()):
-                if self._tables is None:
-                    found = self._found()
-                    self._tables = found.shards, SharedTable(found.samples), SharedTable(found.members)
-                    self._given = None
-                shards, samples, members = self._tables
-                index = self._index = TarIndex(shards, samples.table, members.table)
-        return index
-
-    def _found(self) -> TarIndex:
-        if worker_process.is_first_to_repeat("index"):
-            logger.warning(
-                "%s: each DataLoader worker reads the index itself, and again in each epoch without "
-                "persistent_workers; call len(dataset) before the loop to do so once for all workers",
-                self.name,
-            )
-        with worker_process.logged_once(f"index of {self.name}"):
-            manifest, _ = manifest_broadcast.broadcast(f"the shards {self.name}", self._shards)
-
-            def built() -> TarIndex:
-                index = TarIndex.load_or_build(manifest, self._given, self._config)
-                warn_of_decode(self._decode, index.fields, self.name)
-                return index
-
-            index = manifest_broadcast.broadcast_value(f"the index of {self.name}", built, TarIndex.from_bytes)
-            return TarIndex.load_or_build(manifest, index)
-
-    def _shards(self) -> Manifest:
-        found = find_shards(self._urls, self._config)
-        self._skipped = str(found)
-        return found.manifest
+        return self._index.get()
 
     @override
     def _torchobj_prepare(self) -> None:
         super()._torchobj_prepare()
-        len(self)
+        self._index.get()
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -184,12 +128,3 @@ class TarMapDataset(ObjectDataset[Sample_co]):
             sample[field] = data.view(offset - begin, offset - begin + size)
         decoded(sample, self._decode)
         return sample if self.transform is None else self.transform(sample)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if worker_process.is_pickling_for_spawn():
-            len(self)
-        return {name: value for name, value in self.__dict__.items() if name not in ("_index", "_locks")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._index, self._locks = None, {}

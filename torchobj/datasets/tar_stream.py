@@ -11,17 +11,17 @@ from torchobj import _torchobj
 from torchobj._torchobj import Buffer
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets import manifest_broadcast, worker_process
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnIterableError
+from torchobj.datasets.listing import Listing
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.shard_ranges import Range, ShardPart, read_ranges
 from torchobj.datasets.sharding import Order, Segment
+from torchobj.datasets.shared_index import SharedIndex
 from torchobj.datasets.shared_values import SharedCounter
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem, failed_items
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.exceptions import ConfigError, TarIndexError
-from torchobj.shards.index import TarIndex
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls, compression
 
 __all__ = ["TarIterableDataset"]
@@ -130,12 +130,13 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         self._decode = check_decode(decode)
         #: Whether the first sample was compared with `decode`: in this process, and in any.
         self._compared, self._compared_in = not self._decode, SharedCounter()
-        self._index: TarIndex | None = None
         # Number of samples of the shards before each, once they were counted.
         self._starts: Order = np.zeros(0, dtype=np.int64)
         self._checked = False
+        listing = Listing.of_shards(checked_urls(urls), TAR_SUFFIXES, config, region, endpoint_url)
+        self._index = SharedIndex(listing)
         self._set_up(
-            self._list(checked_urls(urls), config, region, endpoint_url, TAR_SUFFIXES),
+            listing,
             transform=transform,
             shuffle=shuffle_shards,
             shuffle_buffer=shuffle_buffer,
@@ -161,15 +162,6 @@ class TarIterableDataset(StreamDataset[Sample_co]):
             self._compared_in.add()
             warn_of_decode(self._decode, sample, f"{sample['__key__']!r} of {sample['__url__']}")
 
-    def _sample_index(self) -> TarIndex:
-        if self._index is None:
-            name = f"the index of {self._listing.name}"
-            with worker_process.logged_once(name):
-                self._index = manifest_broadcast.broadcast_value(
-                    name, lambda: TarIndex.load_or_build(self.manifest, None, self._listing.config), TarIndex.from_bytes
-                )
-        return self._index
-
     @override
     def _units(self) -> int:
         if not self._checked:
@@ -186,7 +178,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
 
     @override
     def _counts(self) -> Order:
-        counts = np.array(self._sample_index().counts(), dtype=np.int64)
+        counts = np.array(self._index.get().counts(), dtype=np.int64)
         self._starts = np.cumsum(counts) - counts
         return counts
 
@@ -208,7 +200,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
             return 0, size
         end = size
         if segment.end is not None:
-            index, before = self._sample_index(), int(self._starts[segment.unit])
+            index, before = self._index.get(), int(self._starts[segment.unit])
             if begin is None:
                 begin = index.sample(before + segment.first).begin
             end = index.sample(before + segment.end - 1).end

@@ -14,7 +14,7 @@ import signal
 import threading
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.utils.data
 
@@ -55,6 +55,26 @@ def is_first_to_repeat(what: str) -> bool:
     """
     info = torch.utils.data.get_worker_info()
     return info is not None and info.id == 0 and is_first_warning(what)
+
+
+class ProcessLock:
+    """A reentrant lock within a process: a signal handler may enter it again.
+
+    A copy has a lock of its own, and so has a forked child: another thread may hold the lock at the time of the fork.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[int, threading.RLock] = {}
+
+    def __enter__(self) -> None:
+        self._locks.setdefault(os.getpid(), threading.RLock()).acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        if (lock := self._locks.get(os.getpid())) is not None:
+            lock.release()
+
+    def __reduce__(self) -> Any:
+        return ProcessLock, ()
 
 
 class _NotOfThisThread(logging.Filter):
