@@ -4,7 +4,7 @@ import pytest
 
 import torchobj
 from torchobj import _torchobj
-from torchobj.datasets import prefetcher
+from torchobj.datasets import memory_budget
 from torchobj.datasets.dataset_reader import DatasetReader
 
 
@@ -19,8 +19,8 @@ def refused(monkeypatch):
 
     monkeypatch.setattr(_torchobj, "start_prefetcher", refuse)
     monkeypatch.setattr(_torchobj, "prefetch_stats", dict)
-    monkeypatch.setattr(prefetcher, "_refused", type(prefetcher._refused)())
-    monkeypatch.setattr("torchobj.datasets.memory_budget._chosen", 8 << 20)
+    monkeypatch.setattr(memory_budget, "_refused", type(memory_budget._refused)())
+    monkeypatch.setattr(memory_budget, "_chosen", 8 << 20)
     return asked
 
 
@@ -38,12 +38,12 @@ def test_a_refusal_holds_until_the_budget_is_set(refused, caplog):
     assert refused == [8 << 20]
     assert len(caplog.messages) == 1
     torchobj.set_memory_budget(4 << 20)
-    assert not prefetcher.is_refused()
+    assert not memory_budget.prefetcher_is_refused()
     for _ in range(3):
         assert made.source() is None
     # Requested again, refused again, and warned about again.
     assert refused == [8 << 20, 4 << 20]
-    assert prefetcher.is_refused()
+    assert memory_budget.prefetcher_is_refused()
     assert len(caplog.messages) == 2
 
 

@@ -9,8 +9,9 @@ import torch
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer
-from torchobj.datasets import prefetcher, worker_process
+from torchobj.datasets import worker_process
 from torchobj.datasets.descriptors import Descriptors
+from torchobj.datasets.memory_budget import start_prefetcher
 
 __all__ = ["SMALL_BYTES", "BatchMemory", "Span", "aligned", "current_memory", "is_view", "view"]
 
@@ -56,7 +57,7 @@ class BatchMemory:
     @classmethod
     def start(cls) -> "BatchMemory | None":
         """The memory of this process; None if the system has no such memory, or refuses it."""
-        return cls(_torchobj.NativeBlocks()) if prefetcher.start() else None
+        return cls(_torchobj.NativeBlocks()) if start_prefetcher() else None
 
     def allocate(self, size: int, *, following: int = 0) -> Span | None:
         """Memory for `size` bytes of the current batch, with undefined content. None if the limit does not allow it.

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig, by_prefix
-from torchobj.datasets import lookahead_warning, prefetcher, worker_process
+from torchobj.datasets import lookahead_warning, worker_process
 from torchobj.datasets.descriptors import Descriptors
-from torchobj.datasets.memory_budget import budget_bytes
+from torchobj.datasets.memory_budget import budget_bytes, record_refusal, start_prefetcher
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.manifest import Manifest
 from torchobj.urls import parse_url
@@ -59,7 +59,7 @@ class DatasetReader(Generic[Key]):
         if pid in self._sources:
             return self._sources[pid]
         if not worker_process.in_worker():
-            if not prefetcher.start():
+            if not start_prefetcher():
                 return None
             return self._sources.setdefault(pid, self._create_source(budget_bytes()))
         if self._sent is not None:
@@ -78,7 +78,7 @@ class DatasetReader(Generic[Key]):
             self._sources[pid] = _torchobj.ObjectSource.attach(owner, number, file, eventfd, self.manifest)
         except OSError as error:
             # The address space of a spawned worker may be limited separately.
-            prefetcher.record_refusal(error)
+            record_refusal(error)
             return None
         return self._sources[pid]
 

@@ -1,5 +1,6 @@
 """`InterleaveDataset`: mixes the samples of several datasets."""
 
+import bisect
 import logging
 import math
 import operator
@@ -13,11 +14,11 @@ from typing_extensions import override
 
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, positions_of
-from torchobj.datasets.member_passes import IterablePass, MapPass, MemberPass
-from torchobj.datasets.mixture import Draws, Mixture, Numbers
-from torchobj.datasets.ordered_samples import samples_of
+from torchobj.datasets.member_passes import IterablePass, MapPass, MemberPass, samples_of
 from torchobj.datasets.passes import PassDataset, Progress
 from torchobj.datasets.sample_ranks import SampleRanks
+from torchobj.datasets.sharding import Order
+from torchobj.datasets.shuffle_buffer import mixed_seed, mixed_word
 from torchobj.datasets.wrappers import CompositeDataset
 from torchobj.exceptions import ConfigError
 
@@ -29,6 +30,99 @@ StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
 
 #: Maximum deviation of the sum of the probabilities from 1.
 _TOLERANCE = 1e-6
+
+#: Number of draws per block: the draws of each dataset before each block are kept, those within it are counted.
+_BLOCK = 4096
+
+#: Number of draws that are made at a time until the mixture ends.
+_DRAWN = 1 << 16
+
+
+class Mixture:
+    """Maps positions to datasets, and to the samples of these. Takes a byte per sample; round robin takes none.
+
+    Args:
+        lengths: Number of samples of each dataset; 1 or more.
+        probabilities: Probability of each dataset; None: round robin.
+        seed: Seed of the draws.
+        oversample: Whether it ends when all datasets are exhausted; otherwise when one is.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], probabilities: Sequence[float] | None, seed: int, *, oversample: bool
+    ) -> None:
+        self.lengths = np.array(lengths, dtype=np.int64)
+        self._drawn: Order | None = None
+        if probabilities is None:
+            self.samples = int(self.lengths.max() if oversample else self.lengths.min()) * len(lengths)
+            return
+        self._drawn = _drawn(self.lengths, probabilities, seed, oversample=oversample)
+        self.samples = len(self._drawn)
+        blocks = range(0, self.samples, _BLOCK)
+        counts = [np.bincount(self._drawn[begin : begin + _BLOCK], minlength=len(lengths)) for begin in blocks]
+        #: Number of draws from each dataset before each block.
+        self._before = np.cumsum([np.zeros(len(lengths), dtype=np.int64), *counts[:-1]], axis=0)
+
+    def located(self, positions: Order) -> tuple[Order, Order]:
+        """The dataset of each position, and the number of the sample in it."""
+        if self._drawn is None:
+            members, numbers = positions % len(self.lengths), positions // len(self.lengths)
+        else:
+            members, numbers = self._drawn[positions], np.empty(len(positions), dtype=np.int64)
+            for at, (position, member) in enumerate(zip(positions.tolist(), members.tolist(), strict=True)):
+                block = position // _BLOCK
+                within = np.count_nonzero(self._drawn[block * _BLOCK : position] == member)
+                numbers[at] = self._before[block, member] + within
+        return members, numbers % self.lengths[members]
+
+
+def _drawn(lengths: Order, probabilities: Sequence[float], seed: int, *, oversample: bool) -> Order:
+    """The dataset of each sample. Equals the draws of `numpy.random.Generator.choice`, which Hugging Face uses."""
+    random, ends = np.random.default_rng(seed), _ends(probabilities)
+    drawable = np.array(probabilities) > 0
+    counts, parts = np.zeros(len(lengths), dtype=np.int64), []
+    #: Position of the draw that exhausts each dataset.
+    last = np.full(len(lengths), -1, dtype=np.int64)
+    done = 0
+    while not (last[drawable] >= 0).any() if not oversample else (last[drawable] < 0).any():
+        part = np.searchsorted(ends, random.random(_DRAWN), side="right").astype(np.min_scalar_type(len(lengths)))
+        for member in np.flatnonzero(last < 0).tolist():
+            found = np.flatnonzero(part == member)
+            missing = int(lengths[member] - counts[member])
+            if missing <= len(found):
+                last[member] = done + found[missing - 1]
+            counts[member] += len(found)
+        parts.append(part)
+        done += len(part)
+    known = last[last >= 0]
+    return np.concatenate(parts)[: int(known.max() if oversample else known.min()) + 1]
+
+
+def _ends(probabilities: Sequence[float]) -> Order:
+    ends = np.cumsum(np.array(probabilities, dtype=np.float64))
+    scaled: Order = ends / ends[-1]
+    return scaled
+
+
+class Draws:
+    """The dataset of each draw. It depends on the seed and the number of the draw only.
+
+    Args:
+        members: Number of datasets.
+        probabilities: Probability of each dataset; None: round robin.
+        seed: Order that determine the draws.
+    """
+
+    def __init__(self, members: int, probabilities: Sequence[float] | None, seed: Sequence[int]) -> None:
+        self._members, self._seed = members, mixed_seed(seed)
+        self._ends: list[float] | None = None if probabilities is None else _ends(probabilities).tolist()
+
+    def at(self, number: int) -> int:
+        """The dataset of draw `number`."""
+        if self._ends is None:
+            return number % self._members
+        # The 53 bits that a float represents exactly.
+        return bisect.bisect_right(self._ends, (mixed_word(self._seed, number) >> 11) * 2.0**-53)
 
 
 class _Factory(CompositeDataset[Sample_co]):
@@ -236,7 +330,7 @@ class MapInterleaveDataset(InterleaveDataset[Sample_co]):
         return list(zip(members.tolist(), numbers.tolist(), strict=True))
 
     @override
-    def _located(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+    def _located(self, positions: Order) -> tuple[Order, Order]:
         return self.mixture.located(positions)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.config import StoreConfig
-from torchobj.datasets import lookahead_warning, prefetcher, worker_process
+from torchobj.datasets import lookahead_warning, worker_process
 from torchobj.datasets.base import Sample_co, position_of, positions_of
 from torchobj.datasets.failures import Failure, FailurePolicy, neighbours
+from torchobj.datasets.memory_budget import HAS_PREFETCHER
 from torchobj.datasets.sharding import Order
 
 __all__ = ["MapStyleDataset"]
@@ -52,7 +53,7 @@ class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
         return type(self).__getitem__ is not MapStyleDataset.__getitem__
 
     def _torchobj_note_batch(self) -> None:
-        if prefetcher.SUPPORTED and self._torchobj_is_announced():
+        if HAS_PREFETCHER and self._torchobj_is_announced():
             lookahead_warning.note_batch(self)
 
     def _torchobj_is_announced(self) -> bool:

@@ -1,14 +1,17 @@
-"""Determines the memory budget of objects that are read ahead. Does not import torch."""
+"""The memory of the prefetcher of this process: its budget, and its start, which the system may refuse. Does not import
+torch.
+"""
 
+import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from torchobj import _torchobj
-from torchobj.exceptions import ConfigError
+from torchobj.exceptions import ConfigError, StoreError
 
-__all__ = ["AHEAD_SHARE", "budget_bytes", "set_memory_budget", "times_set"]
+logger = logging.getLogger("torchobj")
 
 #: Environment variable with the budget in bytes, for the process of each rank.
 VARIABLE = "TORCHOBJ_BUDGET_BYTES"
@@ -19,6 +22,12 @@ AHEAD_SHARE = 0.75
 _SHARE = 10
 _MAX_BYTES = 2 << 30
 _MIN_BYTES = 1 << 20
+
+HAS_PREFETCHER = sys.platform == "linux"
+
+#: Number of times the budget had been set when the system refused the shared memory, by process. A forked worker
+#: inherits the entry of its parent.
+_refused: dict[int, int] = {}
 
 _chosen: int | None = None
 _times_set = 0
@@ -57,11 +66,6 @@ def set_memory_budget(budget_bytes: int) -> None:
     if allocated is not None:
         _torchobj.release_free_memory()
     _chosen, _times_set = budget_bytes, _times_set + 1
-
-
-def times_set() -> int:
-    """Number of successful calls of `set_memory_budget` in this process, and in its parent before the fork."""
-    return _times_set
 
 
 def _checked(size: Any, name: str) -> int:
@@ -115,3 +119,34 @@ def _cgroup_folders() -> list[Path]:
             own = base / path.lstrip("/")
             folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(base)]
     return folders
+
+
+def prefetcher_is_refused() -> bool:
+    """Whether the system refused the shared memory to this process, under the current budget."""
+    return _refused.get(os.getpid()) == _times_set
+
+
+def record_refusal(error: OSError) -> None:
+    """Records that the system refused the shared memory. Logs it once for each budget."""
+    if _times_set not in _refused.values():
+        logger.warning(
+            "%s; without it nothing is read ahead, and each DataLoader worker reads its own objects. Call "
+            "torchobj.set_memory_budget(budget_bytes) to try again with a smaller budget",
+            error,
+        )
+    _refused[os.getpid()] = _times_set
+
+
+def start_prefetcher() -> bool:
+    """Starts the prefetcher of this process if necessary. Returns whether there is one."""
+    if not HAS_PREFETCHER or prefetcher_is_refused():
+        return False
+    try:
+        _torchobj.start_prefetcher(budget_bytes())
+    except StoreError:
+        # The system also refused the resources of ordinary reads.
+        raise
+    except OSError as error:
+        record_refusal(error)
+        return False
+    return True

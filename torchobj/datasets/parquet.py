@@ -21,11 +21,12 @@ from torchobj.datasets.parquet_files import (
     RowGroup,
     arrow,
     check_installed,
+    merged_schema,
     missing_footer_bytes,
     open_file,
     read_row_group,
+    with_schema,
 )
-from torchobj.datasets.parquet_schema import merged_schema, with_schema
 from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment, Uneven

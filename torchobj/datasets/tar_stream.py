@@ -1,32 +1,47 @@
 """Streams samples from tar shards in the WebDataset format. The native `TarReader` parses them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj import _torchobj
-from torchobj._torchobj import Buffer
+from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
+from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.listing import Listing
+from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
-from torchobj.datasets.shard_ranges import Range, ShardPart, read_ranges
 from torchobj.datasets.sharding import Order, Segment
 from torchobj.datasets.shared_index import SharedIndex
 from torchobj.datasets.shared_values import SharedCounter
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem, failed_items
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.exceptions import ConfigError, TarIndexError
+from torchobj.manifest import Manifest
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls, compression
 
 __all__ = ["TarIterableDataset"]
 
 _NOTHING = Buffer(b"")
+
+#: Maximum number of bytes of a range: a request per range is efficient, and a member that crosses the end of a range,
+#: which must be copied, is rare.
+_RANGE_BYTES = 4 << 20
+
+#: Maximum number of bytes that a process reads ahead: 32 requests. More would not be faster, but would use memory that
+#: was not used before, and its first use takes as long as the request.
+_MAX_AHEAD_BYTES = 128 << 20
+
+_MIN_RANGE_BYTES = 64 << 10
+
+#: A process that announces at most this share at a time in one range keeps several requests running.
+_RANGE_SHARE = 1 / 8
 
 #: What to do if the samples do not divide evenly among ranks.
 UnevenShards = Literal["drop", "pad", "resample"] | None
@@ -237,17 +252,35 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         """The samples of segments, which are within the given bytes of their shards. `number` is that of the first."""
         opened: dict[int, _OpenShard] = {}
 
-        def ranges() -> Iterator[ShardPart]:
+        def ranges() -> Iterator[_ShardPart]:
             for at, ((begin, end), segment) in enumerate(parts, number):
                 url = self._unit_url(segment.unit)
                 opened[at] = _OpenShard(url, at, segment, begin)
-                yield ShardPart(at, segment.unit, begin, end)
+                yield _ShardPart(at, segment.unit, begin, end)
 
-        for found, data in read_ranges(self._reader, self.manifest, ranges()):
+        for found, data in _read_ranges(self._reader, self.manifest, ranges()):
             shard = opened[found.part.number]
             yield from shard.items(found, data)
             if found.is_last:
                 del opened[found.part.number]
+
+
+class _ShardPart(NamedTuple):
+    """Bytes `begin..end` of a shard, which are read as one stream."""
+
+    number: int
+    """Assigned by the caller."""
+    shard: int
+    """Index of the shard in the manifest."""
+    begin: int
+    end: int
+
+
+class _Range(NamedTuple):
+    """One range of a part."""
+
+    part: _ShardPart
+    is_last: bool
 
 
 class _OpenShard:
@@ -268,7 +301,7 @@ class _OpenShard:
         self._next = segment.first if begin else 0
         self._done = False
 
-    def items(self, found: Range, data: Any) -> Iterator[StreamItem]:
+    def items(self, found: _Range, data: Any) -> Iterator[StreamItem]:
         """The samples that the next range completes. A failure ends the shard: it is in place of the samples that are
         left of the segment, or of one if their number is unknown.
         """
@@ -315,3 +348,28 @@ class _OpenShard:
                 self._done = True
                 return
             yield StreamItem(SampleId(unit, number, begin, end), value, Position(self._number, number + 1, end))
+
+
+def _read_ranges(
+    reader: RefReader, manifest: Manifest, parts: Iterator[_ShardPart]
+) -> Iterator[tuple[_Range, ObjectReader | Exception | None]]:
+    """Reads parts of shards in order. The next ranges are announced within this process's share of the memory budget.
+
+    Yields:
+        Each range with its bytes, or with the exception if it cannot be read; None for an empty part.
+    """
+
+    def groups(limit: int) -> Iterator[Group[ObjectRef]]:
+        range_bytes = max(_MIN_RANGE_BYTES, min(_RANGE_BYTES, int(limit * _RANGE_SHARE)))
+        for part in parts:
+            _, _, size, version = manifest.entry(part.shard)
+            url = manifest.url(part.shard)
+            if part.begin >= part.end:
+                yield Group([], 0, _Range(part, is_last=True))
+            for begin in range(part.begin, part.end, range_bytes):
+                end = min(begin + range_bytes, part.end)
+                ref = ObjectRef(url, start=begin, end=end, size=size, version=version)
+                yield Group([ref], end - begin, _Range(part, is_last=end == part.end))
+
+    for group, readers in read_ahead(reader, groups, _MAX_AHEAD_BYTES):
+        yield group.content, next(readers, None)

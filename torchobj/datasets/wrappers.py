@@ -15,9 +15,9 @@ import torch.utils.data
 
 from torchobj.datasets.base import ListingDataset, Sample_co, positions_of
 from torchobj.datasets.map_style import MapStyleDataset
-from torchobj.datasets.mixture import Numbers
 from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.passes import PassDataset
+from torchobj.datasets.sharding import Order
 
 __all__ = [
     "CompositeDataset",
@@ -52,7 +52,7 @@ class CompositeDataset(torch.utils.data.Dataset[Sample_co]):
         """Whether a subclass of users may return other samples."""
         return False
 
-    def _located(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+    def _located(self, positions: Order) -> tuple[Order, Order]:
         """The dataset of each position, by its number, and the position in it. For map-style datasets."""
         raise NotImplementedError
 
@@ -61,7 +61,7 @@ class Parts(NamedTuple):
     """The datasets that a dataset consists of."""
 
     datasets: list[Any]
-    located: Callable[[Numbers], tuple[Numbers, Numbers]] | None
+    located: Callable[[Order], tuple[Order, Order]] | None
     """Returns the dataset of each position, by its number, and the position in it. None: a sample consists of one of
     each dataset, at the same position.
     """
@@ -87,13 +87,13 @@ def parts_of(dataset: Any) -> Parts | None:
 _TORCHS = (torch.utils.data.Subset, torch.utils.data.ConcatDataset, torch.utils.data.StackDataset)
 
 
-def _in_subset(dataset: "torch.utils.data.Subset[Any]", positions: Numbers) -> tuple[Numbers, Numbers]:
+def _in_subset(dataset: "torch.utils.data.Subset[Any]", positions: Order) -> tuple[Order, Order]:
     indices = dataset.indices
     found = [operator.index(indices[position]) for position in positions.tolist()]
     return np.zeros(len(positions), dtype=np.int64), np.array(found, dtype=np.int64)
 
 
-def _in_concatenated(dataset: "torch.utils.data.ConcatDataset[Any]", positions: Numbers) -> tuple[Numbers, Numbers]:
+def _in_concatenated(dataset: "torch.utils.data.ConcatDataset[Any]", positions: Order) -> tuple[Order, Order]:
     ends = np.array(dataset.cumulative_sizes)
     members = np.searchsorted(ends, positions, side="right")
     return members, positions - np.concatenate([[0], ends])[members]

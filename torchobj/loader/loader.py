@@ -14,10 +14,11 @@ import torch.utils.data
 from torch.utils.data import default_collate
 from typing_extensions import TypeVar
 
-from torchobj.datasets import lookahead_warning, manifest_broadcast, prefetcher
+from torchobj.datasets import lookahead_warning, manifest_broadcast
 from torchobj.datasets.base import ListingDataset
 from torchobj.datasets.batch_memory import BatchMemory
 from torchobj.datasets.decoders import import_decoders
+from torchobj.datasets.memory_budget import prefetcher_is_refused
 from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_flight_of, object_finder, prepare_workers
 from torchobj.exceptions import ConfigError
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
@@ -134,7 +135,7 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         """One paragraph: what was done, what limits the loader, and what to change."""
         sampler = self._index_sampler
         unread = None
-        if prefetcher.is_refused():
+        if prefetcher_is_refused():
             unread = "the system refused the shared memory for it (see the log)"
         elif isinstance(sampler, Lookahead) and sampler.find_objects is None:
             unread = self._reason_unread(sampler.sampler)
