@@ -11,9 +11,9 @@ import torch.utils.data
 from torchobj.datasets import lookahead_warning
 from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
-from torchobj.loader import unwrap
 from torchobj.loader._attach import attach_torch_loader, torch_loader_of
 from torchobj.loader.lookahead import Lookahead, LookaheadIterator
+from torchobj.loader.sampler_state import innermost
 from torchobj.urls import shown_url
 
 try:
@@ -100,7 +100,7 @@ def _rest_of(loader: Any) -> Iterator[Any]:
         return iter(())
     attach_torch_loader(loader)
     batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    if type(unwrap.innermost(batches)) is not torch.utils.data.SequentialSampler:
+    if type(innermost(batches)) is not torch.utils.data.SequentialSampler:
         # Its order cannot be drawn a second time.
         return iter(())
     # The batch that was returned, the one that Accelerate holds back, and those that workers have.

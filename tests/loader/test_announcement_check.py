@@ -4,15 +4,15 @@ import pytest
 import torch
 
 import torchobj
-from torchobj.loader import announcement_check
+from torchobj.loader import lookahead
 
 COUNT = 64
 
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    monkeypatch.setattr(announcement_check, "_CHECKED_ITEMS", 32)
-    monkeypatch.setattr(announcement_check, "_IN_TRANSIT", 8)
+    monkeypatch.setattr(lookahead, "_CHECKED_ITEMS", 32)
+    monkeypatch.setattr(lookahead, "_IN_TRANSIT", 8)
     for number in range(COUNT):
         (tmp_path / f"{number:02}").write_bytes(b"body")
     return torchobj.ObjectMapDataset(f"file://{tmp_path}/", transform=lambda reader: reader.read()[0])

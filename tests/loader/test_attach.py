@@ -14,7 +14,7 @@ import torchobj
 from tests.support.prefetching import Taken, stats
 from torchobj import exceptions
 from torchobj.datasets import lookahead_warning, worker_process
-from torchobj.loader import announcement_check, batch_sampler
+from torchobj.loader import batch_sampler, lookahead
 
 COUNT = 48
 
@@ -185,8 +185,8 @@ class EveryOther(torch.utils.data.Sampler):
 
 
 def test_announcing_stops_when_batches_are_not_requested(folder, caplog, monkeypatch):
-    monkeypatch.setattr(announcement_check, "_CHECKED_ITEMS", 10)
-    monkeypatch.setattr(announcement_check, "_IN_TRANSIT", 2)
+    monkeypatch.setattr(lookahead, "_CHECKED_ITEMS", 10)
+    monkeypatch.setattr(lookahead, "_IN_TRANSIT", 2)
     data = dataset(folder)
     batches = torchobj.LookaheadBatchSampler(SequentialSampler(data), 1, lookahead=1)
     loader = torch.utils.data.DataLoader(data, batch_sampler=EveryOther(batches))
@@ -202,8 +202,8 @@ def test_announcing_stops_when_batches_are_not_requested(folder, caplog, monkeyp
 
 
 def test_batches_that_are_requested_are_announced_to_the_end(folder, caplog, monkeypatch):
-    monkeypatch.setattr(announcement_check, "_CHECKED_ITEMS", 10)
-    monkeypatch.setattr(announcement_check, "_IN_TRANSIT", 2)
+    monkeypatch.setattr(lookahead, "_CHECKED_ITEMS", 10)
+    monkeypatch.setattr(lookahead, "_IN_TRANSIT", 2)
     data = ConcatDataset([[(0, b"")] * 100, dataset(folder)])
     with Taken() as taken:
         list(torchobj.DataLoader(data, batch_size=3, shuffle=True))

@@ -5,12 +5,11 @@ import logging
 from typing import Any, TypeVar
 
 import torch.utils.data
-from torch.utils.data import default_collate
 
 from torchobj.datasets import worker_process
 from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
-from torchobj.loader.iterator import MeteredIterator, samples_in
+from torchobj.loader.iterator import MeteredIterator
 from torchobj.loader.loader import AnnouncingLoader
 from torchobj.loader.lookahead import check_lookahead
 
@@ -109,12 +108,9 @@ class _AttachedMixin(AnnouncingLoader[Any]):
 
     def __iter__(self) -> Any:
         started = self._time_of_start()
-        count = functools.partial(
-            samples_in, batch_size=self.batch_size, collated_by_default=self.collate_fn is default_collate
-        )
-        # Before torch's iterator, which may be of a copy of the loader.
-        meter = self._meter
-        return MeteredIterator(super().__iter__(), meter, samples_in=count, started=started)
+        # Created before torch's iterator, which may be of a copy of the loader.
+        _ = self._meter
+        return MeteredIterator(super().__iter__(), self, started=started)
 
 
 @functools.cache

@@ -4,14 +4,14 @@ returned. torch decides which batches there are.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch.utils.data import default_collate
+
 from torchobj.exceptions import ConfigError
-from torchobj.loader.iterable_state import IterablePass
+from torchobj.loader.iterable_state import BatchWithState, IterablePass
 from torchobj.loader.sampler_state import Position
-from torchobj.loader.stats import Meter
-from torchobj.loader.tracked_dataset import BatchWithState
 
 __all__ = ["LoaderIterator", "MeteredIterator", "Progress", "samples_in"]
 
@@ -77,15 +77,13 @@ class MeteredIterator(Iterator[Any]):
 
     Args:
         inner: torch's iterator.
-        meter: Counts the batches.
-        samples_in: Returns the number of samples of a batch.
+        loader: The loader, whose `_meter` counts the batches. The iterator may be of a copy of it.
         started: Time at which workers began to be started for this pass; None if none were started.
     """
 
-    def __init__(
-        self, inner: Any, meter: Meter, *, samples_in: Callable[[Any], int], started: float | None = None
-    ) -> None:
-        self._inner, self._meter, self._samples_in, self._started = inner, meter, samples_in, started
+    def __init__(self, inner: Any, loader: Any, *, started: float | None) -> None:
+        self._inner, self._meter, self._started = inner, loader._meter, started
+        self._batch_size, self._collated_by_default = loader.batch_size, loader.collate_fn is default_collate
         self._reads_here = not getattr(inner, "_num_workers", 0)
         self._ends_workers = started is not None and not getattr(inner, "_persistent_workers", False)
         self._returned_at: float | None = None
@@ -110,7 +108,7 @@ class MeteredIterator(Iterator[Any]):
 
     def _count(self, batch: Any) -> int:
         """The number of samples of the batch that is returned."""
-        return self._samples_in(batch)
+        return samples_in(batch, self._batch_size, collated_by_default=self._collated_by_default)
 
     def _record(self, requested_at: float, samples: int) -> None:
         started, self._started = self._started, None
@@ -129,11 +127,8 @@ class LoaderIterator(MeteredIterator):
     """The batches of one pass, with the position of the last one.
 
     Args:
-        inner: torch's iterator.
+        inner, loader, started: As for `MeteredIterator`.
         progress: Updated with each batch.
-        meter: Counts the batches.
-        samples_in: Returns the number of samples of a batch, for datasets without a sampler.
-        started: Time at which workers began to be started for this pass; None if none were started.
         iterable: Receives the states that arrive with the batches of an iterable dataset.
         batches_to_replay: Number of batches that are read and dropped first, for a dataset without a state.
     """
@@ -141,15 +136,14 @@ class LoaderIterator(MeteredIterator):
     def __init__(
         self,
         inner: Any,
+        loader: Any,
         progress: Progress,
-        meter: Meter,
         *,
-        samples_in: Callable[[Any], int],
-        started: float | None = None,
-        iterable: IterablePass | None = None,
-        batches_to_replay: int = 0,
+        started: float | None,
+        iterable: IterablePass | None,
+        batches_to_replay: int,
     ) -> None:
-        super().__init__(inner, meter, samples_in=samples_in, started=started)
+        super().__init__(inner, loader, started=started)
         self._progress, self._iterable = progress, iterable
         self._replayed, self._left = batches_to_replay, batches_to_replay
 
@@ -195,4 +189,4 @@ class LoaderIterator(MeteredIterator):
 
     def _count(self, batch: Any) -> int:
         samples = self._progress.advance()
-        return self._samples_in(batch) if samples is None else samples
+        return super()._count(batch) if samples is None else samples

@@ -11,7 +11,6 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data import default_collate
 from typing_extensions import TypeVar
 
 from torchobj.datasets import lookahead_warning, manifest_broadcast
@@ -23,19 +22,14 @@ from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_fli
 from torchobj.exceptions import ConfigError
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iterable_position, resume
-from torchobj.loader.iterator import LoaderIterator, Progress, samples_in
+from torchobj.loader.iterator import LoaderIterator, Progress
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.packed_batch import packing_loader
 from torchobj.loader.report import report
 from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.sampler_state import (
-    check,
-    drawing_from_a_copy,
-    state_between_passes,
-    state_of,
-)
+from torchobj.loader.sampler_state import check, drawing_from_a_copy, in_batches, state_between_passes, state_of
 from torchobj.loader.stats import LoaderStats, Meter
-from torchobj.loader.unwrap import in_batches
+from torchobj.loader.view import starting_with
 
 __all__ = ["AnnouncingLoader", "DataLoader"]
 
@@ -121,7 +115,7 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
             # Some libraries get an iterator without `iter`.
             self._import_decoders()
             init_fn = self.worker_init_fn
-            self.worker_init_fn = self._meter.counted_in_worker(init_fn)
+            self.worker_init_fn = starting_with(self._meter.counted_in_worker(), init_fn)
             try:
                 return super()._get_iterator()
             finally:
@@ -299,11 +293,8 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         self._progress = progress
         return LoaderIterator(
             found,
+            self,
             progress,
-            self._meter,
-            samples_in=functools.partial(
-                samples_in, batch_size=self.batch_size, collated_by_default=self.collate_fn is default_collate
-            ),
             started=started,
             iterable=self._iterable,
             batches_to_replay=0 if inner is not None else batches_to_replay(self.dataset, loaded),

@@ -5,22 +5,21 @@ next pass reuses these announcements if its order is the same.
 """
 
 import copy
+import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchobj import _torchobj
 from torchobj.datasets.memory_budget import AHEAD_SHARE
 from torchobj.datasets.wrappers import ObjectFinder
 from torchobj.exceptions import ConfigError
-from torchobj.loader.announcement_check import AnnouncementCheck
 from torchobj.loader.iterator import Progress
 from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.sampler_state import Order, Position, load, state_of
-from torchobj.loader.unwrap import in_batches
+from torchobj.loader.sampler_state import Order, Position, in_batches, load, state_of
 
-__all__ = ["Lookahead", "check_lookahead"]
+logger = logging.getLogger("torchobj")
 
 #: Maximum number of samples drawn ahead: more does not help, and each costs a few hundred bytes.
 _MAX_SAMPLES = 32_768
@@ -29,6 +28,14 @@ _MAX_SAMPLES = 32_768
 #: announcements; or, if longer, until this share of the time since the first item was spent on it.
 _MAX_DRAWING_S = 0.001
 _DRAWING_SHARE = 1 / 8
+
+#: Number of items after which announcements and requests are compared.
+_CHECKED_ITEMS = 1024
+#: Number of last items that are left out, because their objects may not have been requested yet. Loaders send fewer to
+#: their workers in advance.
+_IN_TRANSIT = 256
+#: Minimum share of the objects of the other items that are requested if the announcements are right.
+_MIN_SHARE = 0.9
 
 
 def check_lookahead(lookahead: Any) -> None:
@@ -130,13 +137,51 @@ def indices_of(item: Any) -> list[Any]:
         return [item]
 
 
+class _AnnouncementCheck:
+    """Compares what one iterator announced with what is requested."""
+
+    def __init__(self) -> None:
+        self._drawn: deque[int] = deque()
+        self._taken = self._due = 0
+
+    def draw(self, objects: int) -> None:
+        """Records that an item was drawn and `objects` were announced for it."""
+        if self._taken < _CHECKED_ITEMS:
+            self._drawn.append(objects)
+
+    def take(self, count_requested: Callable[[], int]) -> bool:
+        """Records that the next item goes to the loader. Returns True once, if too few of the announced objects were
+        requested. `count_requested` returns their number.
+        """
+        self._taken += 1
+        if self._taken > _CHECKED_ITEMS:
+            return False
+        objects = self._drawn.popleft()
+        if self._taken <= _CHECKED_ITEMS - _IN_TRANSIT:
+            self._due += objects
+        if self._taken < _CHECKED_ITEMS:
+            return False
+        self._drawn.clear()
+        requested = count_requested()
+        if requested >= self._due * _MIN_SHARE:
+            return False
+        logger.warning(
+            "only %d of %d announced objects were requested: nothing more is announced in this epoch. Either a wrapper "
+            "of the batch sampler uses only some of its batches: call torchobj.attach on the outermost loader; or the "
+            "dataset caches objects and does not read them again: pass lookahead=0",
+            requested,
+            self._due,
+        )
+        return True
+
+
 class DrawnItems:
     """The items of one pass that were drawn and not used yet. Its announcements are cancelled with it."""
 
     def __init__(self, sampler: Any, find_objects: ObjectFinder | None, loader: int) -> None:
         self._find_objects, self._loader = find_objects, loader
         self._announcer: _torchobj.Announcer | None = None
-        self._check = AnnouncementCheck()
+        self._check = _AnnouncementCheck()
         self.order = Order(sampler)
         #: Items, their numbers of samples, and the positions after them.
         self.pending: deque[tuple[Any, int, Position]] = deque()

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import reduce_storage
 from torchobj import collate
 from torchobj._torchobj import Buffer
 from torchobj.datasets.batch_memory import SMALL_BYTES, BatchMemory, aligned, is_view, view
-from torchobj.loader.unwrap import changed_view
+from torchobj.loader.view import changed_view, starting_with
 
 __all__ = ["pack", "packing_loader"]
 
@@ -39,16 +39,14 @@ def packing_loader(loader: Any, memory: BatchMemory) -> Any:
     return changed_view(
         loader,
         collate_fn=_PackingCollate(loader.collate_fn, memory),
-        worker_init_fn=functools.partial(_start_worker, memory, loader.worker_init_fn),
+        worker_init_fn=starting_with(functools.partial(_start_worker, memory), loader.worker_init_fn),
     )
 
 
-def _start_worker(memory: BatchMemory, worker_init_fn: Callable[[int], Any] | None, worker: int) -> None:
+def _start_worker(memory: BatchMemory) -> None:
     memory.use()
     collate.use_in_worker()
     _copy_batches_when_shared()
-    if worker_init_fn is not None:
-        worker_init_fn(worker)
 
 
 class _PackingCollate:

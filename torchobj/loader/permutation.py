@@ -3,13 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
+from torchobj.datasets.shuffle_buffer import FIRST_FACTOR, SECOND_FACTOR, mixed_word
+
 __all__ = ["Permutation"]
 
-_MASK = (1 << 64) - 1
-#: 2^64 over the golden ratio: the step of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
-#: generators", 2014), whose finaliser `_mixed` is.
-_STEP = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 #: Rounds of the Feistel network. Four are pseudo-random for large halves (Luby and Rackoff); small halves need more.
 _ROUNDS, _ROUNDS_OF_SMALL = 8, 24
 #: Below this number of bits, halves count as small.
@@ -18,16 +15,10 @@ _SMALL_BITS = 16
 Numbers = npt.NDArray[np.uint64]
 
 
-def _mixed_number(value: int) -> int:
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
-    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
-    return value ^ (value >> 31)
-
-
 def _mixed(values: Numbers) -> Numbers:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
+    """The finaliser of SplitMix64, as that of `mixed_word`."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(FIRST_FACTOR)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(SECOND_FACTOR)
     return values ^ (values >> np.uint64(31))
 
 
@@ -47,9 +38,9 @@ class Permutation:
         self._size = np.uint64(size)
         self._low_bits = np.uint64(low_bits)
         self._low, self._high = np.uint64((1 << low_bits) - 1), np.uint64((1 << (bits - low_bits)) - 1)
-        key = _mixed_number(_mixed_number(seed + _STEP) + epoch * _STEP)
+        key = mixed_word(mixed_word(seed, 1), epoch)
         rounds = _ROUNDS_OF_SMALL if bits < _SMALL_BITS else _ROUNDS
-        self._keys = [np.uint64(_mixed_number(key + number * _STEP)) for number in range(1, rounds + 1)]
+        self._keys = [np.uint64(mixed_word(key, number)) for number in range(1, rounds + 1)]
 
     def at(self, positions: Numbers) -> Numbers:
         """The elements at `positions`, each within `0..size`."""

@@ -2,10 +2,14 @@
 
 A sampler or iterator with a state of its own is saved by that state. Any other order is drawn again from the same
 random numbers, and the items that were already returned are skipped.
+
+`torch.distributed.checkpoint` flattens dicts and lists, and restores only names that it saved. A state of another
+library, whose keys vary, is packed into a single value, so that it always has the same name.
 """
 
 import contextlib
 import copy
+import io
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,21 +19,7 @@ import torch
 import torch.utils.data
 
 from torchobj.exceptions import ConfigError
-from torchobj.loader.packed_state import packed, unpacked
-from torchobj.loader.unwrap import in_batches, innermost
 from torchobj.stateful import is_stateful
-
-__all__ = [
-    "Order",
-    "Position",
-    "check",
-    "drawing_from_a_copy",
-    "generator_of",
-    "load",
-    "preserved_rng",
-    "state_between_passes",
-    "state_of",
-]
 
 logger = logging.getLogger("torchobj")
 
@@ -55,6 +45,22 @@ class Position(NamedTuple):
     #: The state of the sampler or of its iterator, if it has one.
     own: Any
     origin: Origin
+
+
+def in_batches(sampler: Any) -> Any:
+    """The sampler within torch's own BatchSampler; any other sampler itself."""
+    return sampler.sampler if type(sampler) is torch.utils.data.BatchSampler else sampler
+
+
+def innermost(sampler: Any) -> Any:
+    """The sampler that generates the indices."""
+    within = sampler
+    while within is not None:
+        sampler = within
+        within = getattr(sampler, "sampler", None)
+        if within is None:
+            within = getattr(sampler, "batch_sampler", None)
+    return sampler
 
 
 def _stateful_sampler(sampler: Any) -> Any:
@@ -328,3 +334,38 @@ def _prepare_to_replay(sampler: Any, state: Mapping[str, Any]) -> None:
         generator.set_state(rng[0])
     if state["epoch"] is not None and callable(getattr(inner, "set_epoch", None)):
         inner.set_epoch(state["epoch"])
+
+
+def packed(state: Any) -> Any:
+    """The state as bytes, or unchanged if `torch.load(weights_only=True)` refuses its contents.
+
+    An unchanged state is left to the checkpoint, which decides whether it can be loaded.
+    """
+    out = io.BytesIO()
+    try:
+        torch.save(state, out)
+        data = out.getvalue()
+        torch.load(io.BytesIO(data), weights_only=True)
+    except Exception:  # noqa: BLE001  pickling an object of the user can raise anything
+        return state
+    return data
+
+
+def unpacked(state: Any, name: str) -> Any:
+    """A copy of the state that `packed` was given. Executes no code that the state names.
+
+    Args:
+        state: The return value of `packed`.
+        name: Name of the field in the loader's state, for error messages.
+
+    Raises:
+        ConfigError: The bytes are damaged, or name a class that `torch.load(weights_only=True)` refuses.
+    """
+    if not isinstance(state, bytes):
+        return copy.deepcopy(state)
+    try:
+        return torch.load(io.BytesIO(state), weights_only=True)
+    except Exception as error:
+        # The message of torch is a paragraph with colours about its arguments, which the caller does not have.
+        reason = type(error).__name__
+        raise ConfigError(f"{name}: {len(state)} bytes of the state cannot be read: {reason}") from error

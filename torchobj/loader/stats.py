@@ -1,12 +1,12 @@
 """Statistics of a loader. Does not interpret them."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torchobj import _torchobj
@@ -15,7 +15,7 @@ from torchobj.datasets import shared_values
 __all__ = ["LoaderStats", "Meter"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoaderStats:
     """Statistics of a loader since its first batch was requested, without the pauses between epochs.
 
@@ -104,18 +104,6 @@ class LoaderStats:
     request_limited_share: float
 
 
-#: Counters of the loader.
-_COUNTERS = (
-    "hits", "late", "queued", "misses", "failed", "evicted", "retries", "throttled", "hedges", "hedges_won",
-    "connect_failures", "over_budget", "blocks_refused",
-)  # fmt: skip
-
-#: Times of the loader's requests, and current values of the prefetcher.
-_GAUGES = (
-    "first_byte_p50_s", "first_byte_p99_s", "body_p50_s", "body_p99_s", "in_flight", "in_flight_limit", "budget_bytes",
-    "used_bytes", "granted_bytes", "ahead_bytes", "block_bytes",
-)  # fmt: skip
-
 #: The prefetcher, which counts for each loader.
 _COUNTED = sys.platform == "linux"
 
@@ -159,9 +147,9 @@ class Meter:
                 if _COUNTED:
                     _torchobj.enter_loader(before)
 
-    def counted_in_worker(self, worker_init_fn: Callable[[int], Any] | None) -> Callable[[int], None]:
-        """The first call in a worker: what it reads is counted as this loader's. Then `worker_init_fn`."""
-        return functools.partial(_start_worker, self.loader, self._failures(), worker_init_fn)
+    def counted_in_worker(self) -> Callable[[], None]:
+        """The first call in a worker: what it reads is counted as this loader's."""
+        return functools.partial(_count_for, self.loader, self._failures())
 
     def record(
         self, requested_at: float, returned_at: float | None, samples: int, *, started: float | None = None
@@ -192,39 +180,35 @@ class Meter:
     def stats(self, workers: int) -> LoaderStats:
         """The statistics so far."""
         found = _torchobj.prefetch_stats(self.loader) if _COUNTED else {}
-        states: dict[str, Any] = {name: found.get(name, None if name.endswith("_s") else 0) for name in _GAUGES}
         elapsed_s, objects = self._elapsed_s, max(found.get("objects", 0), 1)
 
         def per_s(count: float) -> float:
             return count / elapsed_s if elapsed_s else 0.0
 
-        return LoaderStats(
-            batches=self._batches,
-            samples=self._samples,
-            elapsed_s=elapsed_s,
-            startup_s=self._startup_s,
-            waited_s=self._waited_s,
-            samples_per_s=per_s(self._samples),
-            bytes_per_s=per_s(found.get("bytes", 0)),
-            waited_share=per_s(self._waited_s),
-            workers=workers,
-            reading_share=min(1.0, per_s(found.get("waited_s", 0)) / max(workers, 1)),
-            failed_samples=0 if self._failed is None else self._failed.total(),
-            **{name: found.get(name, 0) for name in _COUNTERS},
-            **states,
-            memory_limited_share=min(1.0, found.get("memory_limited", 0) / objects),
-            request_limited_share=min(1.0, found.get("request_limited", 0) / objects),
-        )
+        # Those that are not computed here are figures of the prefetcher.
+        of_prefetcher: dict[str, Any] = {
+            field.name: found.get(field.name, None if field.name.endswith("_s") else 0)
+            for field in dataclasses.fields(LoaderStats)
+        }
+        computed = {
+            "batches": self._batches,
+            "samples": self._samples,
+            "elapsed_s": elapsed_s,
+            "startup_s": self._startup_s,
+            "waited_s": self._waited_s,
+            "samples_per_s": per_s(self._samples),
+            "bytes_per_s": per_s(found.get("bytes", 0)),
+            "waited_share": per_s(self._waited_s),
+            "workers": workers,
+            "reading_share": min(1.0, per_s(found.get("waited_s", 0)) / max(workers, 1)),
+            "failed_samples": 0 if self._failed is None else self._failed.total(),
+            "memory_limited_share": min(1.0, found.get("memory_limited", 0) / objects),
+            "request_limited_share": min(1.0, found.get("request_limited", 0) / objects),
+        }
+        return LoaderStats(**of_prefetcher | computed)
 
 
-def _start_worker(
-    loader: int,
-    failed: shared_values.SharedCounter,
-    worker_init_fn: Callable[[int], Any] | None,
-    worker: int,
-) -> None:
+def _count_for(loader: int, failed: shared_values.SharedCounter) -> None:
     shared_values.count_also(failed)
     if _COUNTED:
         _torchobj.work_for_loader(loader)
-    if worker_init_fn is not None:
-        worker_init_fn(worker)
