@@ -15,7 +15,6 @@ from typing_extensions import TypeVar
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets import ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError, OnIterableError
 from torchobj.datasets.listing import Listing, ManifestFile, Objects, OnChange
 from torchobj.datasets.reader_constructor import ReaderConstructor

@@ -13,8 +13,6 @@ from torchobj.datasets import worker_process
 from torchobj.datasets.descriptors import Descriptors
 from torchobj.datasets.memory_budget import start_prefetcher
 
-__all__ = ["SMALL_BYTES", "BatchMemory", "Span", "aligned", "current_memory", "is_view", "view"]
-
 #: Tensors of up to this size are sent through the queue: that costs less than a block.
 SMALL_BYTES = 4096
 

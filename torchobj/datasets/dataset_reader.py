@@ -11,14 +11,12 @@ from typing import Any, Generic, TypeVar
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig, by_prefix
-from torchobj.datasets import lookahead_warning, worker_process
+from torchobj.datasets import lookahead_warning, ragged, worker_process  # noqa: F401  registers readers with default_collate
 from torchobj.datasets.descriptors import Descriptors
 from torchobj.datasets.memory_budget import budget_bytes, record_refusal, start_prefetcher
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.manifest import Manifest
 from torchobj.urls import parse_url
-
-__all__ = ["DatasetReader", "ManifestReader", "RefReader"]
 
 #: What identifies an object: its index in a manifest, or an `ObjectRef`.
 Key = TypeVar("Key")

@@ -17,8 +17,6 @@ from typing import Any
 
 from torchobj import decode
 
-__all__ = ["import_decoders"]
-
 #: Maximum number of items of a container that are looked at: larger ones hold samples, not transforms.
 _MAX_ITEMS = 100
 

@@ -1,12 +1,21 @@
-"""Passes file descriptors to processes that are being spawned."""
+"""Passes memory between the trainer and its workers as references instead of bytes.
+
+File descriptors go to a process that is being spawned, and with them the memory of a manifest; a buffer goes from a
+worker to the trainer as a reference to the arena.
+"""
 
 import multiprocessing.context
 import multiprocessing.reduction
 import os
+import sys
 import weakref
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
-__all__ = ["Descriptors"]
+from torchobj import _torchobj
+from torchobj._torchobj import Buffer
+from torchobj.datasets import worker_process
+from torchobj.manifest import Manifest
 
 
 class Descriptors:
@@ -41,3 +50,26 @@ class Descriptors:
     def __del__(self) -> None:
         for number in self._received:
             os.close(number)
+
+
+def _reduce_buffer(buffer: Buffer) -> Any:
+    offered = _torchobj.offer(buffer)
+    return buffer.__reduce__() if offered is None else (_torchobj.adopt, offered)
+
+
+def _reduce_manifest(manifest: Manifest) -> Any:
+    number = manifest.descriptor()
+    if number is None or not worker_process.is_pickling_for_spawn():
+        return manifest.__reduce__()
+    return _received, (Descriptors.to_new_process(number), manifest.bases(), manifest.digest())
+
+
+def _received(descriptors: Descriptors, bases: list[str], digest: str) -> Manifest:
+    [number] = descriptors.copies()
+    return Manifest(_torchobj.NativeManifest.received(number, bases, digest))
+
+
+if sys.platform == "linux":
+    # The pickler with which processes are started and DataLoader workers send samples.
+    ForkingPickler.register(Buffer, _reduce_buffer)
+    ForkingPickler.register(Manifest, _reduce_manifest)

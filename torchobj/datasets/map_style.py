@@ -12,8 +12,6 @@ from torchobj.datasets.failures import Failure, FailurePolicy, neighbours
 from torchobj.datasets.memory_budget import HAS_PREFETCHER
 from torchobj.datasets.sharding import Order
 
-__all__ = ["MapStyleDataset"]
-
 
 class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
     """Base class of the map-style datasets of torchobj.

@@ -22,8 +22,6 @@ from torchobj.datasets.wrappers import parts_of
 from torchobj.exceptions import ConfigError
 from torchobj.stateful import is_stateful
 
-__all__ = ["IterablePass", "MapPass", "MemberPass"]
-
 logger = logging.getLogger("torchobj")
 
 #: Number of samples that a dataset that is not of torchobj returns at a time.

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
-from torchobj.datasets import ragged, reductions, worker_process  # noqa: F401  register buffers with multiprocessing and readers with default_collate
+from torchobj.datasets import worker_process
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError

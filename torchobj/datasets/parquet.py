@@ -19,8 +19,6 @@ from torchobj.datasets.parquet_files import (
     FOOTER_BYTES,
     ParquetFile,
     RowGroup,
-    arrow,
-    check_installed,
     merged_schema,
     missing_footer_bytes,
     open_file,
@@ -30,6 +28,7 @@ from torchobj.datasets.parquet_files import (
 from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment, Uneven
+from torchobj.datasets.shared_table import import_arrow
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem, failed_items
 from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
 from torchobj.exceptions import ParquetError
@@ -150,7 +149,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
     ) -> None:
-        check_installed()
+        import_arrow("pyarrow.parquet")
         named = columns is None or (not isinstance(columns, str) and all(isinstance(name, str) for name in columns))
         check("columns", columns, "a list of names, or None", ok=named and columns != [])
         is_count = isinstance(batch_rows, int) and not isinstance(batch_rows, bool) and batch_rows > 0
@@ -328,14 +327,14 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
     @override
     def _finished(self, sample: Any) -> Any:
         if self._batch_rows is not None:
-            table = arrow().concat_tables(sample)
+            table = import_arrow().concat_tables(sample)
             sample = table if self._format == "arrow" else {name: _column(table, name) for name in table.column_names}
         return super()._finished(sample)
 
 
 def _column(table: Any, name: str) -> Any:
     """A column as tensors if it contains numbers, otherwise as a list. Depends on its type and not on its values."""
-    pyarrow = arrow()
+    pyarrow = import_arrow()
     column = table.column(name)
     kinds, kind = pyarrow.types, column.type
     is_list = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
@@ -356,12 +355,12 @@ _NULLS = 'they cannot be in a tensor: pass format="arrow", or columns= without t
 
 
 def _is_number(kind: Any) -> bool:
-    kinds = arrow().types
+    kinds = import_arrow().types
     return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind))
 
 
 def _tensor(values: Any, name: str) -> torch.Tensor:
     """Numbers as a tensor. Missing floats are NaN."""
-    if values.null_count and not arrow().types.is_floating(values.type):
+    if values.null_count and not import_arrow().types.is_floating(values.type):
         raise ParquetError(f"column {name!r}: {values.null_count} of {len(values)} values are missing; {_NULLS}")
     return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())

@@ -1,7 +1,7 @@
 """Row groups of Parquet files: footers, the ranges of their columns, and the one schema of several files. Reads no
 object.
 
-Does not import torch. pyarrow decodes, from ranges that the caller has read. It is imported when it is needed.
+pyarrow decodes, from ranges that the caller has read. It is imported when it is needed.
 """
 
 import bisect
@@ -11,19 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from torchobj.datasets.shared_table import import_arrow
 from torchobj.exceptions import ConfigError, ParquetError
 from torchobj.manifest.pages import DELTA_TEXTS, DICTIONARY, DICTIONARY_PAGE, Chunk, Page, pages_of, read_footer
-
-__all__ = [
-    "FOOTER_BYTES",
-    "ParquetFile",
-    "RowGroup",
-    "arrow",
-    "check_installed",
-    "missing_footer_bytes",
-    "open_file",
-    "read_row_group",
-]
 
 #: Bytes read from the end of a file at first, which contain most footers.
 FOOTER_BYTES = 64 << 10
@@ -95,26 +85,6 @@ class ParquetFile(NamedTuple):
     row_groups: tuple[RowGroup, ...]
 
 
-def check_installed() -> Any:
-    """`pyarrow.parquet`.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: PLC0415  optional
-    except ImportError as error:
-        raise ConfigError("Parquet needs pyarrow: pip install torchobj[manifest]") from error
-    return pyarrow.parquet
-
-
-def arrow() -> Any:
-    """The module `pyarrow`, which is installed: `check_installed` was called."""
-    import pyarrow  # noqa: PLC0415  optional
-
-    return pyarrow
-
-
 def missing_footer_bytes(tail: Any, size: int, url: str) -> int:
     """Number of bytes of the footer that precede `tail`, the end of a file of `size` bytes.
 
@@ -144,7 +114,7 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
         ConfigError: A column does not exist.
         ParquetError: The footer is damaged, names bytes outside of the file, or has a selected column twice.
     """
-    parquet = check_installed()
+    parquet = import_arrow("pyarrow.parquet")
     try:
         reader = parquet.ParquetFile(io.BytesIO(footer)).reader
         metadata, described = reader.metadata, read_footer(memoryview(footer))
@@ -290,7 +260,7 @@ def read_row_group(file: ParquetFile, number: int, buffers: Sequence[Any], size:
     Raises:
         ParquetError: It is damaged, or has another number of rows than its footer.
     """
-    parquet = check_installed()
+    parquet = import_arrow("pyarrow.parquet")
     group = file.row_groups[number]
     source = RangesFile(group.ranges, buffers, size)
     try:
@@ -359,7 +329,7 @@ def _longest_value(chunk: memoryview, page: Page, codec: str | None) -> int:
     if codec is None or size > _MAX_DICTIONARY_BYTES:
         return most
     data: Any = chunk[page.begin : page.begin + compressed]
-    data = data if codec == "none" else arrow().decompress(data, size, codec=codec, asbytes=True)
+    data = data if codec == "none" else import_arrow().decompress(data, size, codec=codec, asbytes=True)
     at = longest = 0
     for _ in range(page.values):
         length = int.from_bytes(data[at : at + 4], "little")
@@ -382,7 +352,7 @@ def merged_schema(schema: Any, file: ParquetFile, first_url: str) -> Any:
     """
     if file.schema.equals(schema):
         return schema
-    names, pyarrow = schema.names, arrow()
+    names, pyarrow = schema.names, import_arrow()
     try:
         if sorted(names) != sorted(file.schema.names):
             raise pyarrow.ArrowInvalid("other columns")
@@ -397,7 +367,7 @@ def merged_schema(schema: Any, file: ParquetFile, first_url: str) -> Any:
 
 
 def _merged_field(first: Any, second: Any) -> Any:
-    pyarrow = arrow()
+    pyarrow = import_arrow()
     kinds = [first.type, second.type]
     if kinds[0] != kinds[1]:
         if not _is_similar(*kinds):
@@ -414,7 +384,7 @@ def _merged_field(first: Any, second: Any) -> Any:
 
 def _is_similar(first: Any, second: Any) -> bool:
     """Whether two types differ in their width, or precision, only."""
-    if first == second or arrow().null() in (first, second):
+    if first == second or import_arrow().null() in (first, second):
         return True
     shape, other = _shape(first), _shape(second)
     same = shape[0] == other[0] and shape[1].keys() == other[1].keys()
@@ -423,7 +393,7 @@ def _is_similar(first: Any, second: Any) -> bool:
 
 def _shape(kind: Any) -> tuple[str, dict[str, Any]]:
     """What must be equal in the types of a column, and the types in it by name."""
-    kinds = arrow().types
+    kinds = import_arrow().types
     kind = kind.value_type if kinds.is_dictionary(kind) else kind
     if kinds.is_struct(kind):
         return "struct", {field.name: field.type for field in kind}
@@ -460,5 +430,5 @@ def with_schema(table: Any, schema: Any, url: str) -> Any:
         return table
     try:
         return table.select(schema.names).cast(schema)
-    except arrow().ArrowException as error:
+    except import_arrow().ArrowException as error:
         raise ParquetError(f"{url}: a value does not fit the type of its column in all files: {error}") from error

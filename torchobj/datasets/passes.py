@@ -21,8 +21,6 @@ from torchobj.datasets.sharding import Shard
 from torchobj.datasets.shared_values import SharedEpoch
 from torchobj.exceptions import ConfigError
 
-__all__ = ["UNCOUNTED", "PassDataset", "PassIterator", "Progress", "in_epoch"]
-
 logger = logging.getLogger("torchobj")
 
 

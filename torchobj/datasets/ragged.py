@@ -1,7 +1,7 @@
 """Batches of bytes of different lengths, and the default collation of readers and buffers."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -89,24 +89,16 @@ class RaggedBatch:
         return RaggedBatch(self.data.to(device, non_blocking=non_blocking), self.offsets, self.urls)
 
 
-def collate_readers(
-    batch: Sequence[ObjectReader],
-    *,
-    collate_fn_map: dict[type, Callable[..., Any]] | None = None,  # noqa: ARG001  torch passes it
-) -> RaggedBatch:
+def _collate_readers(batch: Sequence[ObjectReader], **_: Any) -> RaggedBatch:
     """Builds a `RaggedBatch` from readers whose bytes are in memory."""
     buffers = [reader.buffer or Buffer(reader.read()) for reader in batch]
     return RaggedBatch.of_buffers(buffers, [reader.url for reader in batch])
 
 
-def collate_buffers(
-    batch: Sequence[Buffer],
-    *,
-    collate_fn_map: dict[type, Callable[..., Any]] | None = None,  # noqa: ARG001  torch passes it
-) -> list[Buffer]:
+def _collate_buffers(batch: Sequence[Buffer], **_: Any) -> list[Buffer]:
     """Builds a list of the undecoded fields of samples, as torch does of bytes."""
     return list(batch)
 
 
-default_collate_fn_map[ObjectReader] = collate_readers
-default_collate_fn_map[Buffer] = collate_buffers
+default_collate_fn_map[ObjectReader] = _collate_readers
+default_collate_fn_map[Buffer] = _collate_buffers

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-__all__ = ["ReaderConstructor"]
-
 
 @dataclasses.dataclass(frozen=True)
 class ReaderConstructor:

@@ -24,8 +24,6 @@ from torchobj.datasets import worker_process
 from torchobj.datasets.worker_process import Rank
 from torchobj.exceptions import ConfigError
 
-__all__ = ["SampleRanks", "callers", "detected_rank", "given_rank", "members_divided_by"]
-
 logger = logging.getLogger("torchobj")
 
 #: Accelerate and transformers iterate over a dataset in these modules, and divide its samples or its batches.

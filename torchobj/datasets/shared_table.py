@@ -5,20 +5,20 @@ a file in memory, which the trainer and all its workers map; after that the trai
 imported when it is needed.
 """
 
+import functools
 import importlib
 import mmap
 import os
 import sys
-import weakref
 from typing import Any, Self
 
 from torchobj.datasets import worker_process
 from torchobj.datasets.descriptors import Descriptors
+from torchobj.datasets.shared_values import SharedFile
 from torchobj.exceptions import ConfigError
 
-__all__ = ["SharedTable", "import_arrow"]
 
-
+@functools.cache
 def import_arrow(module: str = "pyarrow") -> Any:
     """Imports pyarrow, or a module of it.
 
@@ -28,7 +28,7 @@ def import_arrow(module: str = "pyarrow") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"tables need pyarrow ({error}): pip install pyarrow") from error
+        raise ConfigError(f"tables and Parquet files need pyarrow ({error}): pip install torchobj[manifest]") from error
 
 
 class SharedTable:
@@ -48,7 +48,7 @@ class SharedTable:
 
     def __init__(self, table: Any) -> None:
         self._table = table
-        self._file: int | None = None
+        self._file: SharedFile | None = None
         self._lock = worker_process.ProcessLock()
         self._set_up()
 
@@ -100,32 +100,25 @@ class SharedTable:
     def _descriptor(self) -> int:
         """The file in memory, which the first call writes."""
         with self._lock:
-            if self._file is None:
-                number = os.memfd_create("torchobj-table", os.MFD_CLOEXEC)
-                try:
-                    with os.fdopen(number, "wb", closefd=False) as sink:
-                        _write(self._table, sink)
-                except BaseException:
-                    os.close(number)
-                    raise
-                self._map(number)
-            assert self._file is not None  # noqa: S101  set by `_map`
-            return self._file
+            file = self._file
+            if file is None:
+                file = SharedFile.create("torchobj-table")
+                with os.fdopen(file.descriptor, "wb", closefd=False) as sink:
+                    _write(self._table, sink)
+                self._map(file)
+            return file.descriptor
 
-    def _map(self, number: int) -> None:
-        """Uses the table in a file, which this takes over."""
-        self._file = number
-        weakref.finalize(self, os.close, number)
-        memory = mmap.mmap(number, 0, prot=mmap.PROT_READ)
-        self._table = _read(memory)
+    def _map(self, file: SharedFile) -> None:
+        """Uses the table in a file."""
+        self._file = file
+        self._table = _read(mmap.mmap(file.descriptor, 0, prot=mmap.PROT_READ))
         self._set_up()
 
     @classmethod
     def _received(cls, descriptors: Descriptors) -> Self:
         shared = cls.__new__(cls)
         shared._lock = worker_process.ProcessLock()
-        [number] = descriptors.copies()
-        shared._map(number)
+        shared._map(SharedFile(*descriptors.copies()))
         return shared
 
     @classmethod

@@ -6,7 +6,7 @@ import functools
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -34,12 +34,16 @@ class _Shared:
     """
 
     def __init__(self, content: bytes) -> None:
-        self._process, self._file = os.getpid(), _File.with_content(content)
+        self._process, self._file = os.getpid(), SharedFile.create("torchobj-shared", content)
 
-    def _own(self) -> "_File":
+    def _own(self) -> "SharedFile":
         if self._process != os.getpid() and not worker_process.in_worker():
-            self._process, self._file = os.getpid(), _File.with_content(self._file.content())
+            _Shared.__init__(self, self._file.content())
         return self._file
+
+    def _values(self) -> npt.NDArray[np.int64]:
+        """The content as integers."""
+        return self._own().numbers
 
     def __getstate__(self) -> dict[str, Any]:
         if worker_process.is_pickling_for_spawn():
@@ -48,26 +52,16 @@ class _Shared:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "content" in state:
-            self._process, self._file = os.getpid(), _File.with_content(state["content"])
+            _Shared.__init__(self, state["content"])
         else:
-            self._process, self._file = state["process"], _File(*state["descriptors"].copies())
+            self._process, self._file = state["process"], SharedFile(*state["descriptors"].copies())
 
 
-class _SharedValues(_Shared):
-    """Integers of a process and its workers."""
+class SharedNumber(_Shared):
+    """A number that one process sets and its workers read; 0 at first."""
 
-    def __init__(self, numbers: Sequence[int]) -> None:
-        super().__init__(np.array(numbers, np.int64).tobytes())
-
-    def _values(self) -> npt.NDArray[np.int64]:
-        return self._own().numbers
-
-
-class SharedNumber(_SharedValues):
-    """A number that one process sets and its workers read."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__([number])
+    def __init__(self) -> None:
+        super().__init__(bytes(8))
 
     def get(self) -> int:
         """The number."""
@@ -78,7 +72,7 @@ class SharedNumber(_SharedValues):
         self._values()[0] = number
 
 
-class SharedEpoch(_SharedValues):
+class SharedEpoch(_Shared):
     """Numbers the passes over a dataset of a process and its workers, unless an epoch is set, which is that of all
     passes until another one is set. Also which warnings one of them has logged.
 
@@ -87,7 +81,7 @@ class SharedEpoch(_SharedValues):
     """
 
     def __init__(self) -> None:
-        super().__init__([0] * (_PASSES + 3 * _RECENT))
+        super().__init__(bytes(8 * (_PASSES + 3 * _RECENT)))
 
     def get(self) -> int:
         """The epoch that was set, or that of the pass that was counted last."""
@@ -189,16 +183,22 @@ def count_also(counter: SharedCounter) -> None:
     _of_loader[os.getpid()] = counter
 
 
-class _File:
+class SharedFile:
     """A file without a name, opened to append. Closed when it is deleted."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     @classmethod
-    def with_content(cls, content: bytes) -> "_File":
+    def create(cls, name: str, content: bytes = b"") -> "SharedFile":
+        """A new file.
+
+        Args:
+            name: Its name in the tables of the system.
+            content: Its content, in bytes.
+        """
         try:
-            file = cls(os.memfd_create("torchobj-shared"))
+            file = cls(os.memfd_create(name))
         except (AttributeError, OSError):  # Not Linux, or forbidden by a sandbox.
             with tempfile.TemporaryFile() as unnamed:
                 file = cls(os.dup(unnamed.fileno()))
@@ -208,9 +208,11 @@ class _File:
         return file
 
     def length(self) -> int:
+        """Number of bytes."""
         return os.fstat(self.descriptor).st_size
 
     def content(self) -> bytes:
+        """All bytes."""
         return os.pread(self.descriptor, self.length(), 0)
 
     @functools.cached_property

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["ShuffleBuffer", "mixed_seed", "mixed_word"]
-
 T = TypeVar("T")
 
 _MASK = (1 << 64) - 1

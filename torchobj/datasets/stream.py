@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from torchobj.config.checks import check
-from torchobj.datasets import manifest_broadcast, ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
+from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
@@ -31,8 +31,6 @@ from torchobj.datasets.sharding import (
 )
 from torchobj.datasets.shuffle_buffer import ShuffleBuffer
 from torchobj.manifest import Manifest
-
-__all__ = ["Position", "SampleId", "StreamDataset", "StreamItem"]
 
 logger = logging.getLogger("torchobj")
 

@@ -13,8 +13,6 @@ from torchobj.datasets.shared_table import import_arrow
 from torchobj.exceptions import ConfigError, ParquetError
 from torchobj.urls import shown_url
 
-__all__ = ["CsvFormat", "csv_format", "read_table"]
-
 #: Start and end of every Parquet file.
 _PARQUET = b"PAR1"
 

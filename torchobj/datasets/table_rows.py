@@ -12,8 +12,6 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torchobj.datasets.shared_table import import_arrow
 from torchobj.exceptions import ConfigError
 
-__all__ = ["TableRow", "float_parts", "with_nan"]
-
 
 class TableRow(dict[str, Any]):
     """A row of a table by the names of its columns; the KeyError of a missing one names the row. Pickled as a dict.

@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 
 from torchobj.config.checks import check
 
-__all__ = ["Decode", "Sample", "check_decode", "decoded", "warn_of_decode"]
-
 logger = logging.getLogger("torchobj")
 
 #: Maximum number of fields that a message names.

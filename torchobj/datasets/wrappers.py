@@ -19,18 +19,6 @@ from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.passes import PassDataset
 from torchobj.datasets.sharding import Order
 
-__all__ = [
-    "CompositeDataset",
-    "ObjectFinder",
-    "Parts",
-    "datasets_within",
-    "manifest_digest",
-    "max_in_flight_of",
-    "object_finder",
-    "parts_of",
-    "prepare_workers",
-]
-
 #: Maximum number of items of a container among which datasets are looked for: larger ones hold samples.
 _MAX_HELD = 1000
 

@@ -226,7 +226,7 @@ class IterablePass:
         #: The epoch of the pass, which the workers read; None for datasets that do not count.
         self.epoch: SharedNumber | None = None
         if isinstance(loader.dataset, PassDataset):
-            self.epoch = SharedNumber(0) if before is None or before.epoch is None else before.epoch
+            self.epoch = SharedNumber() if before is None or before.epoch is None else before.epoch
             self.epoch.set(loader.dataset.next_epoch())
         self.tracked = TrackedDataset(
             loader.dataset,

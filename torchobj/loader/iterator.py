@@ -13,8 +13,6 @@ from torchobj.exceptions import ConfigError
 from torchobj.loader.iterable_state import BatchWithState, IterablePass
 from torchobj.loader.sampler_state import Position
 
-__all__ = ["LoaderIterator", "MeteredIterator", "Progress", "samples_in"]
-
 
 def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool) -> int:
     """Number of samples of a batch; `batch_size` if it cannot be determined.

@@ -24,8 +24,6 @@ from torchobj._torchobj import Buffer
 from torchobj.datasets.batch_memory import SMALL_BYTES, BatchMemory, aligned, is_view, view
 from torchobj.loader.view import changed_view, starting_with
 
-__all__ = ["pack", "packing_loader"]
-
 #: Maximum size of all small storages of a batch that are sent through the queue: the size of its pipe.
 _MAX_INLINE_BYTES = 64 << 10
 #: Share of a storage's bytes that must be in a batch for it to be copied.

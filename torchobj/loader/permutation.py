@@ -5,8 +5,6 @@ import numpy.typing as npt
 
 from torchobj.datasets.shuffle_buffer import FIRST_FACTOR, SECOND_FACTOR, mixed_word
 
-__all__ = ["Permutation"]
-
 #: Rounds of the Feistel network. Four are pseudo-random for large halves (Luby and Rackoff); small halves need more.
 _ROUNDS, _ROUNDS_OF_SMALL = 8, 24
 #: Below this number of bits, halves count as small.

@@ -2,8 +2,6 @@
 
 from torchobj.loader.stats import LoaderStats
 
-__all__ = ["report"]
-
 #: Minimum measured time, without the start of workers, before the report names the limit: a short pass has few batches
 #: and begins with nothing read ahead.
 _MIN_MEASURED_S = 2.0

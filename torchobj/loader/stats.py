@@ -12,8 +12,6 @@ from typing import Any
 from torchobj import _torchobj
 from torchobj.datasets import shared_values
 
-__all__ = ["LoaderStats", "Meter"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoaderStats:
