@@ -59,7 +59,7 @@ class FolderDataset(ObjectDataset[Sample_co]):
         super().__init__(config=config, on_error=on_error)
         parsed = parse_url(url)
         self._folder = parsed if parsed.key.endswith("/") or not parsed.key else parsed._replace(key=f"{parsed.key}/")
-        self._listing = Listing(config, parse_url, url=str(self._folder))
+        self._listing = Listing(config, parse_url, str(self._folder))
         self._arrangement: Arrangement | None = None
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """The objects of a dataset: a prefix that is listed once, when first needed, a manifest, or named objects."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from torchobj import _torchobj
@@ -21,7 +21,7 @@ from torchobj.exceptions import ConfigError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import KeyFilter
 from torchobj.shards.shard_urls import find_shards
-from torchobj.urls import Url, canonical_url, parse_url, shown_url
+from torchobj.urls import Url, canonical_url, shown_url
 
 logger = logging.getLogger("torchobj")
 
@@ -39,6 +39,18 @@ class ManifestFile(NamedTuple):
     """A manifest in a file, which is loaded at the first use."""
 
     url: str
+
+    @property
+    def urls(self) -> list[str]:
+        """The URL as a list."""
+        return [self.url]
+
+
+class Shards(NamedTuple):
+    """Names, braces, globs and prefixes of shards, and the suffixes of shards below a prefix, as for `find_shards`."""
+
+    urls: list[str]
+    suffixes: tuple[str, ...]
 
 
 #: The URL of a prefix, URLs of objects, or a manifest.
@@ -73,44 +85,33 @@ class Listing:
     Args:
         config: The argument of the call.
         parse: Parses a URL of the dataset's schemes.
-        url: The prefix.
-        objects: URLs of the named objects.
+        source: The objects.
         chosen: Selects objects below the prefix.
-        manifest: A manifest, or its file.
         on_change: Whether an object that has changed since it was listed is an error.
-        shards: Names, braces, globs and prefixes of shards, as `shard_manifest` accepts them.
-        suffixes: Suffixes of shards below a prefix.
     """
 
     def __init__(
         self,
         config: StoreConfig,
         parse: Callable[[str], Url],
-        *,
-        url: str | None = None,
-        objects: Iterable[str] | None = None,
+        source: str | list[str] | Manifest | ManifestFile | Shards,
         chosen: KeyFilter = (None, [], None),
-        manifest: Manifest | ManifestFile | None = None,
         on_change: OnChange = "raise",
-        shards: Sequence[str] = (),
-        suffixes: Sequence[str] = (),
     ) -> None:
         check("on_change", on_change, "'raise' or 'accept'", ok=on_change in ("raise", "accept"))
-        self._url = parse(url) if url is not None else None
-        self.config = config if url is None else resolved(url, config)
+        self._source = [canonical_url(named) for named in source] if isinstance(source, list) else source
+        self._url = parse(source) if isinstance(source, str) else None
+        self.config = resolved(source, config) if isinstance(source, str) else config
         self._filter = chosen
         self._parse = parse
-        self._objects = None if objects is None else [canonical_url(named) for named in objects]
-        self._shards = list(shards), tuple(suffixes)
         #: Describes the names below prefixes that are not data, in the process that listed.
         self.skipped = ""
-        self._file = manifest.url if isinstance(manifest, ManifestFile) else None
-        self._manifest: Manifest | None = manifest if isinstance(manifest, Manifest) else None
-        self.is_of_manifest = manifest is not None
+        self._manifest = source if isinstance(source, Manifest) else None
+        self.is_of_manifest = isinstance(source, (Manifest, ManifestFile))
         #: Whether an object must have the size and version of the listing.
         self._pinned = on_change == "raise"
         #: By the base of their URLs, the configurations of named objects, and of those of a manifest.
-        self._configs = by_bucket(_with_bases(self._objects or [], parse), config)
+        self._configs = by_bucket(_with_bases(self._source if isinstance(self._source, list) else [], parse), config)
         if self._manifest is not None:
             self._configs = _configs_of(self._manifest, config, parse)
         #: Identifies the process group whose ranks agree on the objects.
@@ -121,49 +122,36 @@ class Listing:
     @classmethod
     def of(
         cls,
-        objects: Objects,
+        source: Objects | Shards,
         parse: Callable[[str], Url],
         config: StoreConfig | S3ClientConfig | None,
         region: str | None,
         endpoint_url: str | None,
         *,
-        chosen: KeyFilter,
-        on_change: OnChange,
+        chosen: KeyFilter = (None, [], None),
+        on_change: OnChange = "raise",
     ) -> "Listing":
         """From the arguments of a dataset.
 
         Raises:
             ConfigError: An argument is invalid, or a filter is given without a prefix.
         """
-        if isinstance(objects, str):
-            found = store_config(config, region, endpoint_url, url=objects)
-            return cls(found, parse, url=objects, chosen=chosen, on_change=on_change)
+        if isinstance(source, str):
+            return cls(store_config(config, region, endpoint_url, url=source), parse, source, chosen, on_change)
         if any(chosen):
             raise ConfigError(
                 "glob, suffixes, limit: select objects below a prefix; pass the URL of one, or none of them"
             )
-        if isinstance(objects, (Manifest, ManifestFile)):
-            urls = [objects.url] if isinstance(objects, ManifestFile) else objects.bases()
-            found = store_config_of_all(config, region, endpoint_url, urls)
-            return cls(found, parse, manifest=objects, on_change=on_change)
-        is_known = isinstance(objects, Iterable)
-        check("source", objects, "the URL of a prefix, URLs of objects, or a torchobj.Manifest", ok=is_known)
-        # An iterable is consumed here, as s3torchconnector does.
-        named = list(objects)
-        return cls(store_config_of_all(config, region, endpoint_url, named), parse, objects=named, on_change=on_change)
-
-    @classmethod
-    def of_shards(
-        cls,
-        urls: list[str],
-        suffixes: Sequence[str],
-        config: StoreConfig | S3ClientConfig | None,
-        region: str | None,
-        endpoint_url: str | None,
-    ) -> "Listing":
-        """From the arguments of a dataset of shards."""
-        chosen = store_config_of_all(config, region, endpoint_url, urls)
-        return cls(chosen, parse_url, shards=urls, suffixes=suffixes)
+        if isinstance(source, Manifest):
+            urls = source.bases()
+        elif isinstance(source, (ManifestFile, Shards)):
+            urls = source.urls
+        else:
+            is_known = isinstance(source, Iterable)
+            check("source", source, "the URL of a prefix, URLs of objects, or a torchobj.Manifest", ok=is_known)
+            # An iterable is consumed here, as s3torchconnector does.
+            urls = source = list(source)
+        return cls(store_config_of_all(config, region, endpoint_url, urls), parse, source, on_change=on_change)
 
     @property
     def configs(self) -> list[StoreConfig]:
@@ -174,8 +162,8 @@ class Listing:
     def schemes(self) -> set[str]:
         """The schemes of the objects; that of the file, for a manifest that is not loaded yet."""
         bases = list(self._configs) if self._url is None else [self._url.base]
-        if self._file is not None and self._manifest is None:
-            bases = [canonical_url(self._file)]
+        if isinstance(self._source, ManifestFile) and self._manifest is None:
+            bases = [canonical_url(self._source.url)]
         return {base.partition("://")[0] for base in bases}
 
     def manifest(self) -> Manifest:
@@ -203,15 +191,16 @@ class Listing:
     @property
     def name(self) -> str:
         """Describes the listing in messages; the same on every rank."""
-        if self._file is not None:
-            return f"the manifest {shown_url(self._file)}"
-        if self._shards[0]:
-            first, others = shown_url(self._shards[0][0]), len(self._shards[0]) - 1
+        source = self._source
+        if isinstance(source, ManifestFile):
+            return f"the manifest {shown_url(source.url)}"
+        if isinstance(source, Shards):
+            first, others = shown_url(source.urls[0]), len(source.urls) - 1
             return first + (f" and {others} more" if others else "")
-        if self.is_of_manifest:
+        if isinstance(source, Manifest):
             return "the manifest of the dataset"
-        if self._url is None:
-            return f"{len(self._manifest or self._objects or [])} objects by name"
+        if isinstance(source, list):
+            return f"{len(source if self._manifest is None else self._manifest)} objects by name"
         glob, suffixes, limit = self._filter
         given = {"glob": glob, "suffixes": suffixes or None, "limit": limit}
         chosen = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
@@ -220,26 +209,27 @@ class Listing:
     def __repr__(self) -> str:
         if not self._is_shared:
             return self.name
-        action = "listed" if self._file is None else "loaded"
+        action = "loaded" if isinstance(self._source, ManifestFile) else "listed"
         found = f"not {action} yet" if self._manifest is None else f"{len(self._manifest)} objects"
         return ", ".join(filter(None, (self.name, found, self.skipped)))
 
     @property
     def _is_shared(self) -> bool:
         """Whether ranks and workers must agree on the objects: not if the caller named them."""
-        return self._url is not None or self.is_of_manifest or bool(self._shards[0])
+        return not isinstance(self._source, list)
 
     def objects(self) -> Manifest:
         """As `manifest`, for a dataset that reads the objects by reference and not through `reader`."""
         if self._manifest is not None and (not self._is_shared or manifest_broadcast.is_current(self._agreed_in)):
             return self._manifest
         with self._lock:
-            if not self._is_shared:
-                self._manifest = Manifest.from_urls(self._objects or [])
+            if isinstance(self._source, list):
+                self._manifest = self._manifest or Manifest.from_urls(self._source)
             elif self._manifest is None:
                 name = self.name
                 if worker_process.is_first_to_repeat("listing"):
-                    logger.warning(BY_WORKERS, name, "lists the prefix" if self._file is None else "loads it")
+                    is_file = isinstance(self._source, ManifestFile)
+                    logger.warning(BY_WORKERS, name, "loads it" if is_file else "lists the prefix")
                 with worker_process.logged_once(f"listing of {name}"):
                     found = manifest_broadcast.broadcast(name, self._load, Manifest)
                 if self._url is None:
@@ -252,11 +242,10 @@ class Listing:
 
     def _load(self) -> Manifest:
         """Lists the prefix, or loads the file."""
-        if self._file is not None:
-            return Manifest.load(self._file, config=self.config)
-        if self._shards[0]:
-            urls, suffixes = self._shards
-            found = find_shards(urls, self.config, suffixes)
+        if isinstance(self._source, ManifestFile):
+            return Manifest.load(self._source.url, config=self.config)
+        if isinstance(self._source, Shards):
+            found = find_shards(self._source.urls, self.config, self._source.suffixes)
             self.skipped = str(found)
             return found.manifest
         assert self._url is not None  # noqa: S101  the only other kind that is not in memory
@@ -296,4 +285,5 @@ class Listing:
         if worker_process.is_pickling_for_spawn():
             self.manifest()
         # A process that unpickles this is a worker of the job, or belongs to another job: the agreement stays valid.
-        return self.__dict__ if self._manifest is None else self.__dict__ | {"_objects": None}
+        is_named = self._manifest is not None and isinstance(self._source, list)
+        return self.__dict__ | {"_source": []} if is_named else self.__dict__

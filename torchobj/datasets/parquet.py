@@ -14,7 +14,7 @@ from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnIterableError
-from torchobj.datasets.listing import Listing
+from torchobj.datasets.listing import Listing, Shards
 from torchobj.datasets.parquet_files import (
     FOOTER_BYTES,
     ParquetFile,
@@ -33,6 +33,7 @@ from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamIt
 from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
 from torchobj.exceptions import ParquetError
 from torchobj.shards.shard_urls import checked_urls
+from torchobj.urls import parse_url
 
 __all__ = ["ParquetIterableDataset"]
 
@@ -166,7 +167,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         self._columns = None if columns is None else list(columns)
         self._batch_rows, self._format = batch_rows, format
         self._set_up(
-            Listing.of_shards(checked_urls(urls), _SUFFIXES, config, region, endpoint_url),
+            Listing.of(Shards(checked_urls(urls), _SUFFIXES), parse_url, config, region, endpoint_url),
             transform=transform,
             shuffle=shuffle,
             shuffle_buffer=shuffle_buffer,

@@ -11,12 +11,13 @@ from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.listing import Listing
+from torchobj.datasets.listing import Listing, Shards
 from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.shared_index import SharedIndex
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded
 from torchobj.shards.index import TarIndex
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls
+from torchobj.urls import parse_url
 
 __all__ = ["TarMapDataset"]
 
@@ -84,7 +85,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         check("index", index, "a TarIndex, or the path or URL of its file", ok=is_index)
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         self._decode, self.transform = check_decode(decode), transform
-        self._listing = Listing.of_shards(checked_urls(urls), TAR_SUFFIXES, config, region, endpoint_url)
+        self._listing = Listing.of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config, region, endpoint_url)
         super().__init__(config=self._listing.config, on_error=on_error)
         self._index = SharedIndex(self._listing, index, self._decode)
 

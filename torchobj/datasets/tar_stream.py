@@ -14,7 +14,7 @@ from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import OnIterableError
-from torchobj.datasets.listing import Listing
+from torchobj.datasets.listing import Listing, Shards
 from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment
@@ -25,6 +25,7 @@ from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded,
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest import Manifest
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls, compression
+from torchobj.urls import parse_url
 
 __all__ = ["TarIterableDataset"]
 
@@ -148,7 +149,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         # Number of samples of the shards before each, once they were counted.
         self._starts: Order = np.zeros(0, dtype=np.int64)
         self._checked = False
-        listing = Listing.of_shards(checked_urls(urls), TAR_SUFFIXES, config, region, endpoint_url)
+        listing = Listing.of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config, region, endpoint_url)
         self._index = SharedIndex(listing)
         self._set_up(
             listing,
