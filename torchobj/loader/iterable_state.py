@@ -211,18 +211,27 @@ class IterablePass:
 
     Args:
         loader: The loader.
-        states: Start of each process: one state per worker, or one for the process of the loop.
-        last_worker: Number of the worker that returned the last batch; -1 before the first batch.
+        loaded: The state that was loaded for this pass.
         before: The previous pass of the same workers.
     """
 
     def __init__(
         self,
         loader: "torch.utils.data.DataLoader[Any]",
-        states: list[PassState | None],
-        last_worker: int,
+        loaded: Mapping[str, Any] | None,
         before: "IterablePass | None",
     ) -> None:
+        #: The start of each process: one state per worker, or one for the process of the loop.
+        states = _no_states(loader) if before is None else before.ended()
+        #: Number of the worker that returned the last batch; -1 before the first batch.
+        self.last_worker = -1
+        found = None if loaded is None or _is_of_another_epoch(loader.dataset, loaded) else _saved(loaded)
+        if found is not None:
+            states, self.last_worker = found
+            if len(states) != max(1, loader.num_workers):
+                # Between epochs: each worker starts like the single process; states of several workers do not fit
+                # others.
+                states = states * loader.num_workers if len(states) == 1 else _no_states(loader)
         #: The epoch of the pass, which the workers read; None for datasets that do not count.
         self.epoch: SharedNumber | None = None
         if isinstance(loader.dataset, PassDataset):
@@ -231,36 +240,14 @@ class IterablePass:
         self.tracked = TrackedDataset(
             loader.dataset,
             states,
-            last_worker + 1,
+            self.last_worker + 1,
             loader.batch_size or 1,
             drop_last=loader.drop_last,
             epoch=self.epoch,
         )
-        self.last_worker = last_worker
         self._in_workers = loader.num_workers > 0
         #: Pickled, as received, until they are needed.
         self._states: list[PassState | bytes | None] = list(states)
-
-    @classmethod
-    def begin(
-        cls, loader: "torch.utils.data.DataLoader[Any]", loaded: Mapping[str, Any] | None, before: "IterablePass | None"
-    ) -> "IterablePass":
-        """A new pass.
-
-        Args:
-            loader: The loader.
-            loaded: The state that was loaded for this pass.
-            before: The previous pass of the same workers.
-        """
-        found = None if loaded is None or _is_of_another_epoch(loader.dataset, loaded) else _saved(loaded)
-        if found is not None:
-            states, last_worker = found
-            if len(states) != len(_no_states(loader)):
-                # Between epochs: each worker starts like the single process; states of several workers do not fit
-                # others.
-                states = states * loader.num_workers if len(states) == 1 else _no_states(loader)
-            return cls(loader, states, last_worker, before)
-        return cls(loader, _no_states(loader) if before is None else before.ended(), -1, before)
 
     def count(self) -> None:
         """Counts the pass, whose first batch is requested: some loops create an iterator that they never use."""

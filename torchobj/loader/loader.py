@@ -308,7 +308,7 @@ class DataLoader(AnnouncingLoader[Batch_co]):
             # Persistent workers have their dataset already: a loaded state needs new workers.
             self._iterator = None
         stays = self.persistent_workers and self._iterator is not None
-        self._iterable = IterablePass.begin(self, loaded, self._iterable if stays else None)
+        self._iterable = IterablePass(self, loaded, self._iterable if stays else None)
 
     def _get_iterator(self) -> Any:
         memory = BatchMemory.start() if self.num_workers else None

@@ -83,14 +83,14 @@ class _Packer(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Buffer:
             self.buffers.append(obj)
-            return _buffer, (len(self.buffers) - 1,)
+            return _listed, (0, len(self.buffers) - 1)
         if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and not obj.is_nested:
             storage = obj.untyped_storage()._cdata
             self._bytes[storage] = self._bytes.get(storage, 0) + obj.nbytes
         if type(obj) is not torch.UntypedStorage or obj.device.type != "cpu" or not obj.nbytes() or obj.is_shared():
             return NotImplemented
         self.storages.append(obj)
-        return _storage, (len(self.storages) - 1,)
+        return _listed, (1, len(self.storages) - 1)
 
     def is_part(self, storage: torch.UntypedStorage) -> bool:
         """Whether at least half of the bytes of a storage are in the batch. All are, if no tensor views it."""
@@ -172,14 +172,9 @@ def _unpack(pickled: bytes, memories: list[Memory], spans: list[tuple[int, int, 
         _unpacking.lists = outer
 
 
-def _buffer(index: int) -> Buffer:
-    buffer: Buffer = _unpacking.lists[0][index]
-    return buffer
-
-
-def _storage(index: int) -> torch.UntypedStorage:
-    storage: torch.UntypedStorage = _unpacking.lists[1][index]
-    return storage
+def _listed(kind: int, index: int) -> Any:
+    """A buffer, kind 0, or storage, kind 1, of the batch that is being unpickled."""
+    return _unpacking.lists[kind][index]
 
 
 def _storage_of(content: bytearray) -> torch.UntypedStorage:
