@@ -82,7 +82,38 @@ def positions_of(indices: Sequence[Any], samples: Sized) -> list[int]:
     return positions
 
 
-class ListingDataset(Generic[Sample_co]):
+class ListedDataset(Generic[Sample_co]):
+    """A dataset of objects, or of shards, that are listed at the first use."""
+
+    _listing: Listing
+    _transform: Callable[[Any], Any]
+    _failures: FailurePolicy
+
+    def _set_listing(self, listing: Listing, transform: Callable[[Any], Any] | None) -> None:
+        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        self._listing, self._transform = listing, transform or identity
+
+    def __repr__(self) -> str:
+        # A subclass may not have called super().__init__().
+        described = [repr(self._listing), *self._options()] if "_listing" in self.__dict__ else ["not set up"]
+        return f"<{type(self).__name__} {', '.join(described)}>"
+
+    def _options(self) -> list[str]:
+        """Further contents of `repr`."""
+        return []
+
+    @property
+    def manifest(self) -> Manifest:
+        """The objects or shards, listed at the first access. An access before the loop lists once for all workers."""
+        return self._listing.manifest()
+
+    @property
+    def failed_samples(self) -> int:
+        """Number of samples that failed so far, in this process and its DataLoader workers."""
+        return self._failures.count
+
+
+class ListingDataset(ListedDataset[Sample_co]):
     """A dataset over the objects of a listing.
 
     Class arguments of a subclass:
@@ -90,10 +121,7 @@ class ListingDataset(Generic[Sample_co]):
             arguments of the parent.
     """
 
-    _listing: Listing
-    _transform: Callable[[ObjectReader], Any]
     _reader_constructor: ReaderConstructor
-    _failures: FailurePolicy
     #: The constructor of torchobj's class: that of a subclass may have other arguments.
     _construct: ClassVar[Callable[..., None]]
     _schemes: tuple[str, ...] = SCHEMES
@@ -184,30 +212,10 @@ class ListingDataset(Generic[Sample_co]):
         transform: Callable[[ObjectReader], Any] | None,
         reader_constructor: ReaderConstructor | None,
     ) -> None:
-        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         is_reader = reader_constructor is None or isinstance(reader_constructor, ReaderConstructor)
         check("reader_constructor", reader_constructor, "from S3ReaderConstructor, or None", ok=is_reader)
-        self._listing, self._transform = listing, transform or identity
+        self._set_listing(listing, transform)
         self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
-
-    def __repr__(self) -> str:
-        # A subclass may not have called super().__init__().
-        described = [repr(self._listing), *self._options()] if "_listing" in self.__dict__ else ["not set up"]
-        return f"<{type(self).__name__} {', '.join(described)}>"
-
-    def _options(self) -> list[str]:
-        """Further contents of `repr`."""
-        return []
-
-    @property
-    def manifest(self) -> Manifest:
-        """The objects, listed at the first access. An access before the loop lists once for all workers."""
-        return self._listing.manifest()
-
-    @property
-    def failed_samples(self) -> int:
-        """Number of samples that failed so far, in this process and its DataLoader workers."""
-        return self._failures.count
 
     @property
     def region(self) -> str | None:
@@ -228,11 +236,22 @@ class ListingDataset(Generic[Sample_co]):
     def _object_schemes(self) -> set[str]:
         return self._listing.schemes if len(self._schemes) > 1 else set(self._schemes)
 
-    def _built(self, url_of: Callable[[int], str], index: int, reader: ObjectReader | Exception) -> Any | Failure:
-        """Transforms a reader to a sample. An exception of the transform has a note that names the sample."""
-        if isinstance(reader, Exception):
-            return Failure(url_of(index), reader)
+    def _torchobj_build(
+        self, position: int, read: ObjectReader | Exception, url_of: Callable[[int], str] | None = None
+    ) -> Any | Failure:
+        """Transforms a reader to a sample. An exception of the transform has a note that names the sample.
+
+        Args:
+            position: Number of the object.
+            read: Its reader, or the exception in place of it.
+            url_of: Returns the URL of an object. None: that of the listing.
+        """
+        if isinstance(read, Exception):
+            return Failure((url_of or self._url_of)(position), read)
         try:
-            return self._transform(reader)
+            return self._transform(read)
         except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
-            return Failure.noted(error, "in the transform", url_of(index), index)
+            return Failure.noted(error, "in the transform", (url_of or self._url_of)(position), position)
+
+    def _url_of(self, index: int) -> str:
+        return self.manifest.url(index)

@@ -155,7 +155,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
 
     def _sample(self, url_of: Callable[[int], str], read: IndexedReader) -> Any:
         index, reader = read
-        built = self._built(url_of, index, reader)
+        built = self._torchobj_build(index, reader, url_of)
         return self._failures.sample(index, built) if isinstance(built, Failure) else built
 
     def _shape(self, shard: Shard, objects: int | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing_extensions import override
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.datasets.base import ListingDataset, Sample_co
-from torchobj.datasets.failures import Failure, FailurePolicy, OnError
+from torchobj.datasets.failures import FailurePolicy, OnError
 from torchobj.datasets.listing import Listing, OnChange
 from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.read_ahead import read_listed
@@ -107,13 +107,6 @@ class ObjectMapDataset(ListingDataset[Sample_co], MapStyleDataset[Sample_co]):
     @override
     def _torchobj_read_in_order(self, order: Order) -> Iterator[tuple[int, Any]]:
         return read_listed(self._listing.reader(), order, self._reader_constructor)
-
-    @override
-    def _torchobj_build(self, position: int, read: Any) -> Any | Failure:
-        return self._built(self._url_of, position, read)
-
-    def _url_of(self, index: int) -> str:
-        return self.manifest.url(index)
 
     @override
     def _torchobj_is_announced(self) -> bool:

@@ -1,5 +1,6 @@
 """Map-style datasets whose samples consist of several objects that a subclass names."""
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -76,7 +77,8 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
         on_error: OnError = "raise",
     ) -> None:
         failures = FailurePolicy.of_map_style(on_error)
-        self.__dict__["_torchobj"] = _Parts(RefReader(store_config(config, region, endpoint_url)), failures)
+        # Not by assignment: a subclass may define __setattr__.
+        self.__dict__["_torchobj_parts"] = _Parts(RefReader(store_config(config, region, endpoint_url)), failures)
         self._torchobj_parts.reader.source()
 
     def __repr__(self) -> str:
@@ -112,14 +114,10 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
             self._torchobj_prepare()
         return super().__getstate__()
 
-    @property
+    @functools.cached_property
     def _torchobj_parts(self) -> "_Parts":
-        parts: _Parts | None = self.__dict__.get("_torchobj")
-        if parts is None:
-            # A subclass did not call super().__init__().
-            parts = _Parts(RefReader(StoreConfig()), FailurePolicy.of_map_style("raise"))
-            parts = self.__dict__.setdefault("_torchobj", parts)
-        return parts
+        # Of a subclass that did not call super().__init__().
+        return _Parts(RefReader(StoreConfig()), FailurePolicy.of_map_style("raise"))
 
     @property
     @override

@@ -1,12 +1,12 @@
 """What iterable datasets share: epochs, the shard of each rank and worker, and the state of a pass."""
 
-import contextlib
 import dataclasses
 import functools
 import logging
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.utils.data
 from torchobj.config.checks import check
 from torchobj.datasets import worker_process
 from torchobj.datasets.base import Sample_co
+from torchobj.datasets.context import setting
 from torchobj.datasets.failures import SKIPPED, FailurePolicy, OnIterableError
 from torchobj.datasets.sample_ranks import SampleRanks, callers
 from torchobj.datasets.sharding import Shard
@@ -34,18 +35,13 @@ UNCOUNTED = -1
 _given_epoch: ContextVar[int | None] = ContextVar("_given_epoch", default=None)
 
 
-@contextlib.contextmanager
-def in_epoch(epoch: int) -> Iterator[None]:
+def in_epoch(epoch: int) -> AbstractContextManager[None]:
     """Within the block, datasets start passes of this epoch, which the caller counts.
 
     Args:
         epoch: The epoch; `UNCOUNTED` for the one that was set last.
     """
-    token = _given_epoch.set(epoch)
-    try:
-        yield
-    finally:
-        _given_epoch.reset(token)
+    return setting(_given_epoch, epoch)
 
 
 @dataclasses.dataclass

@@ -5,12 +5,12 @@ process's share of the memory budget, and the prefetcher reads them. Elsewhere a
 """
 
 import collections
-import contextlib
 import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ import torch.utils.data
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
+from torchobj.datasets.context import setting
 from torchobj.datasets.dataset_reader import DatasetReader, Key, ManifestReader
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
@@ -152,14 +153,9 @@ def _ahead_bytes(budget: int) -> int:
     return int(budget * AHEAD_SHARE / (1 if worker is None else worker.num_workers) / _iterators.get())
 
 
-@contextlib.contextmanager
-def sharing(iterators: int) -> Iterator[None]:
+def sharing(iterators: int) -> AbstractContextManager[None]:
     """Within the block, iterators that start to read are some of `iterators` from which a mixture reads in turn."""
-    token = _iterators.set(_iterators.get() * iterators)
-    try:
-        yield
-    finally:
-        _iterators.reset(token)
+    return setting(_iterators, _iterators.get() * iterators)
 
 
 def _announced(

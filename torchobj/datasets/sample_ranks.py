@@ -4,13 +4,13 @@ Exactly one divides: the arguments of the dataset, another library whose loader 
 otherwise the ranks of torch.distributed. `sharding` computes the parts.
 """
 
-import contextlib
 import logging
 import operator
 import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NamedTuple, Self
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchobj.config.checks import check
 from torchobj.datasets import worker_process
+from torchobj.datasets.context import setting
 from torchobj.datasets.worker_process import Rank
 from torchobj.exceptions import ConfigError
 
@@ -88,14 +89,9 @@ class SampleRanks(NamedTuple):
 _mixture: ContextVar[SampleRanks | None] = ContextVar("_mixture", default=None)
 
 
-@contextlib.contextmanager
-def members_divided_by(ranks: SampleRanks) -> Iterator[None]:
+def members_divided_by(ranks: SampleRanks) -> AbstractContextManager[None]:
     """Within the block, datasets that start a pass are divided as the mixture that they belong to."""
-    token = _mixture.set(ranks.within_mixture())
-    try:
-        yield
-    finally:
-        _mixture.reset(token)
+    return setting(_mixture, ranks.within_mixture())
 
 
 def given_rank(rank: int | None, world_size: int | None, mesh: Any) -> Rank | None:

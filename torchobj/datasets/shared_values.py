@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchobj.datasets import worker_process
+from torchobj.datasets.context import setting
 from torchobj.datasets.descriptors import Descriptors
 
 #: What is warned of once; each has a flag of its own.
@@ -166,14 +167,9 @@ _of_reading_loader: ContextVar[SharedCounter | None] = ContextVar("torchobj_fail
 _of_loader: dict[int, SharedCounter] = {}
 
 
-@contextlib.contextmanager
-def also_counting(counter: SharedCounter) -> Iterator[None]:
+def also_counting(counter: SharedCounter) -> contextlib.AbstractContextManager[None]:
     """Within the block, what this thread adds to any counter is also added to that of a loader."""
-    token = _of_reading_loader.set(counter)
-    try:
-        yield
-    finally:
-        _of_reading_loader.reset(token)
+    return setting(_of_reading_loader, counter)
 
 
 def count_also(counter: SharedCounter) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast
-from torchobj.datasets.base import Sample_co
+from torchobj.datasets.base import ListedDataset, Sample_co
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import Listing
@@ -30,7 +30,6 @@ from torchobj.datasets.sharding import (
     shuffled,
 )
 from torchobj.datasets.shuffle_buffer import ShuffleBuffer
-from torchobj.manifest import Manifest
 
 logger = logging.getLogger("torchobj")
 
@@ -81,7 +80,7 @@ def failed_items(url: str, unit: int, segment: int, samples: range, error: Excep
         yield StreamItem(SampleId(unit, number), error, after)
 
 
-class StreamDataset(PassDataset[Sample_co]):
+class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
     """Base class of datasets that read shards as streams.
 
     Attributes:
@@ -105,32 +104,19 @@ class StreamDataset(PassDataset[Sample_co]):
         ranks: SampleRanks,
         shuffle_buffer: int = 0,
     ) -> None:
-        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         is_size = isinstance(shuffle_buffer, int) and not isinstance(shuffle_buffer, bool) and shuffle_buffer >= 0
         check("shuffle_buffer", shuffle_buffer, "a number of samples, 0 or more", ok=is_size)
         check("shuffle", shuffle, "True or False", ok=isinstance(shuffle, bool))
-        self._listing, self._transform = listing, transform
+        self._set_listing(listing, transform)
         self._shuffle, self._shuffle_buffer = shuffle, shuffle_buffer
         self.seed, self.uneven = seed, uneven
         self._reader = RefReader(listing.config)
         self._set_up_passes(on_error, ranks)
         self._check()
 
-    def __repr__(self) -> str:
-        if "_listing" not in self.__dict__:
-            return f"<{type(self).__name__} not set up>"
+    def _options(self) -> list[str]:
         order = f"shuffle_buffer={self._shuffle_buffer}, seed={self.seed}, uneven={self.uneven!r}"
-        return f"<{type(self).__name__} {self._listing!r}, {order}, epoch {self._epoch.next()}>"
-
-    @property
-    def manifest(self) -> Manifest:
-        """The shards, with sizes and versions. Listed at the first access."""
-        return self._listing.manifest()
-
-    @property
-    def failed_samples(self) -> int:
-        """Number of samples that failed so far, in this process and its DataLoader workers."""
-        return self._failures.count
+        return [order, f"epoch {self._epoch.next()}"]
 
     @override
     def prepare(self) -> None:
@@ -162,6 +148,9 @@ class StreamDataset(PassDataset[Sample_co]):
     def _kept(self, value: Any) -> Any:
         """A value for the shuffle buffer, without the memory of other samples."""
         return value
+
+    def _kept_item(self, item: StreamItem) -> StreamItem:
+        return item._replace(value=self._kept(item.value))
 
     def _unit_bytes(self, unit: int) -> int | None:
         """Size of the unit in which positions are offsets; None if they are not."""
@@ -196,7 +185,7 @@ class StreamDataset(PassDataset[Sample_co]):
 
     def _finished(self, sample: Any) -> Any:
         """Decodes and transforms a sample."""
-        return sample if self._transform is None else self._transform(sample)
+        return self._transform(sample)
 
     def _segments(self, shard: Shard, epoch: int) -> list[Segment]:
         units = self._units()
@@ -276,25 +265,25 @@ class StreamDataset(PassDataset[Sample_co]):
         manifest_broadcast.confirm()
         progress = self._start_progress(self._shape(shard), epoch)
         start, ids, draws = self._checked_position(progress, segments)
-        stream = _Stream(self._items(segments, start), start, self._kept if self._shuffle_buffer else None)
-        buffer = None
+        items = self._items(segments, start)
+        stream, buffer = _Stream(map(self._kept_item, items) if self._shuffle_buffer else items, start), None
         if self._shuffle_buffer:
-            held = [item._replace(value=self._kept(item.value)) for item in self._items_again(ids)] if ids else []
+            held = list(map(self._kept_item, self._items_again(ids))) if ids else []
             seed = (self.seed, epoch, shard.rank, shard.worker)
             buffer = ShuffleBuffer(stream, self._shuffle_buffer, seed, draws, held)
         progress.position = functools.partial(_position, stream, buffer)
         return PassIterator(stream if buffer is None else buffer, progress, self._sample)
 
     def _sample(self, item: StreamItem) -> Any:
-        number = item.id.sample
-        if isinstance(item.value, Exception):
-            failure = Failure(self._unit_url(item.id.unit), item.value.with_traceback(None))
-        else:
+        value = item.value
+        if not isinstance(value, Exception):
             try:
-                return self._finished(item.value)
+                return self._finished(value)
             except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
-                failure = Failure.noted(error, "in the transform", self._unit_url(item.id.unit), number)
-        return self._failures.sample(number, failure)
+                failure = Failure.noted(error, "in the transform", self._unit_url(item.id.unit), item.id.sample)
+        else:
+            failure = Failure(self._unit_url(item.id.unit), value.with_traceback(None))
+        return self._failures.sample(item.id.sample, failure)
 
 
 class _Stream(Iterator[StreamItem]):
@@ -303,16 +292,15 @@ class _Stream(Iterator[StreamItem]):
     Args:
         items: The items.
         start: The position before them.
-        keep: Converts values; None: they are returned as they are.
     """
 
-    def __init__(self, items: Iterator[StreamItem], start: Position, keep: Callable[[Any], Any] | None) -> None:
-        self._items, self.after, self._keep = items, start, keep
+    def __init__(self, items: Iterator[StreamItem], start: Position) -> None:
+        self._items, self.after = items, start
 
     def __next__(self) -> StreamItem:
         item = next(self._items)
         self.after = item.after
-        return item if self._keep is None else item._replace(value=self._keep(item.value))
+        return item
 
 
 def _position(stream: _Stream, buffer: ShuffleBuffer[StreamItem] | None) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
             self._compare(sample)
         fields = Sample(sample)
         decoded(fields, self._decode)
-        return fields if self._transform is None else self._transform(fields)
+        return self._transform(fields)
 
     def _compare(self, sample: dict[str, Any]) -> None:
         """Warns once in all workers of a job if `decode` matches no field of its first sample."""

@@ -12,7 +12,7 @@ import copy
 import io
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -88,15 +88,13 @@ def _length(sampler: Any) -> int | None:
 
 
 #: Properties that an order must share with that of the state to be drawn again.
-_SHAPE: dict[str, Callable[[Any], Any]] = {
-    "batch_size": lambda sampler: getattr(sampler, "batch_size", None),
-    "drop_last": lambda sampler: getattr(sampler, "drop_last", None),
-    "length": _length,
-    "num_replicas": lambda sampler: _int_attribute(sampler, "num_replicas"),
-    "rank": lambda sampler: _int_attribute(sampler, "rank"),
-    "seed": lambda sampler: _int_attribute(sampler, "seed"),
-    "shuffle": lambda sampler: _int_attribute(sampler, "shuffle"),
-}
+_SHAPE = ("batch_size", "drop_last", "length", "num_replicas", "rank", "seed", "shuffle")
+
+
+def _shape_of(sampler: Any) -> dict[str, Any]:
+    """The properties of an order: of its batches, and of the sampler within."""
+    batches = {name: getattr(sampler, name, None) for name in _SHAPE[:2]}
+    return batches | {"length": _length(sampler)} | {name: _int_attribute(sampler, name) for name in _SHAPE[3:]}
 
 
 def _get_rng(generator: torch.Generator | None) -> torch.Tensor:
@@ -242,7 +240,7 @@ def _state(
         "within_epoch": within_epoch,
         "batches": batches,
         "order": type(innermost(sampler)).__name__,
-        **{name: value_of(sampler) for name, value_of in _SHAPE.items()},
+        **_shape_of(sampler),
         "epoch": epoch,
         # Always a single value: the states of the generator when the iterator was created and at its first request, or
         # before the epoch its current state; None if the sampler has a state of its own.
@@ -311,8 +309,8 @@ def load(sampler: Any, state: Any) -> None:
 def _prepare_to_replay(sampler: Any, state: Mapping[str, Any]) -> None:
     inner = innermost(sampler)
     if state["within_epoch"]:
-        for name, value_of in _SHAPE.items():
-            if state[name] != (value := value_of(sampler)):
+        for name, value in _shape_of(sampler).items():
+            if state[name] != value:
                 raise ConfigError(
                     f"{name}={state[name]!r}: in the state; now {value!r}, so that the order of "
                     f"{type(inner).__name__} cannot be resumed; use an ElasticDistributedSampler"
