@@ -226,7 +226,7 @@ impl Connection {
         frame.extend_from_slice(&buffered[..buffered.len().min(max)]);
         self.start += frame.len();
         if frame.is_empty() && self.transport.read_buf(&mut (&mut frame).limit(max)).await.map_err(broken_body)? == 0 {
-            if self.head.framing == Framing::Chunked {
+            if self.head.framing != Framing::UntilClosed {
                 return Err(incomplete_body());
             }
             self.remaining = 0;
@@ -431,6 +431,97 @@ mod tests {
             lease.exchange(b"", &[vec![0; BODY_BYTES].into()], false).await
         };
         tokio::join!(server, client).1
+    }
+
+    /// A transport whose reads return at most `max` of the bytes, and then the end of the stream.
+    struct Received {
+        bytes: Vec<u8>,
+        max: usize,
+    }
+
+    impl Transport for Received {
+        fn is_idle(&self) -> bool {
+            self.bytes.is_empty()
+        }
+    }
+
+    impl AsyncRead for Received {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<std::io::Result<()>> {
+            let count = self.max.min(buf.remaining()).min(self.bytes.len());
+            buf.put_slice(&self.bytes.drain(..count).collect::<Vec<_>>());
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Received {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+            Poll::Ready(Ok(buf.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// A connection that has received the head of `response`.
+    async fn responded(response: &str, max: usize) -> Connection {
+        let mut connection = Connection::new(Box::new(Received { bytes: response.into(), max }));
+        connection.exchange(b"GET / HTTP/1.1\r\n\r\n", &[], false).await.unwrap();
+        connection
+    }
+
+    const CHUNKED: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    const CHUNKS: &str = "5;a=\"b\"\r\nhello\r\n1\r\n,\r\n00006 \r\n world\r\n0\r\nX: y\r\n\r\n";
+
+    #[tokio::test]
+    async fn a_chunked_body_is_received_in_pieces_of_any_size() {
+        for max in 1..=CHUNKED.len() + CHUNKS.len() {
+            let mut connection = responded(&format!("{CHUNKED}{CHUNKS}"), max).await;
+            assert_eq!(connection.read_text(12).await.unwrap(), b"hello, world", "{max}");
+            assert!(connection.is_reusable() && connection.is_idle(), "{max}");
+            assert_eq!(connection.header("transfer-encoding"), Some("chunked"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_ends_early_is_incomplete() {
+        for end in 0..CHUNKS.len() {
+            let mut connection = responded(&format!("{CHUNKED}{}", &CHUNKS[..end]), 7).await;
+            assert_eq!(connection.read_text(12).await.unwrap_err().kind, ErrorKind::ShortBody, "{end}");
+            assert!(!connection.is_reusable(), "{end}");
+        }
+        let mut connection = responded("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello", 100).await;
+        assert_eq!(connection.next_frame().await.unwrap().as_deref(), Some(&b"hello"[..]));
+        assert_eq!(connection.next_frame().await.unwrap_err().kind, ErrorKind::ShortBody);
+    }
+
+    #[tokio::test]
+    async fn a_connection_with_bytes_after_the_last_chunk_is_not_reused() {
+        let smuggled = "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx";
+        for max in [1, 30, 1000] {
+            let mut connection = responded(&format!("{CHUNKED}{CHUNKS}{smuggled}"), max).await;
+            assert_eq!(connection.read_text(12).await.unwrap(), b"hello, world");
+            assert!(!connection.is_reusable() || !connection.is_idle(), "{max}");
+        }
+        let both = CHUNKED.replace("\r\n\r\n", "\r\nContent-Length: 40\r\n\r\n");
+        let mut connection = responded(&format!("{both}{CHUNKS}"), 1000).await;
+        assert_eq!(connection.read_text(12).await.unwrap(), b"hello, world");
+        assert!(!connection.is_reusable(), "the length of the body is ambiguous");
+    }
+
+    #[tokio::test]
+    async fn the_largest_chunk_allocates_one_frame() {
+        let mut connection = responded(&format!("{CHUNKED}ffffffffffffffff\r\nhello"), 1000).await;
+        assert_eq!(connection.next_frame().await.unwrap().as_deref(), Some(&b"hello"[..]));
+        assert_eq!(connection.next_frame().await.unwrap_err().kind, ErrorKind::ShortBody);
     }
 
     #[test]

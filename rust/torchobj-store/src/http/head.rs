@@ -58,7 +58,10 @@ impl Head {
         let origin = bytes.as_ptr() as usize;
         for header in response.headers.iter() {
             if header.name.eq_ignore_ascii_case("content-length") {
-                let value = std::str::from_utf8(header.value).ok().and_then(|value| value.trim().parse().ok());
+                // `parse` accepts a sign.
+                let digits =
+                    std::str::from_utf8(header.value).ok().map(str::trim).filter(|text| !text.starts_with('+'));
+                let value = digits.and_then(|digits| digits.parse().ok());
                 match (value, length) {
                     (Some(value), None) => length = Some(value),
                     (Some(value), Some(before)) if value == before => {}
@@ -88,6 +91,8 @@ impl Head {
             };
             self.spans.push((a, b, c, d));
         }
+        // Another recipient may take the length for the end of the body (RFC 9112, section 6.3).
+        self.keep_alive &= !(encoded && length.is_some());
         self.framing = match length {
             _ if bodiless || matches!(self.status, 100..=199 | 204 | 304) => Framing::Empty,
             // HTTP/1.0 has no transfer encodings (RFC 9112, section 6.1).
@@ -152,6 +157,9 @@ mod tests {
             ("HTTP/1.1 200 OK\r\nConnection: foo, Close\r\n\r\n", false),
             ("HTTP/1.0 200 OK\r\n\r\n", false),
             ("HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\n", true),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", true),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n", false),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: x\r\nConnection: keep-alive\r\n\r\n", false),
         ] {
             assert_eq!(parse(text, false).0.keep_alive, keep, "{text}");
         }
@@ -163,6 +171,8 @@ mod tests {
         for text in [
             "HTTQ/1.1 200 OK\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: +1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length:\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         ] {
             let failure = Head::new().parse(text.as_bytes(), false).unwrap_err();
