@@ -40,6 +40,9 @@ pub(super) fn for_each_element(document: &[u8], mut on_end: impl FnMut(&[&str], 
     let mut is_leaf = false;
     loop {
         match reader.read_event()? {
+            Event::Start(_) if depth == 0 && !names.is_empty() => {
+                return Err(XmlError("it has two roots".to_owned()));
+            }
             Event::Start(_) if depth == MAX_DEPTH => {
                 return Err(XmlError(format!("more than {MAX_DEPTH} nested elements")));
             }
@@ -350,6 +353,10 @@ mod tests {
         assert_eq!(list_page(last.as_bytes()).unwrap().continuation, None);
         assert!(list_page(b"<ListBucketResult><Contents></Wrong>").is_err());
         assert!(list_page(b"<Error><Code>SlowDown</Code></Error>").is_err());
+        for other in ["<Error><Code>InternalError</Code></Error>", "<ListBucketResult/>", "<a>", "</a>"] {
+            assert!(list_page(format!("{last}{other}").as_bytes()).is_err(), "{other}");
+        }
+        assert!(list_page(format!("{last}\n<!-- end -->\n").as_bytes()).is_ok());
         assert!(list_page(PAGE.split_at(PAGE.len() / 2).0.as_bytes()).is_err());
     }
 }
