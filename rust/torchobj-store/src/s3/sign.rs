@@ -16,6 +16,9 @@ type HmacSha256 = Hmac<Sha256>;
 /// Region of signatures for endpoints without regions. FlashBlade, SwiftStack, MinIO and Ceph accept it.
 pub(super) const DEFAULT_REGION: &str = "us-east-1";
 
+/// The last second of the year 9999, since 1970. The format has four digits for a year.
+const MAX_SECONDS: u64 = 253_402_300_799;
+
 /// Value of `x-amz-content-sha256` for an unsigned body. TLS and a checksum header protect its integrity.
 pub const UNSIGNED_PAYLOAD: &str = "UNSIGNED-PAYLOAD";
 
@@ -35,11 +38,11 @@ pub struct Identity {
 pub struct Timestamp(String);
 
 impl Timestamp {
-    /// The timestamp of `time`. Times before 1970 are clamped to 1970.
+    /// The timestamp of `time`. Times before 1970 or after 9999 are clamped: the clock skew is that of any `Date` header.
     pub fn new(time: SystemTime) -> Self {
-        let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()).min(MAX_SECONDS);
         let date = DateTime::from_secs(seconds.cast_signed()).fmt(Format::DateTime);
-        let mut text = date.expect("the clock is before the year 10 000");
+        let mut text = date.expect("the year is at most 9999");
         text.retain(|letter| !matches!(letter, '-' | ':'));
         Self(text)
     }
@@ -301,6 +304,13 @@ mod tests {
                 uri.push_str(std::str::from_utf8(&pair).unwrap());
             }
             prop_assert_eq!(ours("GET", &key, &query, &headers, time), sdk_signature("GET", &uri, &headers, time));
+        }
+    }
+
+    #[test]
+    fn a_time_beyond_the_year_9999_is_clamped() {
+        for (seconds, text) in [(253_402_300_799, "99991231T235959Z"), (253_402_300_800, "99991231T235959Z")] {
+            assert_eq!(Timestamp::new(UNIX_EPOCH + Duration::from_secs(seconds)).as_str(), text);
         }
     }
 
