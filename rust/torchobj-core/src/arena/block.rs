@@ -18,7 +18,7 @@ use super::map::{Map, Words};
 use crate::fork;
 
 /// First bytes of the file; the last byte is the version of this layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"tobjblk\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"tobjblk\x02");
 
 /// Offset of the memory. The page before it is the header.
 pub(super) const START: u64 = 4096;
@@ -34,6 +34,8 @@ struct BlockHeader {
 
 // SAFETY: all fields are atomic words.
 unsafe impl Words for BlockHeader {}
+
+const _: () = assert!(size_of::<BlockHeader>() as u64 <= START);
 
 /// The file of a block, mapped by this process.
 #[derive(Debug)]
@@ -67,8 +69,10 @@ impl Block {
         let path = format!("/proc/{owner}/fd/{descriptor}");
         let map = Map::attach(open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)?;
         let block = Self { number, capacity: map.len().saturating_sub(START), map };
-        let header: &BlockHeader = block.map.header();
-        if block.capacity < len || header.magic.load(Acquire) != MAGIC || header.number.load(Relaxed) != number {
+        let is_block =
+            |header: &BlockHeader| header.magic.load(Acquire) == MAGIC && header.number.load(Relaxed) == number;
+        // A shorter file has no header.
+        if block.map.len() < START || block.capacity < len || !is_block(block.map.header()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is not the granted block"));
         }
         block.map.populate(START, len);
@@ -168,6 +172,12 @@ mod tests {
         assert!(attached.is_discarded());
         assert!(Block::attach(std::process::id(), block.descriptor(), 8, MIB).is_err());
         assert!(Block::attach(std::process::id(), block.descriptor(), 7, 2 * MIB).is_err());
+        // The owner may have opened another file under the number of the descriptor.
+        let other = Map::create(Map::file_in_memory().unwrap(), 5).unwrap();
+        let descriptor = u32::try_from(other.file().as_raw_fd()).unwrap();
+        for len in [0, MIB] {
+            assert!(Block::attach(std::process::id(), descriptor, 7, len).is_err());
+        }
     }
 
     #[test]
