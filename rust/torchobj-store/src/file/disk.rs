@@ -1,5 +1,5 @@
-//! Opens, writes, replaces and deletes files. A write is to a temporary file beside the target, which is renamed. A file is replaced
-//! or deleted only if it has an expected version, under the lock of its folder. Knows no keys.
+//! Opens, writes, replaces and deletes files. A write is to a temporary file beside the target, which is renamed. Files are replaced
+//! and deleted under the lock of their folder, also on the condition of a version. Knows no keys.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
