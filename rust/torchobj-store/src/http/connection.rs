@@ -16,7 +16,7 @@ use super::{Failure, Framing, Transport};
 /// One read receives a head and a small body, or the first bytes of a large one.
 const BUFFER_BYTES: usize = 8 << 10;
 
-/// Maximum size of a head. S3 allows 2 KiB of metadata, plus its own headers.
+/// Maximum size of a head, and of all interim responses to a request. S3 allows 2 KiB of metadata, plus its own headers.
 const MAX_HEAD_BYTES: usize = 60 << 10;
 
 /// Maximum number of bytes of a frame of a body whose length is not known.
@@ -39,6 +39,8 @@ pub(crate) struct Connection {
     start: usize,
     end: usize,
     head: Head,
+    /// Number of bytes of the interim responses to the current request.
+    interim_bytes: usize,
     /// Number of bytes of the current body, or of its current chunk, that were not read yet.
     remaining: u64,
     /// Number of bytes of the extensions of a chunked body, after its first chunk has begun.
@@ -59,6 +61,7 @@ impl Connection {
             start: 0,
             end: 0,
             head: Head::new(),
+            interim_bytes: 0,
             remaining: 0,
             extension_bytes: None,
             last_chunk: true,
@@ -80,7 +83,7 @@ impl Connection {
 
     /// Sends a request and receives the head of its response. `bodiless`: the request is a HEAD.
     pub(crate) async fn exchange(&mut self, head: &[u8], payload: &[Bytes], bodiless: bool) -> Result<u16, Failure> {
-        (self.start, self.end, self.remaining) = (0, 0, 0);
+        (self.start, self.end, self.remaining, self.interim_bytes) = (0, 0, 0, 0);
         // Until the response is received: if the request is cancelled, the connection is closed.
         self.must_close = true;
         let sent = self.send(head, payload).await;
@@ -138,6 +141,11 @@ impl Connection {
         while self.end > 0 && self.head.parse(&self.buffer[..self.end], bodiless)? {
             if !(100..200).contains(&self.head.status) {
                 return Ok(true);
+            }
+            // Each of them counts as progress of an upload.
+            self.interim_bytes += self.head.end;
+            if self.interim_bytes > MAX_HEAD_BYTES {
+                return Err(Failure::new(ErrorKind::Protocol, "the interim responses are larger than 60 KiB"));
             }
             self.buffer.copy_within(self.head.end..self.end, 0);
             self.end -= self.head.end;
@@ -480,6 +488,18 @@ mod tests {
 
     const CHUNKED: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     const CHUNKS: &str = "5;a=\"b\"\r\nhello\r\n1\r\n,\r\n00006 \r\n world\r\n0\r\nX: y\r\n\r\n";
+
+    #[tokio::test]
+    async fn the_interim_responses_to_a_request_are_limited() {
+        let interim = "HTTP/1.1 100 Continue\r\n\r\n";
+        for (count, expected) in [(MAX_HEAD_BYTES / interim.len(), Ok(200)), (10_000, Err(ErrorKind::Protocol))] {
+            let bytes = format!("{}HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", interim.repeat(count)).into();
+            let mut connection = Connection::new(Box::new(Received { bytes, max: 1000 }));
+            let status = connection.exchange(b"PUT / HTTP/1.1\r\n\r\n", &[], false).await;
+            assert_eq!(status.map_err(|failure| failure.kind), expected);
+            assert_eq!(connection.is_reusable(), expected.is_ok());
+        }
+    }
 
     #[tokio::test]
     async fn a_chunked_body_is_received_in_pieces_of_any_size() {
