@@ -1,8 +1,11 @@
 """Rows of Parquet files: the same as pyarrow reads from local files, divided, shuffled and resumed."""
 
+import os
 import random
 import re
 import resource
+import signal
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 import torchobj
+from torchobj.datasets import parquet
 from torchobj.datasets.sharding import Shard
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, ParquetError
 
@@ -51,6 +55,29 @@ def test_rows_equal_those_that_pyarrow_reads(folder):
     assert list(dataset(folder)) == expected
     assert list(dataset(folder, columns=["text", "id"])) == [{n: row[n] for n in ("id", "text")} for row in expected]
     assert [row["s"] for row in dataset(folder, columns=["s.a"])] == [{"a": row["s"]["a"]} for row in expected]
+
+
+def test_a_child_that_is_forked_while_a_thread_reads_footers_reads_its_own(folder, monkeypatch):
+    open_file, reads, forked = parquet.open_file, threading.Event(), threading.Event()
+
+    def open_slowly(*args):
+        reads.set()
+        forked.wait()
+        return open_file(*args)
+
+    other, own = dataset(folder), dataset(folder)
+    monkeypatch.setattr(parquet, "open_file", open_slowly)
+    thread = threading.Thread(target=lambda: other.schema)
+    thread.start()
+    reads.wait()
+    monkeypatch.setattr(parquet, "open_file", open_file)
+    if (child := os.fork()) == 0:
+        signal.alarm(20)
+        os._exit(int(own.schema.names != ["id", "x", "text", "vector", "s"]))
+    _, status = os.waitpid(child, 0)
+    forked.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_batches_cross_row_groups_and_only_the_last_is_smaller(folder):

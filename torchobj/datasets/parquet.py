@@ -1,6 +1,5 @@
 """Streams rows of Parquet files, or batches of rows. `parquet_files` reads footers and decodes row groups."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -165,6 +164,9 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         alone = batch_rows is None or shuffle_buffer == 0
         check("shuffle_buffer", shuffle_buffer, "0 with batch_rows: the buffer holds rows", ok=alone)
         self._columns = None if columns is None else list(columns)
+        # Not a cached_property, which holds a lock of the class in Python 3.11: a child that is forked while another
+        # thread reads footers would wait for it.
+        self._footers: tuple[Any, list[_Unit]] | None = None
         self._batch_rows, self._format = batch_rows, format
         self._set_up(
             Listing.of(Shards(checked_urls(urls), _SUFFIXES), parse_url, config, region, endpoint_url),
@@ -179,16 +181,21 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     @override
     def _units(self) -> int:
-        return len(self._footers[1])
+        return len(self._row_groups)
 
     @property
     def schema(self) -> Any:
         """The `pyarrow.Schema` of the selected columns of all files. The first access reads the footers."""
-        return self._footers[0]
+        return self._read_footers()[0]
 
-    @functools.cached_property
-    def _footers(self) -> tuple[Any, list[_Unit]]:
-        """The schema to which every row group is converted, and the row groups of all files."""
+    @property
+    def _row_groups(self) -> list[_Unit]:
+        return self._read_footers()[1]
+
+    def _read_footers(self) -> tuple[Any, list[_Unit]]:
+        """The schema to which every row group is converted, and the row groups of all files. The first call reads."""
+        if self._footers is not None:
+            return self._footers
         first: ParquetFile | None = None
         schema, units = None, list[_Unit]()
         for begin in range(0, len(self.manifest), _FOOTERS):
@@ -205,7 +212,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
                     first, schema = file, file.schema
                 schema = merged_schema(schema, file, first.url)
                 units += [_Unit(file, index, number) for number in range(len(file.row_groups))]
-        return schema, units
+        self._footers = schema, units
+        return self._footers
 
     def _size(self, index: int) -> int:
         return self.manifest.entry(index)[2] or 0
@@ -231,11 +239,11 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     @override
     def _unit_url(self, unit: int) -> str:
-        return self._footers[1][unit].file.url
+        return self._row_groups[unit].file.url
 
     @override
     def _counts(self) -> Order:
-        return np.array([unit.row_group.rows for unit in self._footers[1]], dtype=np.int64)
+        return np.array([unit.row_group.rows for unit in self._row_groups], dtype=np.int64)
 
     @override
     def _shape(self, shard: Any) -> dict[str, Any]:
@@ -260,7 +268,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     def _tables(self, segments: list[Segment]) -> Iterator[tuple[Segment, Any]]:
         """The decoded row groups of segments, or exceptions. Several are read ahead."""
-        schema, units = self._footers
+        schema, units = self._read_footers()
 
         def groups(_: int) -> Iterator[Group[ObjectRef]]:
             for segment in segments:
@@ -294,7 +302,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
     def _samples(self, table: Any, unit: int, begin: int, count: int) -> list[TableRow]:
         """Rows of a row group. Missing floats are NaN."""
         parts = float_parts(self.schema)
-        name = f"{self._unit_url(unit)}: row group {self._footers[1][unit].number}"
+        name = f"{self._unit_url(unit)}: row group {self._row_groups[unit].number}"
         rows = enumerate(table.slice(begin, count).to_pylist(), begin)
         return [TableRow(with_nan(row, parts), name, number) for number, row in rows]
 
@@ -319,7 +327,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             yield StreamItem(last, held, Position(at + 1))
 
     def _end(self, segment: Segment) -> int:
-        return self._footers[1][segment.unit].row_group.rows if segment.end is None else segment.end
+        return self._row_groups[segment.unit].row_group.rows if segment.end is None else segment.end
 
     def _failed(self, segment: Segment, count: int, number: int, error: Exception) -> Iterator[StreamItem]:
         samples = range(segment.first, segment.first + count)
