@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnError
@@ -85,7 +85,8 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         check("index", index, "a TarIndex, or the path or URL of its file", ok=is_index)
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         self._decode, self.transform = check_decode(decode), transform
-        self._listing = Listing.of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config, region, endpoint_url)
+        shards = Shards(checked_urls(urls), TAR_SUFFIXES)
+        self._listing = Listing(store_config(config, region, endpoint_url, url=shards.urls[0]), parse_url, shards)
         super().__init__(config=self._listing.config, on_error=on_error)
         self._index = SharedIndex(self._listing, index, self._decode)
 
