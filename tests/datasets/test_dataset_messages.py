@@ -212,7 +212,28 @@ def test_a_worker_that_lists_does_not_hide_that_another_dataset_reads_its_index(
         assert sorted(map(int, loader)) == list(range(COUNT))
     log = log_file.read_text()
     assert log.count("each DataLoader worker lists the prefix itself") == 1
+    # The worker that reads the index has found its shards before.
+    assert f"{folder}: each DataLoader worker lists the prefix itself" in log
     assert log.count("each DataLoader worker reads the index itself") == 1
+
+
+def test_shards_that_are_prepared_before_the_loop_are_indexed_once(log_file, monkeypatch, tmp_path):
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
+    tar_of(tmp_path / "a.tar", "0.bin", "1.bin")
+    counts = []
+    for prepares in (True, False):
+        data = torchobj.TarIterableDataset(
+            (tmp_path / "a.tar").as_uri(), enable_sharding=True, rank=0, world_size=2, uneven="drop", transform=len
+        )
+        if prepares:
+            data.prepare()
+        else:
+            _ = data.manifest
+        loader = torch.utils.data.DataLoader(data, num_workers=1, multiprocessing_context="fork")
+        assert len(list(loader)) == 1
+        counts.append(log_file.read_text().count("reads the index itself"))
+    assert counts == [0, 1]
+    assert "or dataset.prepare() of an iterable dataset" in log_file.read_text()
 
 
 def tar_of(path, *names):

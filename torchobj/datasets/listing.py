@@ -31,7 +31,7 @@ OnChange = Literal["raise", "accept"]
 #: Forked workers inherit a listing only if the sampler or the user accessed the dataset before the fork.
 BY_WORKERS = (
     "%s: each DataLoader worker %s itself, and again in each epoch without persistent_workers; call "
-    "len(dataset), or access dataset.manifest of an iterable dataset, before the loop to do so once for all workers"
+    "len(dataset), or dataset.prepare() of an iterable dataset, before the loop to do so once for all workers"
 )
 
 
@@ -218,8 +218,12 @@ class Listing:
         """Whether ranks and workers must agree on the objects: not if the caller named them."""
         return not isinstance(self._source, list)
 
-    def objects(self) -> Manifest:
-        """As `manifest`, for a dataset that reads the objects by reference and not through `reader`."""
+    def objects(self, *, warns: bool = True) -> Manifest:
+        """As `manifest`, for a dataset that reads the objects by reference and not through `reader`.
+
+        Args:
+            warns: Whether a DataLoader worker warns that it repeats the listing.
+        """
         if self._manifest is not None and (not self._is_shared or manifest_broadcast.is_current(self._agreed_in)):
             return self._manifest
         with self._lock:
@@ -227,7 +231,7 @@ class Listing:
                 self._manifest = self._manifest or Manifest.from_urls(self._source)
             elif self._manifest is None:
                 name = self.name
-                if worker_process.is_first_to_repeat("listing"):
+                if warns and worker_process.is_first_to_repeat("listing"):
                     is_file = isinstance(self._source, ManifestFile)
                     logger.warning(BY_WORKERS, name, "loads it" if is_file else "lists the prefix")
                 with worker_process.logged_once(f"listing of {name}"):

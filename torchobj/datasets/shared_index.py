@@ -55,7 +55,7 @@ class SharedIndex:
         if worker_process.is_first_to_repeat("index"):
             logger.warning(BY_WORKERS, listing.name, "reads the index")
         with worker_process.logged_once(name):
-            manifest = listing.objects()
+            manifest = listing.objects(warns=False)
 
             def read() -> TarIndex:
                 index = TarIndex.load_or_build(manifest, self._given, listing.config)
