@@ -55,8 +55,8 @@ class FolderDataset(ObjectDataset[Sample_co]):
     """
 
     def __init__(self, url: str, config: StoreConfig, on_error: OnError) -> None:
-        # A slash at the end of the URL may be missing.
         super().__init__(config=config, on_error=on_error)
+        # A slash at the end of the URL may be missing.
         parsed = parse_url(url)
         self._folder = parsed if parsed.key.endswith("/") or not parsed.key else parsed._replace(key=f"{parsed.key}/")
         self._listing = Listing(config, parse_url, str(self._folder))

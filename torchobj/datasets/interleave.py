@@ -110,7 +110,7 @@ class Draws:
     Args:
         members: Number of datasets.
         probabilities: Probability of each dataset; None: round robin.
-        seed: Order that determine the draws.
+        seed: Numbers that determine the draws.
     """
 
     def __init__(self, members: int, probabilities: Sequence[float] | None, seed: Sequence[int]) -> None:

@@ -88,14 +88,14 @@ def read_listed(reader: ManifestReader, order: Order, kind: ReaderConstructor) -
         yield from ((index, reader.open(index, kind)) for index in map(int, order))
         return
 
-    def groups(limit: int) -> Iterator[Group[int]]:
+    def charged() -> Iterator[tuple[int, int]]:
         source = reader.source()
         for start in range(0, len(order), _GROUP_OBJECTS):
             indices = order[start : start + _GROUP_OBJECTS].tolist()
-            charges = [0] * len(indices) if source is None else source.charges(indices)
-            charged = zip(indices, charges, strict=True)
-            for keys, size in grouped(charged, _GROUP_OBJECTS, int(limit * _GROUP_SHARE)):
-                yield Group(keys, size)
+            yield from zip(indices, [0] * len(indices) if source is None else source.charges(indices), strict=True)
+
+    def groups(limit: int) -> Iterator[Group[int]]:
+        return (Group(*group) for group in grouped(charged(), _GROUP_OBJECTS, int(limit * _GROUP_SHARE)))
 
     for group, readers in read_ahead(reader, groups):
         for index in group.keys:
