@@ -9,6 +9,8 @@ import pytest
 
 import torchobj
 from tests.support.command_line import ROOT, CommandLine
+from torchobj.cli import transfer_run
+from torchobj.store.transfers import Progress
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -25,6 +27,21 @@ def tree(tmp_path):
 def files_of(folder):
     found = sorted(path for path in Path(folder).rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def test_the_progress_of_several_transfers_is_their_sum_and_unknown_while_a_total_is():
+    reports = []
+    total = transfer_run._Total(reports.append)
+    first, second = total.part(), total.part()
+    first(Progress(0, None, 5, None, 0))
+    second(Progress(1, 1, 10, 10, 1))
+    first(Progress(2, 3, 15, 20, 0))
+    second(Progress(1, 1, 10, 10, 1))
+    assert reports == [
+        Progress(0, None, 5, None, 0),
+        Progress(1, None, 15, None, 1),
+        *[Progress(3, 4, 25, 30, 1)] * 2,
+    ]
 
 
 @pytest.mark.parametrize("command", ["cp", "upload"])

@@ -8,7 +8,7 @@ import dataclasses
 import mimetypes
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torchobj.checkpoint.checkpoint_dir import without_links
@@ -30,6 +30,8 @@ from torchobj.store.transfers import Progress
 _CALLS = 32
 
 _BLOCK_BYTES = 8 << 20
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Progress))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,22 +90,28 @@ class _Total:
 
     def __init__(self, report: Report) -> None:
         self._report, self._lock = report, threading.Lock()
-        self._parts: dict[int, Progress] = {}
+        #: Of each field of a progress, the sum of the known values, and the number of transfers whose value is None.
+        self._sums, self._unknown = [0] * len(_FIELDS), [0] * len(_FIELDS)
 
-    def part(self, number: int) -> Report:
+    def part(self) -> Report:
         """Receives the progress of one transfer."""
+        before: tuple[int | None, ...] = (0,) * len(_FIELDS)
 
         def update(state: Progress) -> None:
+            nonlocal before
             with self._lock:
-                self._parts[number] = state
-                self._report(Progress(*map(_sum, zip(*map(dataclasses.astuple, self._parts.values()), strict=True))))
+                # The sums are changed, and not computed anew: there may be a part for each of many thousand files.
+                after = tuple(getattr(state, name) for name in _FIELDS)
+                for field, (old, new) in enumerate(zip(before, after, strict=True)):
+                    self._sums[field] += (new or 0) - (old or 0)
+                    self._unknown[field] += (new is None) - (old is None)
+                before = after
+                totals: list[Any] = [
+                    None if unknown else known for known, unknown in zip(self._sums, self._unknown, strict=True)
+                ]
+                self._report(Progress(*totals))
 
         return update
-
-
-def _sum(numbers: Iterable[int | None]) -> Any:
-    known = list(numbers)
-    return None if None in known else sum(number or 0 for number in known)
 
 
 def run_all(transfers: list[PlannedTransfer], options: Options, report: Report) -> Outcome:
@@ -117,18 +125,17 @@ def run_all(transfers: list[PlannedTransfer], options: Options, report: Report) 
         _run(transfers[0], options, report, outcome)
         return outcome
 
-    def run(numbered: tuple[int, PlannedTransfer]) -> None:
-        number, transfer = numbered
+    def run(transfer: PlannedTransfer) -> None:
         alone = Outcome()
         try:
-            _run(transfer, options, total.part(number), alone)
+            _run(transfer, options, total.part(), alone)
         except Exception as error:  # noqa: BLE001  a failure does not end the others
             alone.failures.append(Failure(transfer.source.shown, error))
         outcomes.append(alone)
 
     outcomes: list[Outcome] = []
     for are_trees, calls in ((False, _CALLS), (True, 1)):
-        some = [each for each in enumerate(transfers) if each[1].is_tree == are_trees]
+        some = [transfer for transfer in transfers if transfer.is_tree == are_trees]
         for _ in concurrently(run, some, calls, waits=False):
             outcome.add(outcomes.pop())
     return outcome
