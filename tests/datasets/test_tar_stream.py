@@ -8,6 +8,7 @@ import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import torchobj
+from tests.support.prefetching import eventually, stats
 from torchobj.datasets.sharding import Shard
 from torchobj.exceptions import ConfigError
 
@@ -105,6 +106,23 @@ def test_ranges_after_the_first_are_read_ahead(bucket):
     stats = loader.stats()
     assert stats.misses == 1
     assert stats.hits + stats.late + stats.queued == 9
+
+
+@pytest.mark.parametrize("shuffle_buffer", [0, 3])
+def test_a_pass_that_is_closed_keeps_its_state_and_no_memory(tmp_path, shuffle_buffer):
+    (tmp_path / "a.tar").write_bytes(tar_of((f"{number:05d}.bin", bytes(1_000_000)) for number in range(20)))
+    samples = torchobj.TarIterableDataset(
+        (tmp_path / "a.tar").as_uri(), transform=key, shuffle_buffer=shuffle_buffer, shuffle_shards=False
+    )
+    iterator = iter(samples)
+    begun = [next(iterator) for _ in range(4)]
+    announced, state = stats()["announced"], samples.state_dict()
+    assert announced > 0
+    iterator.close()
+    assert samples.state_dict() == state
+    assert eventually(lambda: stats()["announced"] < announced)
+    samples.load_state_dict(state)
+    assert sorted([*begun, *samples]) == sorted(key({"__key__": f"{number:05d}"}) for number in range(20))
 
 
 OPTIONS = [{}, {"shuffle_buffer": 60}, {"uneven": "pad"}, {"uneven": "resample"}, {"shuffle_shards": False}]

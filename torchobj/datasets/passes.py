@@ -90,8 +90,10 @@ class PassIterator(Iterator[Any]):
         raise StopIteration
 
     def close(self) -> None:
-        """Ends the pass and drops what was read ahead."""
+        """Ends the pass and drops what was read ahead. The state stays that after the last sample."""
         self._items = iter(())
+        # The position of a stream references what it reads from.
+        self._progress.position = self._progress.kept().position
 
 
 #: The numbers of a state.
