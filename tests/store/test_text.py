@@ -58,6 +58,18 @@ def test_mode_x_refuses_an_object_that_exists(store, mode):
     assert bytes(store.get("utf-8.txt")) == TEXT.encode()
 
 
+def test_a_detached_file_belongs_to_the_caller(store, caplog):
+    text = store.open("new.txt", "w")
+    text.write("one ")
+    file = text.detach()
+    del text
+    gc.collect()
+    file.write(b"two")
+    file.close()
+    assert bytes(store.get("new.txt")) == b"one two"
+    assert not caplog.records
+
+
 def test_a_condition_applies_to_text(store):
     version = store.put("k", b"old")
     with store.open("k", "w", if_version=version) as file:

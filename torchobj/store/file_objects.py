@@ -274,7 +274,6 @@ class TextFile(io.TextIOWrapper):
     def __init__(
         self, file: Any, encoding: str | None = None, *arguments: Any, is_appended: bool = False, **named: Any
     ) -> None:
-        self._file = file
         super().__init__(file, encoding, *arguments, **named)
         is_marked = not is_appended and codecs.lookup(self.encoding).name in ("utf-16", "utf-32")
         #: Byte-order mark, written before the first text. io.TextIOWrapper writes it to seekable files only.
@@ -290,18 +289,24 @@ class TextFile(io.TextIOWrapper):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        file: Any = self.buffer
         if error is None and not self.closed:
             try:
                 self.flush()
             except BaseException as failed:
-                self._file.__exit__(type(failed), failed, failed.__traceback__)
+                file.__exit__(type(failed), failed, failed.__traceback__)
                 raise
-        self._file.__exit__(kind, error, traceback)
+        file.__exit__(kind, error, traceback)
 
     def __del__(self) -> None:
         # io.TextIOWrapper would call close, which would create an incomplete object. A writer discards it.
-        if hasattr(self._file, "__del__") and not self._file.closed:
-            self._file.__del__()
+        try:
+            file: Any = self.buffer
+        except ValueError:
+            # Detached, and the caller's to close; or not initialized.
+            return
+        if hasattr(file, "__del__") and not file.closed:
+            file.__del__()
 
 
 class WriteConditions(TypedDict, total=False):
