@@ -1,8 +1,8 @@
 """Many objects in one call: `cat`, `cat_ranges`, `pipe`, `get`, `put`, `copy`, `mv` and `sizes`.
 
-fsspec's defaults send one request after the other; these expand globs and folders by one listing each, and send
-requests concurrently. Its rules for targets are applied by its own methods, called with a
-plan in place of the file system, which records what they would transfer.
+fsspec's defaults send one request after the other; these methods expand globs and folders by one listing each, and send
+requests concurrently. fsspec's own methods apply its rules for targets: they are called with a plan in place of the
+file system, which records what they would transfer.
 """
 
 import itertools

@@ -231,13 +231,7 @@ def _by_place(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in options.items():
         place = f"{above}{name}"
-        if place in (
-            "client_kwargs",
-            "config_kwargs",
-            "s3_additional_kwargs",
-            "config_kwargs.s3",
-            "config_kwargs.retries",
-        ):
+        if place in _DICTS:
             if not isinstance(value, Mapping | None):
                 raise ConfigError(f"{name} as {type(value)}: must be a dict")
             found |= _by_place(value or {}, f"{place}.")
