@@ -109,6 +109,21 @@ def test_a_slow_save_with_an_upload_keeps_everything(bucket, config, monkeypatch
     assert len(bucket.uploads()) == 1
 
 
+def test_a_slow_save_that_ends_an_upload_during_a_sweep_keeps_everything(url, left, monkeypatch):
+    slow, listing = Attempt.new(7), leftovers.leftovers
+    first = left(slow, "__0_0.distcp", 2 * DAY_S)
+
+    def ended(commits):
+        left(slow, "__1_0.distcp", 0)
+        return listing(commits)
+
+    monkeypatch.setattr(leftovers, "leftovers", ended)
+    with CheckpointManager(url) as manager:
+        manager.save(1, state())
+    assert first.exists()
+    assert first.with_name("__1_0.distcp").exists()
+
+
 def test_a_failed_sweep_does_not_fail_the_save(url, left, monkeypatch, caplog):
     expired = left(Attempt.new(7), "state.pt", 2 * DAY_S)
     delete = Commits.delete

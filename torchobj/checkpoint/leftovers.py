@@ -207,7 +207,11 @@ def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
         if owner.step != attempt.step and not _may_be_committed(commits, owner)
     }
     left = leftovers(commits) if old else []
-    old -= {Attempt.of_key(item.key) for item in left if item.upload is not None}
+    # What is not in the first listing was written since, by a slow save.
+    known = {(info.key, info.last_modified) for info in listed}
+    old -= {
+        Attempt.of_key(item.key) for item in left if item.upload is not None or (item.key, item.modified) not in known
+    }
     left = [item for item in left if Attempt.of_key(item.key) in old]
     commits.delete(item.key for item in left)
     return left
