@@ -106,8 +106,12 @@ class Ranks:
             Exception: `do` failed; raised on all ranks.
         """
         with self.together():
-            result = do(*arguments) if self.is_first else None
-        return cast("_Result", self._gathered(result)[0] if self.several else result)
+            results = [do(*arguments) if self.is_first else None]
+        if self.several:
+            # A gather would send as many bytes for each rank, and keep them on all ranks.
+            with collective():
+                torch.distributed.broadcast_object_list(results, group=self.group, group_src=0)
+        return cast("_Result", results[0])
 
     def gather(self, value: Any, *, on_first: bool = False) -> list[Any]:
         """Returns the values of all ranks, by rank number, with tensors on the CPU.
