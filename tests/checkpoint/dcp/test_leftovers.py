@@ -160,6 +160,26 @@ def test_files_stay_while_it_is_not_known_whether_the_checkpoint_was_made(bucket
     assert loaded(bucket) == (2.0 if is_made else 1.0)
 
 
+def test_files_stay_if_metadata_exists_and_cannot_be_compared(bucket, monkeypatch):
+    find = CheckpointDir.find
+
+    def unavailable(self, name):
+        raise exceptions.StoreTimeoutError("no answer")
+
+    class Late(StorageWriter):
+        def _put_metadata(self, data):
+            super()._put_metadata(data)
+            # The response is lost, and the retry finds the object that it wrote.
+            monkeypatch.setattr(CheckpointDir, "find", unavailable)
+            super()._put_metadata(data)
+
+    writer = writer_of(bucket, Late, overwrite=False)
+    error = failure_of(lambda: dcp.save(tensors(1.0), storage_writer=writer))
+    monkeypatch.setattr(CheckpointDir, "find", find)
+    assert "it is unknown whether" in error.__notes__[0]
+    assert loaded(bucket) == 1.0
+
+
 def test_a_save_whose_files_cannot_be_deleted_leaves_them_to_a_sweep(bucket, control, caplog):
     control.faults(
         {**REFUSED, "operation": "PutObject", "key": "\\.metadata$"}, {**REFUSED, "operation": "DeleteObject"}

@@ -107,6 +107,15 @@ def test_an_existing_checkpoint_is_not_overwritten_unless_it_may_be(bucket):
     assert still_good(bucket, old)
 
 
+@pytest.mark.parametrize("overwrite", [1, None, "no"])
+@pytest.mark.parametrize(
+    "kind", [StorageWriter, lambda url, **settings: torchobj.dcp.S3StorageWriter(None, url, **settings)]
+)
+def test_an_overwrite_that_is_no_bool_is_refused_before_a_file_is_written(kind, overwrite):
+    with pytest.raises(exceptions.ConfigError, match=f"overwrite={overwrite!r}: must be True or False"):
+        kind("s3://bucket/step 1", overwrite=overwrite)
+
+
 def test_of_two_writers_that_may_not_overwrite_one_wins(bucket):
     class Late(StorageWriter):
         def finish(self, metadata, results):

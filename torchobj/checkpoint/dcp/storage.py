@@ -30,6 +30,7 @@ from torchobj.checkpoint.dcp.save_items import RankReport, write_items
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
 from torchobj.store import ObjectInfo
+from torchobj.store.conditions import check_condition
 from torchobj.urls import SCHEMES, parse_url
 
 __all__ = ["CheckpointStorage", "StorageReader", "StorageWriter"]
@@ -216,7 +217,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         region, endpoint_url: Override those of the configuration.
 
     Raises:
-        ConfigError: `url` is not a URL of a store, or `thread_count` is not a positive int.
+        ConfigError: `url` is not a URL of a store, `thread_count` is not a positive int, or `overwrite` is not a bool.
 
     Example:
         ```python
@@ -238,6 +239,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     ) -> None:
         if not isinstance(thread_count, int) or thread_count < 1:
             raise ConfigError(f"thread_count={thread_count!r}: must be an int of 1 or more")
+        check_condition(overwrite, None)
         super().__init__(url, config, region, endpoint_url)
         self._thread_count = thread_count
         self._prefix_of = prefix_strategy or rank_prefix
@@ -335,18 +337,24 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
 
     def _commit(self, metadata: bytes, sizes: dict[str, int]) -> None:
         """Writes the metadata. If it certainly was not written, deletes the files of this save."""
+        unknown = f"it is unknown whether {self.checkpoint_id} was saved; its files were not deleted"
         try:
             self._put_metadata(metadata)
         except PreconditionFailedError:
             # A PUT whose response was lost is retried, and then finds its own object.
-            if self._checkpoint.find(self._metadata_name) != metadata:
+            try:
+                found = self._checkpoint.find(self._metadata_name)
+            except StoreError as error:
+                error.add_note(unknown)
+                raise
+            if found != metadata:
                 discard(self._checkpoint, sizes)
                 raise self._exists() from None
         except StoreError as error:
             if was_refused(error):
                 discard(self._checkpoint, sizes)
             else:
-                error.add_note(f"it is unknown whether {self.checkpoint_id} was saved; its files were not deleted")
+                error.add_note(unknown)
             raise
 
     def _put_metadata(self, data: bytes) -> None:
