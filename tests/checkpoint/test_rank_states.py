@@ -1,5 +1,7 @@
 """The states of all ranks in one state: how they are gathered, and how each rank gets its own."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -55,6 +57,21 @@ def test_states_that_cannot_be_compared_raise_checkpoint_error():
     one["self"], other["self"] = one, other
     with pytest.raises(CheckpointError, match="saved by 3 ranks"):
         own_state({"loader": {KEY: [one, other, one]}}, TwoRanks, "x")
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise pickle.PicklingError("no pickle")
+
+
+def test_states_that_cannot_be_pickled_count_as_different():
+    with pytest.raises(CheckpointError, match="loader was saved by 3 ranks"):
+        own_state({"loader": {KEY: [{"n": Unpicklable()} for _ in range(3)]}}, TwoRanks, "x")
+
+
+def test_the_only_state_is_used_without_a_comparison():
+    state = {"n": Unpicklable()}
+    assert own_state({"loader": {KEY: [state, None, None]}}, TwoRanks, "x") == {"loader": state}
 
 
 def test_a_state_of_the_first_rank_only_is_used_by_all():

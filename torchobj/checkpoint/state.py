@@ -353,9 +353,11 @@ def _without(tree: Mapping[Any, Any], path: Path) -> dict[Any, Any]:
 
 def _are_same(states: list[Any]) -> bool:
     """Returns whether states are equal except for their rank."""
+    if len(states) == 1:
+        return True
     try:
         return len({digest_of(_without_rank(state)) for state in states}) == 1
-    except (RuntimeError, TypeError, ValueError):
+    except Exception:  # noqa: BLE001  of any object that is pickled
         # States that cannot be compared, such as one that contains itself, count as different.
         return False
 
