@@ -321,3 +321,13 @@ def test_other_than_plain_data_is_refused_by_default(manager):
     with pytest.raises(Exception, match="Holder"):
         manager.restore()
     assert manager.restore(weights_only=False)["holder"].inner == 3
+
+
+@pytest.mark.parametrize("method", ["save", "save_async"])
+@pytest.mark.parametrize("overwrite", ["no", 1, None])
+def test_an_overwrite_that_is_no_bool_is_refused_and_replaces_nothing(tmp_path, method, overwrite):
+    with CheckpointManager(f"file://{tmp_path}/run") as manager:
+        manager.save(1, {"x": tensor(1)})
+        with pytest.raises(exceptions.ConfigError, match=f"overwrite={overwrite!r}: must be True or False"):
+            getattr(manager, method)(1, {"x": tensor(2)}, overwrite=overwrite)
+        assert torch.equal(manager.restore(1)["x"], tensor(1))

@@ -40,6 +40,7 @@ from torchobj.exceptions import (
     StoreError,
     TorchobjError,
 )
+from torchobj.store.conditions import check_condition
 
 __all__ = ["PendingSave", "SaveHandle"]
 
@@ -64,7 +65,7 @@ class PendingSave:
 
     Raises:
         CheckpointError: The step is committed, and `overwrite` is false.
-        ConfigError: The step or a metric is not valid.
+        ConfigError: The step, a metric or `overwrite` is not valid.
         StoreError: The commit object of the step cannot be read.
     """
 
@@ -87,6 +88,7 @@ class PendingSave:
         with ranks.together():
             self._metrics = _checked_metrics(metrics)
             self.step = checked_step(step)
+            check_condition(overwrite, None)
         self._attempt = ranks.of_first(self._begin, overwrite)
         self._state: Any = None
         self._watch: Watch | contextlib.nullcontext[None] = contextlib.nullcontext()
