@@ -12,7 +12,7 @@ from torchobj.cli.options import Command, CommandError, Settings, settings, shar
 from torchobj.cli.output import counted, duration, human_size, print_json, rate_shown, rows, shown
 from torchobj.cli.progress import Report, reporting
 from torchobj.cli.targets import URL, Target, parse_target
-from torchobj.cli.transfer_run import Failure
+from torchobj.cli.transfer_run import FailedTransfer
 from torchobj.config import StoreConfig
 from torchobj.manifest import Manifest
 from torchobj.shards import TarIndex, index_file
@@ -219,14 +219,14 @@ class _Packing:
         self._files = self._bytes = self._skipped = 0
         self.packed: list[PlannedShard] = []
         self.complete: list[PlannedShard] = []
-        self.failures: list[Failure] = []
+        self.failures: list[FailedTransfer] = []
 
     def run(self, parallel: int) -> None:
         """Packs shards that are not complete. A failure does not end the others."""
         try:
             for shard, done in concurrently(self._pack, self._shards, parallel, waits=False):
                 if isinstance(done, Exception):
-                    self.failures.append(Failure(shard.url, done))
+                    self.failures.append(FailedTransfer(shard.url, done))
                 else:
                     (self.packed if done else self.complete).append(shard)
         finally:

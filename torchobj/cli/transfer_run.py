@@ -47,7 +47,7 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
+class FailedTransfer:
     """A file or object that was not transferred."""
 
     name: str
@@ -67,7 +67,7 @@ class Outcome:
     files: int = 0
     bytes: int = 0
     skipped: int = 0
-    failures: list[Failure] = dataclasses.field(default_factory=list)
+    failures: list[FailedTransfer] = dataclasses.field(default_factory=list)
     #: Names that were not transferred, of each transfer that ran to its end.
     missing: dict[PlannedTransfer, set[str]] = dataclasses.field(default_factory=dict)
     #: Version of the copy of a single file or object; None if it has none or is a file.
@@ -130,7 +130,7 @@ def run_all(transfers: list[PlannedTransfer], options: Options, report: Report) 
         try:
             _run(transfer, options, total.part(), alone)
         except Exception as error:  # noqa: BLE001  a failure does not end the others
-            alone.failures.append(Failure(transfer.source.shown, error))
+            alone.failures.append(FailedTransfer(transfer.source.shown, error))
         outcomes.append(alone)
 
     outcomes: list[Outcome] = []
@@ -183,7 +183,7 @@ def _transfer_tree(transfer: PlannedTransfer, options: Options, report: Report, 
             done = download(str(transfer.source.url), transfer.destination.path, **shared)
     except TransferError as error:
         done, failed = error.result, error.failures
-    outcome.failures += [Failure(transfer.source.child(name).shown, error) for name, error in failed]
+    outcome.failures += [FailedTransfer(transfer.source.child(name).shown, error) for name, error in failed]
     outcome.missing[transfer] = {name for name, _ in failed}
     outcome.files, outcome.bytes, outcome.skipped = done.transferred, done.bytes, done.skipped
 
@@ -207,7 +207,7 @@ def _copy(transfer: PlannedTransfer, options: Options, report: Report, outcome: 
         if isinstance(done, Exception):
             if not transfer.is_tree:
                 raise done
-            outcome.failures.append(Failure(transfer.source.child(item.name).shown, done))
+            outcome.failures.append(FailedTransfer(transfer.source.child(item.name).shown, done))
             missing.add(item.name)
             continue
         size, version = done
@@ -300,7 +300,7 @@ def move_all(sources: dict[PlannedTransfer, list[Item]], options: Options, repor
 
     for (transfer, item), error in concurrently(delete, copied, _CALLS, waits=False):
         if error is not None:
-            outcome.failures.append(Failure(transfer.source.child(item.name).shown, error))
+            outcome.failures.append(FailedTransfer(transfer.source.child(item.name).shown, error))
     return outcome
 
 

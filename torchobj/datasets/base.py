@@ -16,7 +16,7 @@ from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError, OnIterableError
-from torchobj.datasets.listing import Listing, ManifestFile, Objects, OnChange
+from torchobj.datasets.listing import DatasetListing, ManifestFile, Objects, OnChange
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Uneven
 from torchobj.exceptions import ConfigError
@@ -32,7 +32,7 @@ Sample = TypeVar("Sample", default=Any)
 
 
 class Options(TypedDict, Generic[Sample], total=False):
-    """The keyword arguments of the constructors of `ListingDataset`s."""
+    """The keyword arguments of the constructors of `PerObjectDataset`s."""
 
     transform: Callable[[ObjectReader], Sample] | None
     glob: str | None
@@ -85,11 +85,11 @@ def positions_of(indices: Sequence[Any], samples: Sized) -> list[int]:
 class ListedDataset(Generic[Sample_co]):
     """A dataset of objects, or of shards, that are listed at the first use."""
 
-    _listing: Listing
+    _listing: DatasetListing
     _transform: Callable[[Any], Any]
     _failures: FailurePolicy
 
-    def _set_listing(self, listing: Listing, transform: Callable[[Any], Any] | None) -> None:
+    def _set_listing(self, listing: DatasetListing, transform: Callable[[Any], Any] | None) -> None:
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         self._listing, self._transform = listing, transform or identity
 
@@ -113,8 +113,8 @@ class ListedDataset(Generic[Sample_co]):
         return self._failures.count
 
 
-class ListingDataset(ListedDataset[Sample_co]):
-    """A dataset over the objects of a listing.
+class PerObjectDataset(ListedDataset[Sample_co]):
+    """A dataset of one sample per object, whose objects are listed, named, or of a manifest.
 
     Class arguments of a subclass:
         scheme: The only scheme whose URLs it accepts; None: those of its parent. The docstring is completed with the
@@ -208,7 +208,7 @@ class ListingDataset(ListedDataset[Sample_co]):
 
     def _set_up(
         self,
-        listing: Listing,
+        listing: DatasetListing,
         transform: Callable[[ObjectReader], Any] | None,
         reader_constructor: ReaderConstructor | None,
     ) -> None:

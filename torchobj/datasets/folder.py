@@ -15,7 +15,7 @@ from torchobj._torchobj import ManifestBuilder, ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.listing import Listing
+from torchobj.datasets.listing import DatasetListing
 from torchobj.datasets.objects import ObjectDataset
 from torchobj.manifest import Manifest
 from torchobj.urls import parse_object_url, parse_url
@@ -51,7 +51,7 @@ class Arrangement:
 
 class FolderDataset(ObjectDataset[Sample_co]):
     """A map-style dataset of the objects in a folder, which is listed at the first use, pickled and shared as a
-    `Listing`. A subclass defines `_arranged`.
+    `DatasetListing`. A subclass defines `_arranged`.
     """
 
     def __init__(self, url: str, config: StoreConfig, on_error: OnError) -> None:
@@ -59,7 +59,7 @@ class FolderDataset(ObjectDataset[Sample_co]):
         # A slash at the end of the URL may be missing.
         parsed = parse_url(url)
         self._folder = parsed if parsed.key.endswith("/") or not parsed.key else parsed._replace(key=f"{parsed.key}/")
-        self._listing = Listing(config, parse_url, str(self._folder))
+        self._listing = DatasetListing(config, parse_url, str(self._folder))
         self._arrangement: Arrangement | None = None
 
     def __repr__(self) -> str:

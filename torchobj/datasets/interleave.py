@@ -15,7 +15,7 @@ from typing_extensions import override
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, positions_of
 from torchobj.datasets.member_passes import IterablePass, MapPass, MemberPass, samples_of
-from torchobj.datasets.passes import PassDataset, Progress
+from torchobj.datasets.passes import PassDataset, PassProgress
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order
 from torchobj.datasets.shuffle_buffer import mixed_seed, mixed_word
@@ -413,7 +413,7 @@ class _SampleIterator(Iterator[Any]):
         dataset: IterableInterleaveDataset[Any],
         passes: list[MemberPass],
         draws: Draws,
-        progress: Progress,
+        progress: PassProgress,
         position: dict[str, Any],
     ) -> None:
         self._dataset, self._passes, self._draws, self._progress = dataset, passes, draws, progress

@@ -11,9 +11,9 @@ from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check_kinds
 from torchobj.datasets import manifest_broadcast
-from torchobj.datasets.base import ListingDataset, Sample_co
+from torchobj.datasets.base import PerObjectDataset, Sample_co
 from torchobj.datasets.failures import Failure, OnIterableError
-from torchobj.datasets.listing import Listing, OnChange
+from torchobj.datasets.listing import DatasetListing, OnChange
 from torchobj.datasets.passes import PassDataset, PassIterator
 from torchobj.datasets.read_ahead import IndexedReader, read_listed, read_while_listing
 from torchobj.datasets.reader_constructor import ReaderConstructor
@@ -25,7 +25,7 @@ from torchobj.manifest.manifest import key_filter
 __all__ = ["ObjectIterableDataset"]
 
 
-class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
+class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co]):
     """An iterable dataset of the objects under a prefix, of named objects, or of a manifest, in order or shuffled.
 
     Objects are read ahead by one process for all its DataLoader workers. Each worker announces the objects that it
@@ -115,7 +115,9 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
     ) -> None:
         ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
         chosen = key_filter(glob, suffixes, limit)
-        listing = Listing.of(source, self._parse, config, region, endpoint_url, chosen=chosen, on_change=on_change)
+        listing = DatasetListing.of(
+            source, self._parse, config, region, endpoint_url, chosen=chosen, on_change=on_change
+        )
         self._set_up(listing, transform, reader_constructor)
         self._set_up_passes(on_error, ranks)
         self.shuffle, self.seed, self.uneven = shuffle, seed, uneven

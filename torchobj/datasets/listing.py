@@ -74,7 +74,7 @@ def _configs_of(manifest: Manifest, config: StoreConfig, parse: Callable[[str], 
     return by_bucket(_with_bases(urls, parse), config)
 
 
-class Listing:
+class DatasetListing:
     """The objects of a dataset.
 
     A prefix is listed once, at the first use, and the listing is pickled with the dataset; a manifest file is loaded
@@ -130,7 +130,7 @@ class Listing:
         *,
         chosen: KeyFilter = (None, [], None),
         on_change: OnChange = "raise",
-    ) -> "Listing":
+    ) -> "DatasetListing":
         """From the arguments of a dataset.
 
         Raises:

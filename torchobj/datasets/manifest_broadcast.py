@@ -257,24 +257,24 @@ def compare(name: str, manifest: Manifest, *, is_given: bool) -> None:
     job = _job(name)
     if job is None:
         return
-    key, mine = job.use(name), _summary(manifest)
+    key, summary = job.use(name), _summary(manifest)
     if job.rank == 0:
         if is_given:
-            job.store.set(f"{key}/summary", mine)
+            job.store.set(f"{key}/summary", summary)
         else:
             # Another rank may not have listed before.
             _send(job, key, manifest)
-    elif (theirs := _of_first(job, key, "summary", name)) != mine:
+    elif (other := _of_first(job, key, "summary", name)) != summary:
         verb, advice = "listed", "create the dataset after torch.distributed is initialised, so that rank 0 lists"
         if is_given:
             verb, advice = "was given", "pass the URL of one manifest file, which rank 0 loads"
-        raise _mismatch(name, verb, (job.rank, mine), theirs, f"{advice} for all ranks")
-    job.unconfirmed[name] = mine
+        raise _mismatch(name, verb, (job.rank, summary), other, f"{advice} for all ranks")
+    job.unconfirmed[name] = summary
 
 
 def _mismatch(name: str, verb: str, of_rank: tuple[int, str], of_first: str, advice: str) -> ManifestMismatchError:
-    rank, mine = of_rank
-    own, first = (summary.split()[1] for summary in (mine, of_first))
+    rank, summary = of_rank
+    own, first = (text.split()[1] for text in (summary, of_first))
     return ManifestMismatchError(
         f"{name}: rank {rank} {verb} {own} objects, rank 0 {verb} {first}, and they differ; {advice}"
     )
@@ -293,26 +293,26 @@ def confirm() -> None:
     if job is None:
         return
     while job.unconfirmed:
-        name, mine = job.unconfirmed.popitem()
+        name, summary = job.unconfirmed.popitem()
         job.passes[name] += 1
         key = job.key_of(name, "pass", job.passes[name])
         advice = "use each dataset equally often on all ranks, or give them one manifest"
         if job.rank == 0:
-            job.store.set(key, mine)
+            job.store.set(key, summary)
             if job.store.check([f"{key}/unconfirmed"]):
-                rank, theirs = job.store.get(f"{key}/unconfirmed").decode().split(" ", 1)
-                if theirs != mine:
-                    raise _mismatch(name, "uses", (int(rank), theirs), mine, advice)
+                rank, other = job.store.get(f"{key}/unconfirmed").decode().split(" ", 1)
+                if other != summary:
+                    raise _mismatch(name, "uses", (int(rank), other), summary, advice)
             continue
         deadline = time.monotonic() + _PASS_S * job.waits
         while not job.store.check([key]) and time.monotonic() < deadline:
             time.sleep(0.01)
         if not job.store.check([key]):
-            job.store.set(f"{key}/unconfirmed", f"{job.rank} {mine}")
+            job.store.set(f"{key}/unconfirmed", f"{job.rank} {summary}")
             if not job.store.check([key]):
                 job.waits = False
                 logger.info("%s: rank 0 has not begun a pass within %s s", name, _PASS_S)
                 continue
-        theirs = job.store.get(key).decode()
-        if theirs != mine:
-            raise _mismatch(name, "uses", (job.rank, mine), theirs, advice)
+        other = job.store.get(key).decode()
+        if other != summary:
+            raise _mismatch(name, "uses", (job.rank, summary), other, advice)

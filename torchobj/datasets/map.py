@@ -7,9 +7,9 @@ from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
-from torchobj.datasets.base import ListingDataset, Sample_co
+from torchobj.datasets.base import PerObjectDataset, Sample_co
 from torchobj.datasets.failures import FailurePolicy, OnError
-from torchobj.datasets.listing import Listing, OnChange
+from torchobj.datasets.listing import DatasetListing, OnChange
 from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.read_ahead import read_listed
 from torchobj.datasets.reader_constructor import ReaderConstructor
@@ -20,7 +20,7 @@ from torchobj.manifest.manifest import key_filter
 __all__ = ["ObjectMapDataset"]
 
 
-class ObjectMapDataset(ListingDataset[Sample_co], MapStyleDataset[Sample_co]):
+class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
     """A map-style dataset of objects of any scheme: under a prefix in key order, by name, or of a manifest.
 
     The prefix is listed once, when the length or a sample is first needed; under torch.distributed by rank 0 for all
@@ -80,7 +80,9 @@ class ObjectMapDataset(ListingDataset[Sample_co], MapStyleDataset[Sample_co]):
         reader_constructor: ReaderConstructor | None = None,
     ) -> None:
         chosen = key_filter(glob, suffixes, limit)
-        listing = Listing.of(source, self._parse, config, region, endpoint_url, chosen=chosen, on_change=on_change)
+        listing = DatasetListing.of(
+            source, self._parse, config, region, endpoint_url, chosen=chosen, on_change=on_change
+        )
         self._set_up(listing, transform, reader_constructor)
         self._failures = FailurePolicy.of_map_style(on_error)
 

@@ -6,14 +6,14 @@ from typing import Any, Self, Unpack
 from typing_extensions import override
 
 from torchobj.config import S3ClientConfig, StoreConfig, one_config
-from torchobj.datasets.base import ListingDataset, Options, Sample_co
+from torchobj.datasets.base import Options, PerObjectDataset, Sample_co
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.map import ObjectMapDataset
 
 __all__ = ["GCSIterableDataset", "GCSMapDataset", "S3IterableDataset", "S3MapDataset"]
 
 
-class _S3ConnectorMethods(ListingDataset[Sample_co]):
+class _S3ConnectorMethods(PerObjectDataset[Sample_co]):
     """The classmethods of s3torchconnector's datasets."""
 
     @classmethod

@@ -13,7 +13,7 @@ from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnIterableError
-from torchobj.datasets.listing import Listing, Shards
+from torchobj.datasets.listing import DatasetListing, Shards
 from torchobj.datasets.parquet_files import (
     FOOTER_BYTES,
     ParquetFile,
@@ -28,7 +28,7 @@ from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment, Uneven
 from torchobj.datasets.shared_table import import_arrow
-from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem, failed_items
+from torchobj.datasets.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
 from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
 from torchobj.exceptions import ParquetError
 from torchobj.shards.shard_urls import checked_urls
@@ -169,7 +169,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         self._footers: tuple[Any, list[_Unit]] | None = None
         self._batch_rows, self._format = batch_rows, format
         self._set_up(
-            Listing.of(Shards(checked_urls(urls), _SUFFIXES), parse_url, config, region, endpoint_url),
+            DatasetListing.of(Shards(checked_urls(urls), _SUFFIXES), parse_url, config, region, endpoint_url),
             transform=transform,
             shuffle=shuffle,
             shuffle_buffer=shuffle_buffer,
@@ -250,7 +250,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         return super()._shape(shard) | {"columns": self._columns, "batch_rows": self._batch_rows}
 
     @override
-    def _items(self, segments: list[Segment], start: Position) -> Iterator[StreamItem]:
+    def _items(self, segments: list[Segment], start: StreamPosition) -> Iterator[StreamItem]:
         left = segments[start.segment :]
         if left and start.sample is not None:
             left[0] = left[0]._replace(first=start.sample)
@@ -262,7 +262,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         units = sorted({each.unit for each in ids})
         tables = dict(zip(units, (table for _, table in self._tables([Segment(unit) for unit in units])), strict=True))
         for each in ids:
-            table, after = tables[each.unit], Position()
+            table, after = tables[each.unit], StreamPosition()
             failed = isinstance(table, Exception)
             yield StreamItem(each, table if failed else self._samples(table, each.unit, each.sample, 1)[0], after)
 
@@ -297,7 +297,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             for begin in range(segment.first, end, _ROWS):
                 rows = self._samples(table, segment.unit, begin, min(_ROWS, end - begin))
                 for row, value in enumerate(rows, begin):
-                    yield StreamItem(SampleId(segment.unit, row), value, Position(at, row + 1))
+                    yield StreamItem(SampleId(segment.unit, row), value, StreamPosition(at, row + 1))
 
     def _samples(self, table: Any, unit: int, begin: int, count: int) -> list[TableRow]:
         """Rows of a row group. Missing floats are NaN."""
@@ -321,10 +321,10 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
                 held.append(table.slice(begin, taken))
                 begin, rows, last = begin + taken, rows + taken, SampleId(segment.unit, begin)
                 if rows == self._batch_rows:
-                    yield StreamItem(last, held, Position(at, begin))
+                    yield StreamItem(last, held, StreamPosition(at, begin))
                     held, rows = [], 0
         if held:
-            yield StreamItem(last, held, Position(at + 1))
+            yield StreamItem(last, held, StreamPosition(at + 1))
 
     def _end(self, segment: Segment) -> int:
         return self._row_groups[segment.unit].row_group.rows if segment.end is None else segment.end

@@ -45,7 +45,7 @@ def in_epoch(epoch: int) -> AbstractContextManager[None]:
 
 
 @dataclasses.dataclass
-class Progress:
+class PassProgress:
     """The position of an iterator."""
 
     seed: int
@@ -62,7 +62,7 @@ class Progress:
         state = {"seed": self.seed, "epoch": self.epoch, "done": self.done, "shape": self.shape}
         return state if self.position is None else state | {"position": self.position()}
 
-    def kept(self) -> "Progress":
+    def kept(self) -> "PassProgress":
         """The position as it is now, which can be pickled."""
         if self.position is None:
             return self
@@ -78,7 +78,7 @@ class PassIterator(Iterator[Any]):
         sample_of: Returns the sample of an item; `SKIPPED` if there is none.
     """
 
-    def __init__(self, items: Iterator[Any], progress: Progress, sample_of: Callable[[Any], Any]) -> None:
+    def __init__(self, items: Iterator[Any], progress: PassProgress, sample_of: Callable[[Any], Any]) -> None:
         self._items, self._progress, self._sample_of = items, progress, sample_of
 
     def __next__(self) -> Any:
@@ -129,9 +129,9 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         self._begun = 0
         self._rank: worker_process.Rank | None = None
         # Of the iterator that was started last in this process.
-        self._progress: Progress | None = None
+        self._progress: PassProgress | None = None
         # The start of the next iterator, if it is of that epoch.
-        self._resumed: Progress | None = None
+        self._resumed: PassProgress | None = None
 
     @property
     def on_error(self) -> Any:
@@ -193,12 +193,12 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         In a DataLoader worker it is the position of the worker; torchdata's `StatefulDataLoader` collects and restores
         these. Under torch.distributed it is valid for all ranks that have yielded the same number of samples.
         """
-        progress = self._resumed or self._progress or Progress(self.seed, self._epoch.next(), 0, {})
+        progress = self._resumed or self._progress or PassProgress(self.seed, self._epoch.next(), 0, {})
         return progress.state() | {"epoch_is_set": self._epoch.is_set}
 
     def epoch_state(self, epoch: int | None = None) -> dict[str, Any]:
         """The state at the start of an epoch; None: of the next one. Its keys are always the same."""
-        state = Progress(self.seed, self._epoch.next() if epoch is None else epoch, 0, {}).state()
+        state = PassProgress(self.seed, self._epoch.next() if epoch is None else epoch, 0, {}).state()
         return state | {"epoch_is_set": self._epoch.is_set}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -224,7 +224,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             raise ConfigError(f"position of the state={position!r}: must be a dict")
         is_set = state.get("epoch_is_set", False)
         check("epoch_is_set of the state", is_set, "True or False", ok=isinstance(is_set, bool))
-        self._resumed = Progress(
+        self._resumed = PassProgress(
             seed, epoch, done, {**shape}, None if position is None else functools.partial(dict, position)
         )
         self.seed = seed
@@ -287,7 +287,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
                 worker.num_workers,
             )
 
-    def _start_progress(self, shape: dict[str, Any], epoch: int) -> Progress:
+    def _start_progress(self, shape: dict[str, Any], epoch: int) -> PassProgress:
         """The progress of a new pass, at the loaded state if that is of this epoch.
 
         If `objects` is None in `shape` or in that of the state, it is not known yet and is not compared.
@@ -309,5 +309,5 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         done, position = (resumed.done, resumed.position) if resumed is not None and is_resumed else (0, None)
         if _given_epoch.get() is None and not worker_process.in_worker() and epoch == self._epoch.next():
             self._epoch.begin(epoch)
-        self._progress = Progress(self.seed, epoch, done, shape, position)
+        self._progress = PassProgress(self.seed, epoch, done, shape, position)
         return self._progress

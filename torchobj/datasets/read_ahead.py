@@ -20,7 +20,7 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.datasets.context import setting
 from torchobj.datasets.dataset_reader import DatasetReader, Key, ManifestReader
-from torchobj.datasets.listing import Listing
+from torchobj.datasets.listing import DatasetListing
 from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Order, in_order
@@ -103,7 +103,7 @@ def read_listed(reader: ManifestReader, order: Order, kind: ReaderConstructor) -
 
 
 def read_while_listing(
-    listing: Listing, pages: "_torchobj.ManifestPages", kind: ReaderConstructor, begin: int
+    listing: DatasetListing, pages: "_torchobj.ManifestPages", kind: ReaderConstructor, begin: int
 ) -> Iterator[IndexedReader]:
     """Readers of the objects of a listing in progress, from number `begin` on, page by page in its order."""
     before = 0

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from torchobj.datasets import manifest_broadcast, worker_process
-from torchobj.datasets.listing import BY_WORKERS, Listing
+from torchobj.datasets.listing import BY_WORKERS, DatasetListing
 from torchobj.datasets.shared_table import SharedTable
 from torchobj.datasets.tar_samples import Decode, warn_of_decode
 from torchobj.shards.index import TarIndex
@@ -24,7 +24,10 @@ class SharedIndex:
     """
 
     def __init__(
-        self, listing: Listing, given: TarIndex | str | os.PathLike[str] | None = None, decode: Decode | None = None
+        self,
+        listing: DatasetListing,
+        given: TarIndex | str | os.PathLike[str] | None = None,
+        decode: Decode | None = None,
     ) -> None:
         self._listing, self._given, self._decode = listing, given, decode or {}
         #: Shards, samples and members of the index, once it was read.

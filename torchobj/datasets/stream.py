@@ -15,8 +15,8 @@ from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.base import ListedDataset, Sample_co
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
-from torchobj.datasets.listing import Listing
-from torchobj.datasets.passes import PassDataset, PassIterator, Progress
+from torchobj.datasets.listing import DatasetListing
+from torchobj.datasets.passes import PassDataset, PassIterator, PassProgress
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import (
     Division,
@@ -34,7 +34,7 @@ from torchobj.datasets.shuffle_buffer import ShuffleBuffer
 logger = logging.getLogger("torchobj")
 
 
-class Position(NamedTuple):
+class StreamPosition(NamedTuple):
     """The place in a stream after a sample."""
 
     segment: int = 0
@@ -61,7 +61,7 @@ class StreamItem(NamedTuple):
 
     id: SampleId
     value: Any
-    after: Position
+    after: StreamPosition
 
 
 def failed_items(url: str, unit: int, segment: int, samples: range, error: Exception) -> Iterator[StreamItem]:
@@ -76,7 +76,7 @@ def failed_items(url: str, unit: int, segment: int, samples: range, error: Excep
     """
     add_sample_note(error, "in the read", url, samples.start)
     for number in samples:
-        after = Position(segment, number + 1) if number + 1 < samples.stop else Position(segment + 1)
+        after = StreamPosition(segment, number + 1) if number + 1 < samples.stop else StreamPosition(segment + 1)
         yield StreamItem(SampleId(unit, number), error, after)
 
 
@@ -94,7 +94,7 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
 
     def _set_up(
         self,
-        listing: Listing,
+        listing: DatasetListing,
         *,
         transform: Callable[[Any], Any] | None,
         shuffle: bool,
@@ -137,7 +137,7 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
         """Number of samples of each unit."""
         raise NotImplementedError
 
-    def _items(self, segments: list[Segment], start: Position) -> Iterator[StreamItem]:
+    def _items(self, segments: list[Segment], start: StreamPosition) -> Iterator[StreamItem]:
         """The samples of segments, in order, from a position on. Failures are items."""
         raise NotImplementedError
 
@@ -156,7 +156,9 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
         """Size of the unit in which positions are offsets; None if they are not."""
         raise NotImplementedError
 
-    def _checked_position(self, progress: Progress, segments: list[Segment]) -> tuple[Position, list[SampleId], int]:
+    def _checked_position(
+        self, progress: PassProgress, segments: list[Segment]
+    ) -> tuple[StreamPosition, list[SampleId], int]:
         """The position of a loaded state, the samples in its shuffle buffer, and the number of draws.
 
         Raises:
@@ -167,7 +169,7 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
         numbers = isinstance(stream, list) and isinstance(held, list) and _are_counts([*stream, *held, draws], None)
         ok = numbers and len(held) % 4 == 0 and len(held) <= 4 * self._shuffle_buffer
         ok = ok and (len(stream) == 3 or (not stream and not progress.done))
-        start = Position(*stream) if ok else Position()
+        start = StreamPosition(*stream) if ok else StreamPosition()
         ids = [SampleId(*held[at : at + 4]) for at in range(0, len(held), 4)] if ok else []
         ok = ok and _are_counts([start.segment, start.offset, draws, *held], 1 << 63)
         ok = ok and start.segment <= len(segments) and all(self._is_sample(each) for each in ids)
@@ -294,7 +296,7 @@ class _Stream(Iterator[StreamItem]):
         start: The position before them.
     """
 
-    def __init__(self, items: Iterator[StreamItem], start: Position) -> None:
+    def __init__(self, items: Iterator[StreamItem], start: StreamPosition) -> None:
         self._items, self.after = items, start
 
     def __next__(self) -> StreamItem:

@@ -11,7 +11,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.listing import Listing, Shards
+from torchobj.datasets.listing import DatasetListing, Shards
 from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.shared_index import SharedIndex
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded
@@ -86,7 +86,9 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         self._decode, self.transform = check_decode(decode), transform
         shards = Shards(checked_urls(urls), TAR_SUFFIXES)
-        self._listing = Listing(store_config(config, region, endpoint_url, url=shards.urls[0]), parse_url, shards)
+        self._listing = DatasetListing(
+            store_config(config, region, endpoint_url, url=shards.urls[0]), parse_url, shards
+        )
         super().__init__(config=self._listing.config, on_error=on_error)
         self._index = SharedIndex(self._listing, index, self._decode)
 

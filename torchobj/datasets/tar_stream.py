@@ -14,13 +14,13 @@ from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import OnIterableError
-from torchobj.datasets.listing import Listing, Shards
+from torchobj.datasets.listing import DatasetListing, Shards
 from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment
 from torchobj.datasets.shared_index import SharedIndex
 from torchobj.datasets.shared_values import SharedCounter
-from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem, failed_items
+from torchobj.datasets.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest import Manifest
@@ -149,7 +149,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         # Number of samples of the shards before each, once they were counted.
         self._starts: Order = np.zeros(0, dtype=np.int64)
         self._checked = False
-        listing = Listing.of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config, region, endpoint_url)
+        listing = DatasetListing.of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config, region, endpoint_url)
         self._index = SharedIndex(listing)
         self._set_up(
             listing,
@@ -199,7 +199,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         return counts
 
     @override
-    def _items(self, segments: list[Segment], start: Position) -> Iterator[StreamItem]:
+    def _items(self, segments: list[Segment], start: StreamPosition) -> Iterator[StreamItem]:
         left = segments[start.segment :]
         begin: int | None = None
         if left and start.sample is not None:
@@ -348,7 +348,7 @@ class _OpenShard:
             if last is not None and number >= last:
                 self._done = True
                 return
-            yield StreamItem(SampleId(unit, number, begin, end), value, Position(self._number, number + 1, end))
+            yield StreamItem(SampleId(unit, number, begin, end), value, StreamPosition(self._number, number + 1, end))
 
 
 def _read_ranges(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.utils.data
 
-from torchobj.datasets.base import ListingDataset, Sample_co, positions_of
+from torchobj.datasets.base import PerObjectDataset, Sample_co, positions_of
 from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.passes import PassDataset
@@ -95,7 +95,7 @@ def datasets_within(dataset: Any) -> list[Any]:
 
 def manifest_digest(dataset: Any) -> str | None:
     """The digest of the manifest of a dataset, or those of all datasets within it; None if none is of a manifest."""
-    listings = [inner._listing for inner in datasets_within(dataset) if isinstance(inner, ListingDataset)]
+    listings = [inner._listing for inner in datasets_within(dataset) if isinstance(inner, PerObjectDataset)]
     digests = [digest for listing in listings if (digest := listing.digest()) is not None]
     return "+".join(digests) or None
 
@@ -110,7 +110,7 @@ def _configs_of(dataset: Any) -> list[Any]:
     """The configurations of the stores of a dataset of torchobj."""
     if isinstance(dataset, MapStyleDataset):
         return dataset._torchobj_configs()
-    return dataset._listing.configs if isinstance(dataset, ListingDataset) else []
+    return dataset._listing.configs if isinstance(dataset, PerObjectDataset) else []
 
 
 def object_finder(dataset: Any) -> ObjectFinder | None:

@@ -75,7 +75,7 @@ def _kinds(entries: dict[str, dict[str, Any]]) -> dict[str, Kind]:
     return {name: entry["type"] for name, entry in entries.items()}
 
 
-class Plan:
+class _Pairs:
     """Collects the sources and targets of `AbstractFileSystem.get` or `copy`, called with this as its file system."""
 
     def __init__(self, files: Any) -> None:
@@ -94,10 +94,10 @@ class Plan:
         self.pairs.append((source, target))
 
 
-class _GetPlan(Plan):
+class _GetPairs(_Pairs):
     """What `AbstractFileSystem.get` would download."""
 
-    get_file = Plan.add
+    get_file = _Pairs.add
 
     def isdir(self, path: str) -> bool:
         return self.kinds.get(path) == "directory"
@@ -114,10 +114,10 @@ class _PutPlan:
         self.pairs.append((lpath, rpath))
 
 
-class _CopyPlan(Plan):
+class _CopyPairs(_Pairs):
     """What `AbstractFileSystem.copy` would copy."""
 
-    cp_file = Plan.add
+    cp_file = _Pairs.add
 
     def isdir(self, path: str) -> bool:
         kind = self.kinds.get(path)
@@ -305,7 +305,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         if is_one_target:
             # Absolute, as the targets that fsspec derives from it.
             lpath = make_path_posix(os.fspath(lpath))
-        plan = _GetPlan(self)
+        plan = _GetPairs(self)
         package.AbstractFileSystem.get(plan, rpath, lpath, recursive=recursive, maxdepth=maxdepth)
         if is_one_target:
             _check_below(lpath, plan.pairs)
@@ -448,8 +448,8 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         """
         self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error=on_error, **kwargs)
 
-    def _copy_all(self, path1: Any, path2: Any, *, on_error: str | None, **kwargs: Any) -> "_CopyPlan":
-        plan = _CopyPlan(self)
+    def _copy_all(self, path1: Any, path2: Any, *, on_error: str | None, **kwargs: Any) -> "_CopyPairs":
+        plan = _CopyPairs(self)
         package.AbstractFileSystem.copy(plan, path1, path2, on_error=on_error, **kwargs)
         ignores = on_error == "ignore" or (on_error is None and kwargs["recursive"])
         options = {name: value for name, value in kwargs.items() if name not in ("recursive", "maxdepth")}

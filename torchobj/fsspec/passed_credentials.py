@@ -5,7 +5,6 @@ such as a spawned worker, takes the same keys from its environment; without them
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -125,18 +124,13 @@ class GoogleCredentials(_NotPickled):
 
 @dataclasses.dataclass(frozen=True)
 class GoogleFile:
-    """Credentials in a JSON file, of a service account or a user. Each process reads the file."""
+    """Credentials in a JSON file, of a service account or a user. The file is read for each token."""
 
     path: str
 
     def __call__(self) -> GCSCredentials:
         """Returns a valid token."""
-        return _token_of(_from_file(self.path))
-
-
-@functools.cache
-def _from_file(path: str) -> Any:
-    return _from_json(Path(path).read_text())
+        return _token_of(_from_json(Path(self.path).read_text()))
 
 
 def _from_json(text: str) -> Any:

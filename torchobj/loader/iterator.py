@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterable_state import BatchWithState, IterablePass
-from torchobj.loader.sampler_state import Position
+from torchobj.loader.sampler_state import PassPosition
 
 
 def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool) -> int:
@@ -47,14 +47,14 @@ class Progress:
         #: Number of requests for an item of the sampler or for a batch.
         self.requested = 0
         #: Positions after the batches that torch has requested and not returned, with their numbers of samples.
-        self.dispatched: deque[tuple[Position, int]] = deque()
+        self.dispatched: deque[tuple[PassPosition, int]] = deque()
         #: Position after the last batch that was returned; None before the pass has started.
-        self.mark: Position | None = None
+        self.mark: PassPosition | None = None
         #: Number of batches returned, including those skipped on resume.
         self.batches = 0
         self.ended = False
 
-    def dispatch(self, mark: Position, samples: int) -> None:
+    def dispatch(self, mark: PassPosition, samples: int) -> None:
         """Records that torch received the item before `mark`, with `samples` indices."""
         if self.mark is None and mark.own is None:
             # The order is drawn from here on.

@@ -14,7 +14,7 @@ import torch.utils.data
 from typing_extensions import TypeVar
 
 from torchobj.datasets import lookahead_warning, manifest_broadcast
-from torchobj.datasets.base import ListingDataset
+from torchobj.datasets.base import PerObjectDataset
 from torchobj.datasets.batch_memory import BatchMemory
 from torchobj.datasets.decoders import import_decoders
 from torchobj.datasets.memory_budget import prefetcher_is_refused
@@ -262,7 +262,7 @@ class DataLoader(AnnouncingLoader[Batch_co]):
 
     def __repr__(self) -> str:
         # The repr of other datasets may be as long as their contents.
-        dataset = repr(self.dataset) if isinstance(self.dataset, ListingDataset) else type(self.dataset).__name__
+        dataset = repr(self.dataset) if isinstance(self.dataset, PerObjectDataset) else type(self.dataset).__name__
         shape = f"batch_size={self.batch_size}, num_workers={self.num_workers}, lookahead={self.lookahead}"
         batches = 0 if self._progress is None else self._progress.batches
         return f"<{type(self).__name__} of {dataset}, {shape}, {batches} batches returned>"

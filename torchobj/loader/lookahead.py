@@ -17,7 +17,7 @@ from torchobj.datasets.wrappers import ObjectFinder
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterator import Progress
 from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.sampler_state import Order, Position, in_batches, load, state_of
+from torchobj.loader.sampler_state import Order, PassPosition, in_batches, load, state_of
 
 logger = logging.getLogger("torchobj")
 
@@ -100,12 +100,12 @@ class Lookahead:
             drawn.order.resume(resumed)
         if following is None or drawn.order.resumes:
             return drawn
-        mine, theirs = _elastic(self.sampler), _elastic(following.order.sampler)
-        if mine is None or theirs is None or _batching(self.sampler) != _batching(following.order.sampler):
+        own, ahead = _elastic(self.sampler), _elastic(following.order.sampler)
+        if own is None or ahead is None or _batching(self.sampler) != _batching(following.order.sampler):
             return drawn
-        if theirs.latest_plan() != mine.plan():
+        if ahead.latest_plan() != own.plan():
             return drawn
-        mine.take_over(theirs)
+        own.take_over(ahead)
         return following
 
     def following(self, *, create: bool = False) -> "DrawnItems | None":
@@ -184,7 +184,7 @@ class DrawnItems:
         self._check = _AnnouncementCheck()
         self.order = Order(sampler)
         #: Items, their numbers of samples, and the positions after them.
-        self.pending: deque[tuple[Any, int, Position]] = deque()
+        self.pending: deque[tuple[Any, int, PassPosition]] = deque()
         #: Number of samples in `pending`.
         self.samples = 0
         self.ended = False
@@ -206,7 +206,7 @@ class DrawnItems:
         self.samples += len(indices)
         self._check.draw(self._announce(indices))
 
-    def take(self) -> tuple[Any, int, Position]:
+    def take(self) -> tuple[Any, int, PassPosition]:
         """The next item, its number of samples, and the position after it."""
         if self._check.take(self._count_requested):
             self._stop_announcing()
@@ -258,7 +258,7 @@ class LookaheadIterator(Iterator[Any]):
         self._started_at: float | None = None
         self._drawing_s = 0.0
         # The position after the last item that was requested.
-        self._mark: Position | None = None
+        self._mark: PassPosition | None = None
 
     def __next__(self) -> Any:
         if self._progress is not None:

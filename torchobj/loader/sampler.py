@@ -23,7 +23,7 @@ __all__ = ["ElasticDistributedSampler"]
 _CHUNK = 4096
 
 
-class Plan(NamedTuple):
+class PassPlan(NamedTuple):
     """The parameters that determine the indices of one pass."""
 
     seed: int
@@ -60,7 +60,7 @@ class IndexIterator(Iterator[int]):
 
     def __init__(self, sampler: "ElasticDistributedSampler") -> None:
         self._sampler = sampler
-        self.plan: Plan | None = None
+        self.plan: PassPlan | None = None
         self._chunk: list[int] = []
         self._position = self._before = 0
         self._ended = False
@@ -221,16 +221,16 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
             self._start = 0
         self.epoch, self._epoch_is_set = epoch, True
 
-    def plan(self) -> Plan:
+    def plan(self) -> PassPlan:
         """The plan of a pass that would start now."""
         return self._plan(self._start)
 
-    def _plan(self, start: int) -> Plan:
+    def _plan(self, start: int) -> PassPlan:
         num_replicas, rank = self._group()
         length = len(self.dataset)
-        return Plan(self.seed, self.epoch, start, length, num_replicas, rank, self.shuffle, self.drop_last)
+        return PassPlan(self.seed, self.epoch, start, length, num_replicas, rank, self.shuffle, self.drop_last)
 
-    def begin(self, indices: IndexIterator) -> Plan:
+    def begin(self, indices: IndexIterator) -> PassPlan:
         """Called when a pass starts; the pass after it starts at the beginning of its epoch.
 
         Raises:
@@ -241,7 +241,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         self._start, self._latest = 0, indices
         return plan
 
-    def latest_plan(self) -> Plan | None:
+    def latest_plan(self) -> PassPlan | None:
         """The plan of the pass that was started last."""
         return None if self._latest is None else self._latest.plan
 

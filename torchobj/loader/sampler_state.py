@@ -38,7 +38,7 @@ class Origin(NamedTuple):
     epoch: int | None
 
 
-class Position(NamedTuple):
+class PassPosition(NamedTuple):
     """A position in a pass."""
 
     batches: int
@@ -165,10 +165,10 @@ class Order(Iterator[Any]):
         self._batches += 1
         return item
 
-    def mark(self) -> Position:
+    def mark(self) -> PassPosition:
         """The position after the last item that was yielded."""
         own = None if self._own is None else copy.deepcopy(self._own.state_dict())
-        return Position(self._batches, own, self._origin or self._current_origin())
+        return PassPosition(self._batches, own, self._origin or self._current_origin())
 
     def _current_origin(self) -> Origin:
         at_first_item = (_get_rng(self._generator),) if self._at_iter else ()
@@ -217,7 +217,7 @@ class Order(Iterator[Any]):
         self._inner = itertools.chain([] if first is _END else [first], inner)
 
 
-def state_of(mark: Position, sampler: Any) -> dict[str, Any]:
+def state_of(mark: PassPosition, sampler: Any) -> dict[str, Any]:
     """The state of a position within a pass over `sampler`."""
     # The state of an iterator is packed, because a sampler that was not iterated over does not know its keys.
     own = mark.own if mark.own is None or _stateful_sampler(sampler) is not None else packed(mark.own)
