@@ -367,7 +367,7 @@ def test_forked_workers_that_have_to_list_warn_once_how_to_list_once(filled, log
             assert len(keys_by_workers(samples, "fork")) == COUNT + 1
         [said] = [line for line in log_file.read_text().splitlines() if "itself" in line]
         assert "len(dataset)" in said
-        assert "dataset.manifest" in said
+        assert "dataset.prepare()" in said
 
 
 @pytest.mark.parametrize("on_error", ["replace", replacement])

@@ -13,7 +13,7 @@ import pytest
 
 import torchobj
 from tests.support.interrupting import interrupted
-from torchobj.datasets.listing import Listing
+from torchobj.datasets.listing import DatasetListing
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -246,14 +246,14 @@ def test_ctrl_c_interrupts_any_blocking_call_at_once(bucket, control):
 
 
 def test_a_child_lists_a_dataset_that_another_thread_is_listing_at_the_fork(bucket, store, monkeypatch):
-    lists, began, go = Listing._load, threading.Event(), threading.Event()
+    lists, began, go = DatasetListing._load, threading.Event(), threading.Event()
 
     def blocking_listing(self):
         began.set()
         go.wait()
         return lists(self)
 
-    monkeypatch.setattr(Listing, "_load", blocking_listing)
+    monkeypatch.setattr(DatasetListing, "_load", blocking_listing)
     dataset = bucket.map_dataset(f"{bucket.url}/", config=bucket.config)
     thread = threading.Thread(target=len, args=(dataset,))
     thread.start()
