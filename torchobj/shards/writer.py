@@ -42,7 +42,30 @@ def _check_shard_url(url: str) -> None:
         )
 
 
-class TarWriter:
+class _Writer:
+    """A writer whose block ends with `close`, or with `abort` after an exception."""
+
+    def close(self) -> TarShard | None:
+        """Creates what was written."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Discards what was written."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class TarWriter(_Writer):
     """Writes samples to one tar shard, and its index to `<url>.index.parquet`.
 
     `close()`, or the end of a `with` block, creates the shard if nothing failed before, and then its index. After an
@@ -220,17 +243,6 @@ class TarWriter:
         if file is not None:
             file.abort()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if exc is None:
-            self.close()
-        else:
-            self.abort()
-
 
 def shard_url(pattern: str, number: int) -> str:
     """The URL of a shard.
@@ -272,7 +284,7 @@ def check_shard_limits(maxcount: int, maxsize: float) -> None:
     check("maxsize", maxsize, "a number of bytes, more than 0", ok=is_size)
 
 
-class ShardWriter:
+class ShardWriter(_Writer):
     """Writes samples to tar shards in the format of webdataset, and the index of each shard beside it.
 
     A shard is created when it is full or the writer is closed, and appears whole; its index `<url>.index.parquet`
@@ -396,14 +408,3 @@ class ShardWriter:
         tar, self._tar, self._is_closed = self._tar, None, True
         if tar is not None:
             tar.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if exc is None:
-            self.close()
-        else:
-            self.abort()
