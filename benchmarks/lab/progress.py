@@ -1,4 +1,4 @@
-"""What runs is said on stderr: a benchmark that is slow looks different from one that hangs."""
+"""Reports on stderr what runs, which distinguishes a slow benchmark from one that hangs."""
 
 import contextlib
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Says on stderr what runs, and how long it took."""
+    """Writes to stderr what runs, and how long it took."""
     print(what, file=sys.stderr, flush=True)
     began_s = time.perf_counter()
     try:

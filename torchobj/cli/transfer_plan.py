@@ -213,8 +213,8 @@ def compared(
 ) -> Iterator[tuple[Item, Item | None, bool | None]]:
     """Yields each file or object to transfer with its copy, and whether this is unchanged.
 
-    That is None if the copy has the same size, and nothing else to compare. Unless unchanged ones are skipped, nothing
-    is compared, and no request is sent for a single file or object.
+    It is None if the sizes are equal and neither versions, checksums nor times can be compared. Without
+    `skip_unchanged`, nothing is compared, and no request is sent for a single file or object.
     """
     if not skip_unchanged:
         for item in transfer.sources(config) if transfer.is_tree else [Item("")]:

@@ -107,7 +107,7 @@ class FailurePolicy:
         return self._failed.total()
 
     def sample(self, index: int, failure: Failure, others: Iterable[Any | Failure] = ()) -> Any:
-        """The sample in place of a failed one; `SKIPPED` if there is none.
+        """The sample in place of a failed one, or `SKIPPED` without a replacement.
 
         Args:
             index: Index of the sample.

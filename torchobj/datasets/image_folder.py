@@ -76,7 +76,7 @@ class _LazyList(Sequence[_Item]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (list, _LazyList)):
             return NotImplemented
-        return len(self) == len(other) and all(one == its for one, its in zip(self, other, strict=True))
+        return len(self) == len(other) and all(one == another for one, another in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 

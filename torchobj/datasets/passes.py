@@ -75,7 +75,7 @@ class PassIterator(Iterator[Any]):
     Args:
         items: What samples are made of.
         progress: Counts the items.
-        sample_of: Returns the sample of an item; `SKIPPED` if there is none.
+        sample_of: Returns the sample of an item, or `SKIPPED` for an item without a sample.
     """
 
     def __init__(self, items: Iterator[Any], progress: PassProgress, sample_of: Callable[[Any], Any]) -> None:

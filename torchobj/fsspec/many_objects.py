@@ -75,7 +75,7 @@ def _kinds(entries: dict[str, dict[str, Any]]) -> dict[str, Kind]:
     return {name: entry["type"] for name, entry in entries.items()}
 
 
-class _Pairs:
+class _TransferPlan:
     """Collects the sources and targets of `AbstractFileSystem.get` or `copy`, called with this as its file system."""
 
     def __init__(self, files: Any) -> None:
@@ -94,10 +94,10 @@ class _Pairs:
         self.pairs.append((source, target))
 
 
-class _GetPairs(_Pairs):
+class _GetPlan(_TransferPlan):
     """What `AbstractFileSystem.get` would download."""
 
-    get_file = _Pairs.add
+    get_file = _TransferPlan.add
 
     def isdir(self, path: str) -> bool:
         return self.kinds.get(path) == "directory"
@@ -114,10 +114,10 @@ class _PutPlan:
         self.pairs.append((lpath, rpath))
 
 
-class _CopyPairs(_Pairs):
+class _CopyPlan(_TransferPlan):
     """What `AbstractFileSystem.copy` would copy."""
 
-    cp_file = _Pairs.add
+    cp_file = _TransferPlan.add
 
     def isdir(self, path: str) -> bool:
         kind = self.kinds.get(path)
@@ -305,7 +305,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         if is_one_target:
             # Absolute, as the targets that fsspec derives from it.
             lpath = make_path_posix(os.fspath(lpath))
-        plan = _GetPairs(self)
+        plan = _GetPlan(self)
         package.AbstractFileSystem.get(plan, rpath, lpath, recursive=recursive, maxdepth=maxdepth)
         if is_one_target:
             _check_below(lpath, plan.pairs)
@@ -448,8 +448,8 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         """
         self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error=on_error, **kwargs)
 
-    def _copy_all(self, path1: Any, path2: Any, *, on_error: str | None, **kwargs: Any) -> "_CopyPairs":
-        plan = _CopyPairs(self)
+    def _copy_all(self, path1: Any, path2: Any, *, on_error: str | None, **kwargs: Any) -> "_CopyPlan":
+        plan = _CopyPlan(self)
         package.AbstractFileSystem.copy(plan, path1, path2, on_error=on_error, **kwargs)
         ignores = on_error == "ignore" or (on_error is None and kwargs["recursive"])
         options = {name: value for name, value in kwargs.items() if name not in ("recursive", "maxdepth")}

@@ -140,7 +140,7 @@ impl ReadAhead {
         Ok(usize::try_from(end - position).expect("it fits dest"))
     }
 
-    /// Start of the first chunk after `at`; `u64::MAX` if there is none.
+    /// Start of the first chunk after `at`; `u64::MAX` if no chunk starts after it.
     fn next_chunk(&self, at: u64) -> u64 {
         let starts = self.chunks.iter().map(|chunk| chunk.range.start);
         starts.filter(|start| *start > at).min().unwrap_or(u64::MAX)
