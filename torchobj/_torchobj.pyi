@@ -32,6 +32,7 @@ __all__ = [
     "__version__",
     "adopt",
     "close_gathers",
+    "crc32_combine",
     "default_config",
     "download_file",
     "download_tree",
@@ -186,6 +187,15 @@ def get_many(
     Raises:
         ValueError: A buffer is read-only, or two buffers overlap.
         StoreError: An object could not be read, unless `return_errors`.
+    """
+
+def crc32_combine(first: int, second: int, second_len: int) -> int:
+    """Returns the CRC-32 of the concatenation of two byte strings with these CRC-32, as zlib's function of this name.
+
+    Args:
+        first: The CRC-32 of the first string.
+        second: The CRC-32 of the second string.
+        second_len: Length of the second string in bytes.
     """
 
 def pickle_nesting(pickle: bytes) -> int:

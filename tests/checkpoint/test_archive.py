@@ -5,7 +5,9 @@ import io
 import pickle
 import zipfile
 import zlib
+from unittest import mock
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -228,20 +230,19 @@ def test_reads_through_blocks_put_each_byte_in_place_within_the_memory_limit(len
     source = bytes(range(256)) * 8
     targets = [torch.zeros(length, dtype=torch.uint8) for length in lengths]
     destinations = [(3 * number, target) for number, target in enumerate(targets)]
-    largest = []
+    largest, addresses = [], set()
 
     def read(segments):
         largest.append(sum(len(memory) for _, memory in segments))
+        addresses.add(numpy.asarray(segments[0][1]).ctypes.data)
         for offset, memory in segments:
             memory[:] = memoryview(source)[offset : offset + len(memory)]
+        return [zlib.crc32(memory) if checksum else 0 for _, memory in segments]
 
-    before = device_memory.BLOCKS_BYTES
-    device_memory.BLOCKS_BYTES = 64
-    try:
-        sums = device_memory.fill(destinations, read, checksum=checksum)
-    finally:
-        device_memory.BLOCKS_BYTES = before
+    with mock.patch.multiple(device_memory, BLOCK_BYTES=16, BLOCKS_BYTES=64):
+        sums = device_memory.fill(destinations, read)
     wanted = [source[offset : offset + len(target)] for offset, target in destinations]
     assert [bytes(target.numpy()) for target in targets] == wanted
     assert sums == [zlib.crc32(data) if checksum else 0 for data in wanted]
-    assert max(largest, default=0) <= 32
+    assert max(largest, default=0) <= 16
+    assert len(addresses) <= 4

@@ -1,13 +1,15 @@
 """Transfers bytes between the store and devices whose memory it cannot access, through a few blocks on the CPU."""
 
+import itertools
 import mmap
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
-from zlib import crc32
 
 import torch
 
+from torchobj._torchobj import crc32_combine
 from torchobj.exceptions import CheckpointError
 from torchobj.store.tensor_memory import memory_of
 
@@ -21,14 +23,20 @@ __all__ = [
     "is_reachable",
     "new_block",
     "storage_of",
+    "synchronize",
 ]
 
+#: Also the size of a request.
 BLOCK_BYTES = 8 << 20
-#: Maximum size of all blocks in use.
-BLOCKS_BYTES = 64 << 20
+#: Maximum size of all blocks in use: 32 requests in flight.
+BLOCKS_BYTES = 256 << 20
 
-#: Reads (offset in the object, writable memory) pairs.
-Read: TypeAlias = Callable[[Sequence[tuple[int, Any]]], object]
+#: Reads (offset in the object, writable memory) pairs, and returns the CRC-32 of each.
+Read: TypeAlias = Callable[[Sequence[tuple[int, Any]]], Sequence[int]]
+#: The index of a destination, an offset in it, and a number of bytes.
+_Part: TypeAlias = tuple[int, int, int]
+#: A window, its block, the parts of the block, and the read.
+_Pending: TypeAlias = tuple[Sequence[_Part], torch.Tensor, Sequence[torch.Tensor], Future[Sequence[int]]]
 
 
 def is_reachable(device: torch.device) -> bool:
@@ -96,55 +104,59 @@ def new_block(nbytes: int, *, pinned: bool) -> torch.Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read, *, checksum: bool) -> list[int]:
-    """Reads into memory of devices through two windows: one is read while the other is copied.
+def synchronize(tensors: Iterable[torch.Tensor]) -> None:
+    """Waits until all streams of the GPUs that these tensors are on have finished what they were given so far."""
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        torch.cuda.synchronize(device)
+
+
+def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read) -> list[int]:
+    """Reads into memory of devices through blocks on the CPU: some are read while others are copied.
 
     Args:
         destinations: Offset in the object and target of each range; targets are uint8 tensors of shape (nbytes,).
-        read: Called from another thread, one call at a time.
-        checksum: Whether to compute CRC-32.
+        read: Called from several threads.
 
     Returns:
-        The CRC-32 of each destination; 0 without `checksum`.
+        The CRC-32 of each destination; 0 if `read` computes none.
     """
-    cuda_devices = {target.device for _, target in destinations if target.device.type == "cuda"}
-    pinned = bool(cuda_devices)
+    targets = [target for _, target in destinations]
+    pinned = any(target.device.type == "cuda" for target in targets)
     sums = [0] * len(destinations)
-    windows = list(_windows([len(target) for _, target in destinations]))
-    with ThreadPoolExecutor(1, thread_name_prefix="torchobj-device") as reader:
-        size = min(BLOCKS_BYTES // 2, sum(len(target) for _, target in destinations))
-        memory = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in windows[:2]]
+    windows = _windows(list(map(len, targets)))
+    with ThreadPoolExecutor(BLOCKS_BYTES // BLOCK_BYTES, thread_name_prefix="torchobj-device") as readers:
 
-        def start(number: int) -> Any:
-            lengths = [length for _, _, length in windows[number]]
-            blocks = memory[number % 2][: sum(lengths)].split(lengths)
-            offsets = [destinations[index][0] + begin for index, begin, _ in windows[number]]
-            return blocks, reader.submit(read, list(zip(offsets, map(memory_of, blocks), strict=True)))
+        def start(window: Sequence[_Part], block: torch.Tensor) -> _Pending:
+            lengths = [length for _, _, length in window]
+            parts = block[: sum(lengths)].split(lengths)
+            offsets = [destinations[index][0] + begin for index, begin, _ in window]
+            reading = readers.submit(read, list(zip(offsets, map(memory_of, parts), strict=True)))
+            return window, block, parts, reading
 
-        pending: Any = start(0) if windows else None
-        for number, window in enumerate(windows):
-            blocks, done = pending
-            done.result()
-            if number + 1 < len(windows):
-                pending = start(number + 1)
-            for (index, begin, length), block in zip(window, blocks, strict=True):
-                if checksum:
-                    sums[index] = crc32(memory_of(block), sums[index])
-                destinations[index][1][begin : begin + length].copy_(block, non_blocking=pinned)
-            # The blocks of this window are filled again by the next read but one.
-            for device in cuda_devices:
-                torch.cuda.synchronize(device)
+        pending = deque(
+            start(window, new_block(sum(length for _, _, length in window), pinned=pinned))
+            for window in itertools.islice(windows, BLOCKS_BYTES // BLOCK_BYTES)
+        )
+        while pending:
+            window, block, parts, reading = pending.popleft()
+            for (index, begin, length), part, crc32 in zip(window, parts, reading.result(), strict=True):
+                sums[index] = crc32_combine(sums[index], crc32, length)
+                targets[index][begin : begin + length].copy_(part, non_blocking=pinned)
+            # The block is read into again, or returns to torch's cache.
+            synchronize(targets[index] for index, _, _ in window)
+            if (following := next(windows, None)) is not None:
+                pending.append(start(following, block))
     return sums
 
 
-def _windows(lengths: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
-    """Divides destinations, in order, into windows of at most half of `BLOCKS_BYTES`.
+def _windows(lengths: Sequence[int]) -> Iterator[list[_Part]]:
+    """Divides destinations, in order, into windows of `BLOCK_BYTES`; the last one may be smaller.
 
     Yields:
         For each part of a window the index of its destination, its offset there, and its length.
     """
-    window: list[tuple[int, int, int]] = []
-    limit = left = BLOCKS_BYTES // 2
+    window: list[_Part] = []
+    left = BLOCK_BYTES
     for index, total in enumerate(lengths):
         begin = 0
         while begin < total:
@@ -153,6 +165,6 @@ def _windows(lengths: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
             begin, left = begin + length, left - length
             if not left:
                 yield window
-                window, left = [], limit
+                window, left = [], BLOCK_BYTES
     if window:
         yield window

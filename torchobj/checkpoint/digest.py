@@ -25,8 +25,8 @@ _BY_REPR = (bool, int, float, complex, str, type(None))
 def digest_of(value: Any) -> bytes:
     """Returns a digest of the type and the value of an object, with the values of its attributes and entries.
 
-    Tensors are read once, those of devices in blocks; whether they require gradients, and their strides, do not matter.
-    The order of the keys of dicts does not matter either.
+    Tensors are read once, in blocks, and have the same digest on each device; whether they require gradients, and their
+    strides, do not matter. The order of the keys of dicts does not matter either.
 
     Raises:
         Exception: The value cannot be pickled.
@@ -93,9 +93,9 @@ def _parts_of_tensor(tensor: torch.Tensor) -> Iterator[Any]:
         yield out.getbuffer()
     elif not tensor.is_meta:
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        step = len(flat) if flat.is_cpu else max(BLOCK_BYTES // flat.element_size(), 1)
-        for start in range(0, len(flat), max(step, 1)):
-            yield memory_of(flat[start : start + step].cpu())
+        # The same blocks on each device, since the lengths are part of the digest.
+        for block in flat.split(BLOCK_BYTES // flat.element_size()):
+            yield memory_of(block.cpu())
 
 
 def _parts_of_object(value: Any, outer: tuple[int, ...]) -> list[bytes]:

@@ -61,7 +61,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
 
     Args:
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
-        map_location: As for `torch.load`. Tensors of a GPU pass through 64 MiB of pinned memory; `"meta"` reads none.
+        map_location: As for `torch.load`. Tensors of a GPU pass through 256 MiB of pinned memory; `"meta"` reads none.
         weights_only: As for `torch.load`: whether to refuse pickles that could run code.
         keys: Load only these entries, named by the keys of mappings joined by ".": each selects the entry with this
             name and those whose name starts with it and ".", such as `model.layer1`. Other tensors are not read.

@@ -1,5 +1,6 @@
 """Reads the records of a `.pt` file from a store in parallel, into memory of any device, and verifies their CRC-32."""
 
+import functools
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -115,7 +116,7 @@ class Records:
         sums = self._read_directly(direct, (part.record for part in staged), checksum=verify)
         if staged:
             destinations = [(self._offset(part), part.target) for part in staged]
-            sums += device_memory.fill(destinations, self._read_into, checksum=verify)
+            sums += device_memory.fill(destinations, functools.partial(self._read_into, checksum=verify))
         if verify:
             for part, value in zip([*direct, *staged], sums, strict=True):
                 self._verify(part, value)

@@ -44,8 +44,9 @@ def save(
     """Saves an object as the file that `torch.save` writes.
 
     Tensors are sent from their own memory in parallel parts, with the GIL released; many small tensors are copied
-    first. At most 64 MiB are used in addition to the tensors. Tensors of other devices pass through this memory. They
-    must not change until this returns. The object appears whole or not at all: after an error the bucket is unchanged.
+    first. At most 64 MiB are used in addition to the tensors. Tensors of other devices pass through 256 MiB, pinned for
+    GPUs. Tensors must not change until this returns. The object appears whole or not at all: after an error the bucket
+    is unchanged.
 
     If torch's file cannot be planned, it is streamed through `torchobj.open`, and the reason is logged.
 

@@ -84,20 +84,17 @@ class Stager:
     @torch.no_grad()
     def _copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns contiguous copies of strided tensors of the CPU or of GPUs, with the same shapes and dtypes."""
-        gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-        blocks = self._blocks_for(
-            [tensor.nbytes for tensor in tensors if tensor.nbytes >= _BLOCK_BYTES], pinned=bool(gpus)
-        )
+        pinned = any(tensor.device.type == "cuda" for tensor in tensors)
+        blocks = self._blocks_for([tensor.nbytes for tensor in tensors if tensor.nbytes >= _BLOCK_BYTES], pinned=pinned)
         copies = []
         for tensor in tensors:
             is_large = tensor.nbytes >= _BLOCK_BYTES
             storage = next(blocks).untyped_storage() if is_large else device_memory.storage_of(tensor.nbytes)
             copied = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage).view(tensor.shape)
             # The CPU resolves conjugation, and would not wait for the bytes.
-            is_plain = not (tensor.is_conj() or tensor.is_neg())
+            is_plain = tensor.device.type == "cuda" and not (tensor.is_conj() or tensor.is_neg())
             copies.append(copied.copy_(tensor, non_blocking=is_large and is_plain))
-        for gpu in gpus:
-            torch.cuda.synchronize(gpu)
+        device_memory.synchronize(tensors)
         return copies
 
     def _blocks_for(self, sizes: list[int], *, pinned: bool) -> Iterator[torch.Tensor]:
@@ -163,6 +160,8 @@ class Watch:
                 why = "created in inference mode, where changes cannot be detected; save with stage=True"
                 raise ConfigError(f"{self._name_of(tensor)}: {why}")
         self._versions = [tensor._version for tensor in tensors]
+        # They are read by another thread, whose stream does not wait for the caller's.
+        device_memory.synchronize(tensors)
 
     def check(self) -> None:
         """Checks that no tensor was written to.

@@ -3,6 +3,7 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use torchobj_core::crc32::Crc32;
 use torchobj_core::error::Result;
 use torchobj_core::read::{
     ClientRead, ReadRequest, ReadResult, ScatterRange, ScatterRead, get_many as read_many, scatter as scatter_all,
@@ -132,4 +133,15 @@ pub(crate) fn scatter(py: Python<'_>, jobs: Vec<ScatterArguments<'_>>, checksum:
         .into_iter()
         .map(|result| (result.version.map(|version| version.as_str().to_owned()), result.size, result.crc32));
     Ok(results.collect())
+}
+
+/// Returns the CRC-32 of the concatenation of two byte strings with these CRC-32, as zlib's function of this name.
+///
+/// Args:
+///     first: The CRC-32 of the first string.
+///     second: The CRC-32 of the second string.
+///     second_len: Length of the second string in bytes.
+#[pyfunction]
+pub(crate) fn crc32_combine(first: u32, second: u32, second_len: u64) -> u32 {
+    Crc32::known(first, 0).then(Crc32::known(second, second_len)).value()
 }

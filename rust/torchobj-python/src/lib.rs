@@ -57,7 +57,7 @@ mod native {
     #[pymodule_export]
     use crate::files::{download_file, download_tree, upload_file, upload_tree};
     #[pymodule_export]
-    use crate::get_many::{get_many, scatter};
+    use crate::get_many::{crc32_combine, get_many, scatter};
     #[pymodule_export]
     use crate::manifest::{ManifestBuilder, ManifestPages, NativeManifest};
     #[pymodule_export]

@@ -189,15 +189,15 @@ def test_a_file_that_another_save_replaces_in_the_middle_of_a_load_is_an_error(a
 
     first = put(1.0)
     monkeypatch.setattr(load_items, "_WAVE_BYTES", 10_000)
-    read = load_items._Load._read_wave
+    read = load_items._Load._next_wave
 
     def read_and_replace(self):
-        monkeypatch.setattr(load_items._Load, "_read_wave", read)
-        is_read = read(self)
+        monkeypatch.setattr(load_items._Load, "_next_wave", read)
+        wave = read(self)
         put(2.0)
-        return is_read
+        return wave
 
-    monkeypatch.setattr(load_items._Load, "_read_wave", read_and_replace)
+    monkeypatch.setattr(load_items._Load, "_next_wave", read_and_replace)
     # Of another dtype, so that they are read through buffers, in waves.
     found = {name: torch.zeros(tensor.shape, dtype=torch.float16) for name, tensor in first.items()}
     error = error_of(lambda: dcp.load(found, storage_reader=reader_of(any_bucket)))

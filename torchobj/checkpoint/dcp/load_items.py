@@ -12,6 +12,7 @@ import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir, is_canonical
 from torchobj.checkpoint.dcp.metadata import MAX_NUMBER
 from torchobj.checkpoint.dcp.other_formats import END_BYTES, check_archive, is_transformed, payload_in, untransformed
+from torchobj.checkpoint.device_memory import is_reachable
 from torchobj.checkpoint.pickling import message_of
 from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
@@ -33,8 +35,10 @@ __all__ = ["ShortFileError", "load_items"]
 #: Payloads up to this size are read with their frames into the buffer of a wave, and copied.
 _SMALL_BYTES = 16 << 10
 
-#: A wave ends when its buffer reaches this size.
+#: A wave ends when its buffer reaches this size. Only small tensors of the CPU pass through waves, but all of a GPU:
+#: then the next wave is read while one is copied.
 _WAVE_BYTES = 48 << 20
+_DEVICE_WAVE_BYTES = 128 << 20
 
 #: Maximum size of a tile of a slice that is read through the buffer.
 _TILE_BYTES = 16 << 20
@@ -95,7 +99,6 @@ class _Load:
         self._metadata = metadata
         self._planner = planner
         self._verify = verify
-        self._plan = _torchobj.NativeSlicePlan(checkpoint.native, checkpoint.key(""), verify, _WAVE_BYTES, _TILE_BYTES)
         #: Shapes of the chunks of a tensor, by its name and their offsets.
         self._chunks: dict[str, dict[torch.Size, torch.Size]] = {}
         #: The reads of the plan, by number.
@@ -115,11 +118,20 @@ class _Load:
 
     def _load(self, requests: list[ReadItem]) -> None:
         infos = [self._info(request) for request in requests]
-        for request, info in zip(requests, infos, strict=True):
-            if request.type is LoadItemType.BYTE_IO:
+        targets = [
+            None if request.type is LoadItemType.BYTE_IO else self._planner.resolve_tensor(request)
+            for request in requests
+        ]
+        self._reads_ahead = any(target is not None and not is_reachable(target.device) for target in targets)
+        checkpoint, wave_bytes = self._checkpoint, _DEVICE_WAVE_BYTES if self._reads_ahead else _WAVE_BYTES
+        self._plan = _torchobj.NativeSlicePlan(
+            checkpoint.native, checkpoint.key(""), self._verify, wave_bytes, _TILE_BYTES
+        )
+        for request, info, target in zip(requests, infos, targets, strict=True):
+            if target is None:
                 self._add_content(info, functools.partial(self._load_value, request, info))
             else:
-                self._add(self._tensor(request, info, self._planner.resolve_tensor(request)))
+                self._add(self._tensor(request, info, target))
         check_apart(infos, self._url)
         self._read()
         others, self._other = self._other, []
@@ -214,16 +226,23 @@ class _Load:
 
     def _read(self) -> None:
         """Executes all reads of the plan."""
-        while self._read_wave():
-            pass
+        if not self._reads_ahead:
+            while (wave := self._next_wave()) is not None:
+                self._copy_wave(wave)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="torchobj-device") as reader:
+            reading = reader.submit(self._next_wave)
+            while (wave := reading.result()) is not None:
+                reading = reader.submit(self._next_wave)
+                self._copy_wave(wave)
 
-    def _read_wave(self) -> bool:
+    def _next_wave(self) -> _torchobj.NativeWave | None:
         try:
-            wave = self._plan.read()
+            return self._plan.read()
         except RangeError as error:
             raise _short_file(self._checkpoint.url, error) from error
-        if wave is None:
-            return False
+
+    def _copy_wave(self, wave: _torchobj.NativeWave) -> None:
         for number in wave.damaged:
             read = self._reads[number]
             assert isinstance(read, _TensorItem)  # noqa: S101  the plan knows no CRC-32 of other contents
@@ -251,7 +270,6 @@ class _Load:
         self._other += (
             read for read in map(self._reads.__getitem__, wave.other_frame) if isinstance(read, _TensorItem)
         )
-        return True
 
     def _name(self, info: _StorageInfo, name: str) -> str:
         return f"{self._checkpoint.url_of(info.relative_path)} at {info.offset}: {name}"
