@@ -1,5 +1,6 @@
 """Servers, buckets and configurations for the tests. A server starts once per process; each test has its own bucket."""
 
+import fcntl
 import functools
 import gc
 import itertools
@@ -95,6 +96,11 @@ def is_unit(item: pytest.Item) -> bool:
     code = getattr(item, "function", is_unit).__code__
     served = SERVED & set(getattr(item, "fixturenames", ()))
     return not served and "subprocess" not in code.co_names and not starts_workers(item.path)
+
+
+def pytest_make_parametrize_id(val: Any) -> str | None:
+    """Archives contain the time, which may differ between the processes of a run: they would have other tests."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) and len(val) > 20 else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -289,8 +295,11 @@ def old_python() -> str:
         return os.environ["TORCHOBJ_OLD_PYTHON"]
     folder = CACHE / "old-torch"
     python = str(folder / "bin" / "python")
-    if not (folder / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", OLD_TORCH, "numpy", "pytest"], check=True)
-        (folder / "ready").touch()
+    with open(CACHE / "old-torch.lock", "w") as lock:
+        # Several processes of a run may ask for it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "ready").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", OLD_TORCH, "numpy", "pytest"], check=True)
+            (folder / "ready").touch()
     return python

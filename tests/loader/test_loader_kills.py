@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_at_any_moment_is_an_error_and_the_next_epoch_wo
     data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=transform)
     loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context=context)
     moments = random.Random(7)
-    for _ in range(20):
+    for _ in range(8):
         iterator = iter(loader)
         steps = moments.randrange(12)
         for _ in range(steps):
