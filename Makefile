@@ -51,7 +51,7 @@ endef
 # make 3.81, that of macOS, mixes the output of what runs side by side.
 TOGETHER := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: help demo check test lint rust py servers unit strict matrix bench faults wheel build venv format hooks clean
+.PHONY: help demo check test lint rust py servers unit strict matrix bench faults docs docs-links wheel build venv format hooks clean
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -170,6 +170,12 @@ bench: build venv ## The benchmarks, with their tables
 faults: build venv ## Every operation under every fault: correct bytes or a typed error, and the delay
 	$(PY) benchmarks/faults.py
 
+docs: build venv ## The documentation in build/docs: HTML, Markdown and llms.txt; warnings are errors
+	$(PY) -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+
+docs-links: build venv # The external links of the documentation, which needs the network
+	$(PY) -m sphinx -q -b linkcheck -d build/doctrees docs build/links
+
 wheel: venv ## A manylinux wheel in dist/
 	$(take)
 	$(PY) -m tests.tools wheel
@@ -184,4 +190,4 @@ hooks: ## Let git format the sources before each commit
 	git config core.hooksPath .githooks
 
 clean: ## Remove what was built in the checkout; keep the cache
-	rm -rf $(NATIVE) dist
+	rm -rf $(NATIVE) build dist

@@ -1,0 +1,135 @@
+"""Builds the documentation site: `make docs`. Each page is also written as Markdown, with an index in llms.txt."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import torchobj
+
+project = "torchobj"
+author = "the torchobj developers"
+copyright = author  # noqa: A001  Sphinx reads this name
+release = version = torchobj.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+html_theme = "furo"
+html_title = f"torchobj {release}"
+html_show_sourcelink = False
+# Docstrings have Markdown's `code`.
+default_role = "code"
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+# External links are checked by `python -m sphinx -b linkcheck`, in the nightly workflow.
+linkcheck_timeout = 20
+
+DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)\n((?: +:.*\n)*)", re.MULTILINE)
+FENCE = re.compile(r"```\{eval-rst\}\n(.*?)```\n", re.DOTALL)
+
+
+def code_blocks(_app, _what, _name, _thing, _options, lines):
+    """Turns Markdown's fenced blocks in docstrings, and code before a letter (`Buffer`s), into reStructuredText."""
+    found, language = [], None
+    for line in lines:
+        fence = re.fullmatch(r"( *)```(\w*)", line)
+        if fence and language is None:
+            language = fence[1]
+            found += [f"{language}.. code-block:: {fence[2] or 'text'}", ""]
+        elif fence:
+            language = None
+            found.append("")
+        else:
+            found.append(line if language is None else f"   {line}")
+    lines[:] = [re.sub(r"(?<![`\w])(`[^`]+`)(?=\w)", r"\1\\ ", line) for line in found]
+
+
+def resolve(name):
+    """Returns the object of a dotted name, of which the longest possible part is a module."""
+    module, _, rest = name, "", []
+    while True:
+        try:
+            found = importlib.import_module(module)
+            break
+        except ModuleNotFoundError:
+            module, _, last = module.rpartition(".")
+            rest.insert(0, last)
+    for part in rest:
+        found = getattr(found, part)
+    return found
+
+
+def described(kind, name, options):
+    """Returns the Markdown of one directive of autodoc: the signature and the docstring, and those of its members."""
+    thing = resolve(name)
+    text = [f"### `{signature(name, thing)}`", inspect.getdoc(thing) or ""]
+    if ":members:" in options and kind in ("class", "exception"):
+        for member, attribute in vars(thing).items():
+            value = getattr(attribute, "__func__", attribute)
+            doc = inspect.getdoc(value)
+            if not member.startswith("_") and doc and (callable(value) or isinstance(value, property)):
+                text += [f"#### `{signature(f'{thing.__name__}.{member}', value)}`", doc]
+    return "\n\n".join(text) + "\n\n"
+
+
+def signature(name, thing):
+    """Returns the name of a class or function with its arguments, whose types have no modules."""
+    try:
+        arguments = str(inspect.signature(thing)) if callable(thing) else ""
+    except (TypeError, ValueError):
+        return name
+    return name + re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z_])", "", arguments)
+
+
+def markdown(source):
+    """Returns a page as Markdown, with docstrings in place of the directives."""
+    return FENCE.sub(
+        lambda block: "".join(described(*found.groups()) for found in DIRECTIVE.finditer(block[1])), source
+    )
+
+
+def write_markdown(app, exception):
+    """Writes each page as Markdown beside its HTML, and llms.txt with the title and the first sentence of each."""
+    if exception is not None or app.builder.format != "html":
+        return
+    lines = ["# torchobj", "", f"> {summary(Path(app.srcdir, 'index.md').read_text())}", ""]
+    for page in app.env.toctree_includes_order:
+        source = Path(app.srcdir, f"{page}.md").read_text()
+        target = Path(app.outdir, f"{page}.md")
+        target.write_text(markdown(source))
+        title = re.search(r"^# (.*)$", source, re.MULTILINE)[1]
+        lines.append(f"- [{title}]({page}.md): {summary(source)}")
+    Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n")
+
+
+def summary(source):
+    """Returns the first sentence of a page."""
+    paragraph = re.search(r"^# .*\n+((?:.+\n)+)", source, re.MULTILINE)[1]
+    return re.split(r"(?<=[.]) ", " ".join(paragraph.split()))[0]
+
+
+def order_pages(app, env):
+    """Keeps the pages in the order of the table of contents."""
+    found = []
+
+    def visit(page):
+        if page not in found:
+            found.append(page)
+            for child in env.toctree_includes.get(page, []):
+                visit(child)
+
+    visit(app.config.root_doc)
+    env.toctree_includes_order = found
+
+
+def setup(app):
+    """Connects the functions above."""
+    app.connect("autodoc-process-docstring", code_blocks)
+    app.connect("env-updated", order_pages)
+    app.connect("build-finished", write_markdown)

@@ -1,0 +1,89 @@
+"""Every public name has an entry in the reference, and every entry is a public name. Does not run Sphinx."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+ENTRIES = re.findall(r"^\.\. (?:auto(?:class|function|exception|data)|py:module):: (\S+)$", REFERENCE, re.MULTILINE)
+
+#: The public modules; those of `torchobj` that are not here serve other modules, and the command line.
+MODULES = [
+    "torchobj",
+    "torchobj.checkpoint",
+    "torchobj.collate",
+    "torchobj.compat",
+    "torchobj.config",
+    "torchobj.dcp",
+    "torchobj.decode",
+    "torchobj.exceptions",
+    "torchobj.files",
+    "torchobj.fsspec",
+    "torchobj.lightning",
+    "torchobj.loader",
+    "torchobj.manifest",
+    "torchobj.shards",
+    "torchobj.store",
+    "torchobj.transformers",
+    "torchobj.wds",
+]
+#: Functions and classes of `torchobj.config` that other modules of the package use.
+INTERNAL = {"Prefix", "by_bucket", "by_prefix", "one_config", "prefix_in_bucket", "resolved", "store_config", "store_config_of_all"}  # fmt: skip
+#: Documented as what a method returns.
+RETURNED = {"torchobj.loader.stats.LoaderStats"}
+
+
+def resolve(name):
+    module, rest = name, []
+    while True:
+        try:
+            found = importlib.import_module(module)
+            break
+        except ModuleNotFoundError:
+            module, _, last = module.rpartition(".")
+            rest.insert(0, last)
+    for part in rest:
+        found = getattr(found, part)
+    return found
+
+
+def public_names():
+    for name in MODULES:
+        module = importlib.import_module(name)
+        yield from (f"{name}.{each}" for each in module.__all__ if each not in INTERNAL)
+
+
+def names_of(name):
+    """The names of the same object in the public modules: one of them has the entry."""
+    last, thing = name.rpartition(".")[2], resolve(name)
+    return {name} | {
+        f"{module}.{last}" for module in MODULES if getattr(importlib.import_module(module), last, None) is thing
+    }
+
+
+@pytest.mark.parametrize("name", sorted(public_names()))
+def test_every_public_name_has_an_entry(name):
+    assert names_of(name) & set(ENTRIES), f"add a directive for {name} to a page of docs/reference/"
+
+
+def test_every_public_module_has_an_entry():
+    assert {name for name in MODULES if name != "torchobj"} <= set(ENTRIES)
+
+
+def test_every_entry_exists_once_and_is_public():
+    assert len(ENTRIES) == len(set(ENTRIES))
+    public = set(public_names()) | RETURNED | set(MODULES)
+    for name in ENTRIES:
+        assert names_of(name) & public, f"{name} is not public"
+
+
+def test_public_classes_of_the_stub_have_an_entry():
+    stub = ast.parse((ROOT / "torchobj" / "_torchobj.pyi").read_text())
+    classes = {node.name for node in stub.body if isinstance(node, ast.ClassDef)}
+    public = classes & {name.rpartition(".")[2] for name in public_names()}
+    assert {"Buffer", "ObjectReader", "ObjectRef"} <= public
+    assert public <= {name.rpartition(".")[2] for name in ENTRIES}
