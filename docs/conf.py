@@ -31,6 +31,7 @@ copybutton_prompt_is_regexp = True
 linkcheck_timeout = 20
 
 DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)\n((?: +:.*\n)*)", re.MULTILINE)
+TOCTREE = re.compile(r"```\{toctree\}\n.*?```\n\n?", re.DOTALL)
 FENCE = re.compile(r"```\{eval-rst\}\n(.*?)```\n", re.DOTALL)
 
 
@@ -70,12 +71,21 @@ def described(kind, name, options):
     thing = resolve(name)
     text = [f"### `{signature(name, thing)}`", inspect.getdoc(thing) or ""]
     if ":members:" in options and kind in ("class", "exception"):
-        for member, attribute in vars(thing).items():
+        for member, attribute in members(thing, inherited=":inherited-members:" in options):
             value = getattr(attribute, "__func__", attribute)
             doc = inspect.getdoc(value)
             if not member.startswith("_") and doc and (callable(value) or isinstance(value, property)):
                 text += [f"#### `{signature(f'{thing.__name__}.{member}', value)}`", doc]
     return "\n\n".join(text) + "\n\n"
+
+
+def members(thing, *, inherited):
+    """Yields name and value of the members of a class, and of those of torchobj from which it derives."""
+    found = {}
+    for kind in thing.__mro__ if inherited else [thing]:
+        if kind.__module__.startswith("torchobj"):
+            found = vars(kind) | found
+    yield from found.items()
 
 
 def signature(name, thing):
@@ -88,7 +98,8 @@ def signature(name, thing):
 
 
 def markdown(source):
-    """Returns a page as Markdown, with docstrings in place of the directives."""
+    """Returns a page as Markdown: with docstrings in place of directives, and without tables of contents."""
+    source = TOCTREE.sub("", source)
     return FENCE.sub(
         lambda block: "".join(described(*found.groups()) for found in DIRECTIVE.finditer(block[1])), source
     )

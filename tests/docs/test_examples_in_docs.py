@@ -52,6 +52,18 @@ def test_the_readme_fits_on_a_screen_and_a_half():
 
 
 # Lightning warns of few workers, of deprecated functions of torch, and of its loggers.
+@pytest.mark.parametrize("page", named([ROOT / "README.md", ROOT / "examples" / "README.md", ROOT / "CONTRIBUTING.md"]))
+def test_links_to_files_of_the_repository_exist(page):
+    """Sphinx checks the links of the pages in docs/."""
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        headings = (
+            [line.lstrip("# ") for line in found.read_text().splitlines() if line.startswith("#")] if anchor else []
+        )
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in headings]
+
+
 @pytest.mark.filterwarnings("ignore", "error:Converting a tensor with requires_grad")
 @pytest.mark.parametrize("page", named(page for page in PAGES if blocks(page, "python")))
 def test_examples_of_a_page(page, buckets, monkeypatch, tmp_path, fsspec_registry, webdataset_registry):
