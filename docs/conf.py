@@ -16,6 +16,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 html_theme = "furo"
 html_title = f"torchobj {release}"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
 # Docstrings have Markdown's `code`.
 default_role = "code"
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -33,6 +35,14 @@ linkcheck_timeout = 20
 DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)\n((?: +:.*\n)*)", re.MULTILINE)
 TOCTREE = re.compile(r"```\{toctree\}\n.*?```\n\n?", re.DOTALL)
 FENCE = re.compile(r"```\{eval-rst\}\n(.*?)```\n", re.DOTALL)
+
+
+def keep_colons(_app, what, _name, _thing, _options, lines):
+    """Restores what napoleon has read as the type of an attribute: the text before a colon in its docstring."""
+    types = [line for line in lines if line.startswith(":type: ")] if what in ("attribute", "data", "property") else []
+    for line in types:
+        lines.remove(line)
+        lines[0] = f"{line.removeprefix(':type: ')}: {lines[0]}"
 
 
 def code_blocks(_app, _what, _name, _thing, _options, lines):
@@ -141,6 +151,7 @@ def order_pages(app, env):
 
 def setup(app):
     """Connects the functions above."""
+    app.connect("autodoc-process-docstring", keep_colons)
     app.connect("autodoc-process-docstring", code_blocks)
     app.connect("env-updated", order_pages)
     app.connect("build-finished", write_markdown)
