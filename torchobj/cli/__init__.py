@@ -3,8 +3,9 @@
 `program` is the entry point and has the table of commands. `options` are those of every command, and the errors that
 end one; `targets` parses URLs, paths and globs, `output` prints rows and JSON, `progress` the progress, by `bars` on a
 terminal. `objects` lists and reads, `removing` deletes; `transfers` copies, moves and synchronizes what `transfer_plan`
-selects, by `transfer_run`; `datasets` prepares manifests and shards; `checkpoints`, `bench` and `doctor` are commands.
-Each is imported when it is called. Nothing imports torch; rich is imported for progress bars only.
+selects, by `transfer_run`; `datasets` prepares manifests and shards; `checkpoints`, `bench` and `doctor` are commands;
+`machine` finds versions and limits. Each is imported when it is called. Nothing imports torch; rich is imported for
+progress bars only.
 """
 
 import sys
@@ -19,5 +20,11 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
+        if sys.argv[1:] == ["--versions"]:
+            # A bug report may come from an installation without the extra.
+            from torchobj.cli import machine  # noqa: PLC0415  of no other command
+
+            machine.print_report()
+            return
         sys.exit("torchobj: click is not installed: pip install 'torchobj[cli]'")
     run()

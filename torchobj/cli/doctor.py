@@ -9,7 +9,6 @@ import configparser
 import http.client
 import json
 import os
-import platform
 import resource
 import secrets
 import socket
@@ -22,13 +21,13 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import click
 
 from torchobj import _torchobj
+from torchobj.cli import machine
 from torchobj.cli.options import Command, described, next_step, settings
 from torchobj.cli.output import counted, duration, escaped, human_size
 from torchobj.cli.targets import URL, parse_target
@@ -44,8 +43,6 @@ _MARKS = {"ok": "ok", "note": "-", "warning": "!", "failed": "FAILED"}
 _FILES = 4096
 #: PyTorch workers pass batches through `/dev/shm`. Docker's default is 64 MiB (docs, `docker run --shm-size`).
 _SHARED_BYTES = 1 << 30
-
-_SHM = "/dev/shm"  # noqa: S108  it is only measured
 
 #: AWS refuses signatures that are older than 15 minutes (S3 API reference, RequestTimeTooSkewed); torchobj corrects the
 #: time that it signs with. Credentials and certificates expire by the clock of the machine.
@@ -105,23 +102,14 @@ def _checks(url: str | None, *, write: bool) -> Iterator[Check]:
 
 def _machine_checks() -> Iterator[Check]:
     """Checks the machine."""
-    system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    versions = f"torchobj {_torchobj.__version__}, Python {platform.python_version()}, torch {_version('torch')}"
-    yield Check("versions", "note", f"{versions}, {system}, {os.cpu_count()} cores")
+    versions = f"torchobj {_torchobj.__version__}, Python {sys.version.split()[0]}, torch {machine.version('torch')}"
+    yield Check("versions", "note", f"{versions}, {machine.system()}, {machine.processors()}")
     yield _configuration()
     yield _files()
     yield _locked_memory()
     yield _shared_memory()
     yield _memfd()
     yield _budget()
-
-
-def _version(package: str) -> str:
-    # Without importing the package.
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "is not installed"
 
 
 def _configuration() -> Check:
@@ -136,13 +124,8 @@ def _configuration() -> Check:
     return Check("configuration file", "ok", f"{path} applies to {prefixes or 'no prefix'}")
 
 
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
 def _files() -> Check:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{_limit(soft)} files, may be raised to {_limit(hard)}"
+    soft, found = resource.getrlimit(resource.RLIMIT_NOFILE)[0], machine.open_files()
     if soft != resource.RLIM_INFINITY and soft < _FILES:
         advice = f"`ulimit -n {_FILES}`: connections and DataLoader workers need descriptors"
         return Check("open files", "warning", found, advice)
@@ -151,23 +134,24 @@ def _files() -> Check:
 
 def _locked_memory() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    shown = [_limit(value) if value == resource.RLIM_INFINITY else human_size(value) for value in (soft, hard)]
+    shown = [
+        machine.limit_text(value) if value == resource.RLIM_INFINITY else human_size(value) for value in (soft, hard)
+    ]
     # CUDA pins memory by its driver, which this limit does not cover.
     return Check("locked memory", "note", f"{shown[0]}, may be raised to {shown[1]}; torchobj locks none")
 
 
 def _shared_memory() -> Check:
     try:
-        state = os.statvfs(_SHM)
+        free, total = machine.shared_memory()
     except OSError as error:
         advice = "DataLoader workers of torch need it to pass batches"
-        return Check(_SHM, "warning", f"{error.strerror}", advice)
-    total, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
-    found = f"{human_size(free)} free of {human_size(total)}"
+        return Check(machine.SHARED_MEMORY, "warning", f"{error.strerror}", advice)
+    found = machine.shared_memory_text(free, total)
     if free < _SHARED_BYTES:
         advice = "DataLoader workers that return tensors may fail: `docker run --shm-size=8g`, or an emptyDir in memory"
-        return Check(_SHM, "warning", found, advice)
-    return Check(_SHM, "ok", found)
+        return Check(machine.SHARED_MEMORY, "warning", found, advice)
+    return Check(machine.SHARED_MEMORY, "ok", found)
 
 
 def _memfd() -> Check:

@@ -81,6 +81,22 @@ program = _Program(
 click.version_option(_torchobj.__version__, prog_name="torchobj")(program)
 
 
+def _show_versions(ctx: click.Context, _: click.Parameter, given: bool) -> None:  # noqa: FBT001  as in click
+    if given and not ctx.resilient_parsing:
+        importlib.import_module("torchobj.cli.machine").print_report()
+        ctx.exit()
+
+
+click.option(
+    "--versions",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_versions,
+    help="Show the versions and limits that a bug report needs, and exit.",
+)(program)
+
+
 @click.command(cls=Command, short_help="Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 def completion(shell: str) -> None:

@@ -82,10 +82,10 @@ def budget_bytes() -> int:
     if value:
         return _checked(int(value) if value.strip().isdecimal() else value, VARIABLE)
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    return max(_MIN_BYTES, min(_MAX_BYTES, _memory_bytes() // _SHARE // ranks))
+    return max(_MIN_BYTES, min(_MAX_BYTES, memory_bytes() // _SHARE // ranks))
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Memory of the machine in bytes, or of the container if that is limited."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_cgroup_limits()])
