@@ -3,9 +3,10 @@
     python benchmarks/faults.py                            # the table and the mixed runs, some minutes
     python benchmarks/faults.py --only stall --only DCP    # rows and columns whose names have one of these words
     python benchmarks/faults.py --skip table               # the mixed runs alone
+    python benchmarks/faults.py --provider gs              # Google Cloud Storage alone; default: S3 and then it
     python benchmarks/faults.py --without "200 B/s"        # leave a kind out of the table and the mixed runs
 
-The server is the strict server of the tests, with scripted faults. Each cell is its own process with a deadline. In
+The servers are the strict servers of the tests, with scripted faults. Each cell is its own process with a deadline. In
 the first table a fault affects one request in five, drawn by --seed, in the second every request. A cell shows how the
 operation ended, and after how many seconds: `ok`; the class of torchobj's error, without `Error`; `WRONG BYTES` where
 what it read or wrote is wrong; `HANG` after the deadline; `UNTYPED` for an error that is not one of
@@ -22,6 +23,7 @@ import os
 import queue
 import statistics
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -37,7 +39,8 @@ from benchmarks.harness.report import aligned
 from benchmarks.lab.objects import MIB
 from benchmarks.lab.progress import progress
 from tests.servers import launch
-from torchobj import AdvancedOptions, S3Options, StoreConfig
+from tests.support.credential_providers import FixedToken
+from torchobj import AdvancedOptions, GCSOptions, S3Options, StoreConfig
 
 #: Number of servers, and of concurrent cells: most of a cell's time is spent waiting.
 _SERVERS = 4
@@ -106,16 +109,17 @@ class Bench:
 
 
 @contextlib.contextmanager
-def _bench(pools: Sequence[Clients], objects: int) -> Iterator[Bench]:
-    """Starts a server with the objects to read for each of the fork servers."""
+def _bench(pools: Sequence[Clients], objects: int, scheme: str) -> Iterator[Bench]:
+    """Starts a server of a provider with the objects to read for each of the fork servers."""
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(launch.start("strict")) for _ in pools]
+        servers = [stack.enter_context(launch.start("strict" if scheme == "s3" else "strict-gcs")) for _ in pools]
         locations = []
         for server in servers:
             assert server.control is not None, "the strict server has one"
             os.environ |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
-            config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, region=server.region))
-            locations.append(Location(server.endpoint, server.control, config, objects))
+            gcs = GCSOptions(endpoint_url=server.endpoint, credential_provider=FixedToken(server.token or ""))
+            config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, region=server.region), gcs=gcs)
+            locations.append(Location(server.endpoint, server.control, config, objects, scheme, server.token))
         jobs = [functools.partial(prepare, location) for location in locations]
         with ThreadPoolExecutor(len(pools)) as threads:
             list(threads.map(lambda pool, job: pool.run("", job, _MIXED_LIMIT_S), pools, jobs))
@@ -126,6 +130,7 @@ def _bench(pools: Sequence[Clients], objects: int) -> Iterator[Bench]:
 class Table:
     """All cells of one share of requests."""
 
+    scheme: str
     share: float
     settings: dict[str, Any]
     seed: int
@@ -151,7 +156,7 @@ class Table:
         limits = {**self.settings, "connect_timeout_s": self.settings["advanced"].connect_timeout_s}
         settings = ", ".join(f"{name}={limits[name]:g}" for name in limits if name.endswith(("_s", "attempts")))
         which = "every request" if self.share == 1.0 else f"{self.share:.0%} of all requests"
-        title = f"{which} (seed {self.seed}; {settings}): how it ended, after how many seconds"
+        title = f"{self.scheme}://, {which} (seed {self.seed}; {settings}): how it ended, after how many seconds"
         kept = [set(names) for names in zip(*self.outcomes, strict=True)] or [set(), set()]
         rows = [row for row in (_CLEAN, *(kind.name for kind in kinds(""))) if row in kept[0]]
         columns = [column for column in OPERATIONS if column in kept[1]]
@@ -161,7 +166,7 @@ class Table:
 
     def failures(self) -> list[str]:
         return [
-            f"{row} / {column}: {outcome.word()}\n    {outcome.text.strip().replace(chr(10), chr(10) + '    ')}"
+            f"{self.scheme}:// {row} / {column}: {outcome.word()}\n{textwrap.indent(outcome.text.strip(), '    ')}"
             for (row, column), outcome in self.outcomes.items()
             if outcome.failed or (row == _CLEAN and outcome.verdict != "ok")
         ]
@@ -217,12 +222,12 @@ def _mixed(bench: Bench, seed: int, without: Sequence[str]) -> Iterator[Mixed]:
             yield Mixed(name, clean_s, once(name, Script(names, _MIXED_SHARE, drawn)), bound_s, drawn)
 
 
-def mixed_text(runs: Sequence[Mixed], objects: int, without: Sequence[str]) -> str:
+def mixed_text(runs: Sequence[Mixed], objects: int, without: Sequence[str], scheme: str) -> str:
     chosen = _drawn(without)
     ends = ", ".join(f"{name}: {timeout_s:g} s" for name, timeout_s in _stalls(chosen).items())
     settings = ", ".join(f"{name}={value:g}" for name, value in _MIXED_SETTINGS.items())
     title = (
-        f"{_MIXED_SHARE:.0%} of all requests, {len(chosen)} kinds drawn uniformly, {objects} objects ({settings}).\n"
+        f"{scheme}://, {_MIXED_SHARE:.0%} of all requests, {len(chosen)} kinds, {objects} objects ({settings}).\n"
         f"Bound: {_TIMES_CLEAN:g}x the clean time + {_TIMEOUTS:g}x what ends each kind of stall ({ends})"
     )
     head = ["", "seed", "clean s", "with faults", "ratio", "bound s", ""]
@@ -243,6 +248,7 @@ def main() -> int:
     program = Program("faults", __doc__, without="leave out a kind of fault", only=only)
     add = program.parser.add_argument
     add("--skip", choices=("table", "mixed"), help="leave out a part")
+    add("--provider", choices=("s3", "gs"), help="only one provider")
     add("--seed", type=int, default=1, help="random seed (default 1)")
     add("--objects", type=int, default=2000, help="objects of the mixed runs (default 2000)")
     given = program.start()
@@ -254,20 +260,25 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         module = "harness.fault_operations"
         pools = [stack.enter_context(Clients(module, lives=1)) for _ in range(_SERVERS)]
-        if given.skip != "table":
-            bench = stack.enter_context(_bench(pools, _OBJECTS))
-            for share, settings in ((_SHARE, _SETTINGS), (1.0, _EVERY_REQUEST)):
-                table = Table(share, settings, given.seed)
-                table.run(functools.partial(_wanted, given.only, given.without), bench)
-                print(table.text(), "", sep="\n", flush=True)
-                failures += table.failures()
-                outcomes = table.outcomes.items()
-                content[f"{share:g}"] = {" / ".join(key): dataclasses.asdict(outcome) for key, outcome in outcomes}
-        if given.skip != "mixed":
-            runs = list(_mixed(stack.enter_context(_bench(pools[:1], given.objects)), given.seed, given.without))
-            print(mixed_text(runs, given.objects, given.without), "", sep="\n", flush=True)
-            failures += [f"mixed {run.row()}\n    {run.outcome.text}" for run in runs if not run.kept]
-            content["mixed"] = [dataclasses.asdict(run) for run in runs]
+        for scheme in [given.provider] if given.provider else ["s3", "gs"]:
+            if given.skip != "table":
+                bench = stack.enter_context(_bench(pools, _OBJECTS, scheme))
+                for share, settings in ((_SHARE, _SETTINGS), (1.0, _EVERY_REQUEST)):
+                    table = Table(scheme, share, settings, given.seed)
+                    table.run(functools.partial(_wanted, given.only, given.without), bench)
+                    print(table.text(), "", sep="\n", flush=True)
+                    failures += table.failures()
+                    outcomes = table.outcomes.items()
+                    content[f"{scheme} {share:g}"] = {
+                        " / ".join(key): dataclasses.asdict(outcome) for key, outcome in outcomes
+                    }
+            if given.skip != "mixed":
+                runs = list(
+                    _mixed(stack.enter_context(_bench(pools[:1], given.objects, scheme)), given.seed, given.without)
+                )
+                print(mixed_text(runs, given.objects, given.without, scheme), "", sep="\n", flush=True)
+                failures += [f"mixed {scheme} {run.row()}\n    {run.outcome.text}" for run in runs if not run.kept]
+                content[f"{scheme} mixed"] = [dataclasses.asdict(run) for run in runs]
     print(*failures, f"{len(failures)} failures in {time.monotonic() - began_s:.0f} s", sep="\n")
     program.finish(content)
     return 1 if failures else 0

@@ -45,12 +45,15 @@ class Location:
     control: str
     config: torchobj.StoreConfig
     objects: int
+    scheme: str = "s3"
+    token: str | None = None
+    """The token that the server of GCS accepts."""
     folder: str = "clean"
     """The folder that only this cell writes to."""
 
     @property
     def url(self) -> str:
-        return f"s3://{BUCKET}"
+        return f"{self.scheme}://{BUCKET}"
 
     @property
     def written(self) -> str:
@@ -66,7 +69,10 @@ class Location:
         """Returns the object that the server has under a key, or None."""
         connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=10.0)
         with contextlib.closing(connection):
-            connection.request("GET", f"/{BUCKET}/{quote(key)}")
+            path = (
+                f"/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}?alt=media" if self.token else f"/{BUCKET}/{quote(key)}"
+            )
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self.token}"} if self.token else {})
             response = connection.getresponse()
             content = response.read()
             return None if response.status == 404 else content
@@ -85,7 +91,7 @@ def _large_body() -> bytes:
 def prepare(location: Location) -> None:
     """Creates a bucket with public reads, and the objects to read."""
     control = Control(location.control)
-    control.bucket(BUCKET, {"public": True})
+    control.bucket(BUCKET, {} if location.token else {"public": True})
     # Makes listings have several pages.
     control.limits(max_keys=max(1, location.objects // _PAGES))
     store = location.store()
@@ -241,7 +247,7 @@ def _typed(error: BaseException) -> BaseException | None:
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         error = next(iter(failures.values()))[0]
-    if isinstance(error, AssertionError) and "metadata read failed: get s3://" in str(error):
+    if isinstance(error, AssertionError) and "metadata read failed: get " in str(error):
         return error
     return error if isinstance(error, torchobj.TorchobjError) else None
 
