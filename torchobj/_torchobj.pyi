@@ -202,7 +202,9 @@ def pickle_nesting(pickle: bytes) -> int:
     """Returns the nesting depth of the objects in a pickle; 2^32 - 1 if it cannot be determined."""
 
 def scatter(
-    jobs: Sequence[tuple[NativeStore, str, str | None, Sequence[tuple[int, Any]]]], checksum: bool
+    jobs: Sequence[tuple[NativeStore, str, str | None, Sequence[tuple[int, Any]]]],
+    checksum: bool,
+    progress: Callable[[int], object] | None = None,
 ) -> list[tuple[str | None, int, list[int]]]:
     """Reads ranges of objects into buffers, concurrently, with the GIL released.
 
@@ -211,6 +213,7 @@ def scatter(
             pairs of an offset in bytes and a writable, contiguous buffer, which is filled from there. Buffers
             must not overlap.
         checksum: Whether to compute the CRC-32 of each range.
+        progress: Called about every 0.1 s with the number of bytes that have arrived; its exception ends the reads.
 
     Returns:
         For each object its version, its size in bytes, and the CRC-32 of each range; empty without `checksum`.

@@ -110,12 +110,15 @@ def synchronize(tensors: Iterable[torch.Tensor]) -> None:
         torch.cuda.synchronize(device)
 
 
-def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read) -> list[int]:
+def fill(
+    destinations: Sequence[tuple[int, torch.Tensor]], read: Read, arrived: Callable[[int], object] | None = None
+) -> list[int]:
     """Reads into memory of devices through blocks on the CPU: some are read while others are copied.
 
     Args:
         destinations: Offset in the object and target of each range; targets are uint8 tensors of shape (nbytes,).
         read: Called from several threads.
+        arrived: Called with numbers of bytes that are in their targets.
 
     Returns:
         The CRC-32 of each destination; 0 if `read` computes none.
@@ -144,6 +147,8 @@ def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read) -> list[i
                 targets[index][begin : begin + length].copy_(part, non_blocking=pinned)
             # The block is read into again, or returns to torch's cache.
             synchronize(targets[index] for index, _, _ in window)
+            if arrived is not None:
+                arrived(sum(length for _, _, length in window))
             if (following := next(windows, None)) is not None:
                 pending.append(start(following, block))
     return sums

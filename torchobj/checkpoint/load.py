@@ -28,8 +28,9 @@ from torchobj.checkpoint.records import NotPlannableError, RecordRange, Records
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.store.file_objects import open_reader, store_of
+from torchobj.store.transfers import ByteProgress, ProgressOption, counters_to
 
-__all__ = ["is_switched_on", "load"]
+__all__ = ["is_switched_on", "load", "load_counted"]
 
 logger = logging.getLogger("torchobj")
 
@@ -50,6 +51,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     verify: bool = True,  # noqa: FBT001, FBT002
     into: Any = None,
     *,
+    progress: ProgressOption = None,
     config: StoreConfig | S3ClientConfig | None = None,
     region: str | None = None,
     endpoint_url: str | None = None,
@@ -69,6 +71,8 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         into: An object of the same structure: its tensors are filled in place, everything else is replaced.
             Differences are reported before the first byte is overwritten. If reading fails later, tensors may hold old
             and new bytes. A view of a part of a saved storage is verified in memory for the whole storage.
+        progress: Receives a `torchobj.files.Progress` of the bytes of tensors about every 0.1 s and at the end, in this
+            thread; True shows a bar on stderr. An exception that it raises ends the load, as an error of a read does.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Replace the configuration's.
 
@@ -88,11 +92,31 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         {'a': tensor([1., 1.])}
     """
     settings = store_config(config, region, endpoint_url, url=url)
+    report = counters_to(progress)
+    counted = None if report is None else ByteProgress(report)
+    loaded = load_counted(url, map_location, weights_only, keys, verify, into, settings, counted)
+    if counted is not None:
+        counted.finish()
+    return loaded
+
+
+def load_counted(  # noqa: PLR0917  as `load`
+    url: str,
+    map_location: MapLocation,
+    weights_only: bool,  # noqa: FBT001
+    keys: Sequence[str] | None,
+    verify: bool,  # noqa: FBT001
+    into: Any,
+    settings: StoreConfig,
+    counted: ByteProgress | None,
+) -> Any:
+    """`load` as a part of an operation, whose progress is `counted`. Arguments and errors are those of `load`."""
     wanted = None if keys is None else entries.checked_keys(keys)
     parsed, store = store_of(url, settings)
     weights_only = weights_only or is_switched_on(_FORCED)
     try:
-        plan = _Plan(Records(store, parsed.key, str(parsed)), map_location, weights_only=weights_only, verify=verify)
+        records = Records(store, parsed.key, str(parsed))
+        plan = _Plan(records, map_location, weights_only=weights_only, verify=verify, counted=counted)
         return plan.load(wanted) if into is None else plan.fill(into, wanted)
     except NotPlannableError as error:
         reason = error
@@ -130,8 +154,16 @@ _Origins = dict[int, tuple[str, torch.UntypedStorage]]
 class _Plan:
     """One load of a file: finds the storages, reads them, and creates the object or fills another one."""
 
-    def __init__(self, records: Records, map_location: MapLocation, *, weights_only: bool, verify: bool) -> None:
-        self._records = records
+    def __init__(
+        self,
+        records: Records,
+        map_location: MapLocation,
+        *,
+        weights_only: bool,
+        verify: bool,
+        counted: ByteProgress | None,
+    ) -> None:
+        self._records, self._counted = records, counted
         self._map_location = map_location
         self._weights_only, self._verify = weights_only, verify
         if torch._guards.detect_fake_mode(None) is not None:
@@ -210,7 +242,7 @@ class _Plan:
             if device.type != "meta":
                 storages[outline.key] = device_memory.storage_of(outline.nbytes, "cpu" if self._swapped else device)
         ranges = [self._range(key, 0, device_memory.bytes_of(storage)) for key, storage in storages.items()]
-        self._records.read(ranges, verify=self._verify)
+        self._records.read(ranges, verify=self._verify, counted=self._counted)
         for key, storage in storages.items() if self._swapped else ():
             storage.byteswap(self._outline.storages[key].dtype)
         return storages
@@ -247,7 +279,8 @@ class _Plan:
             else:
                 direct[memory] = (key, start, pair.target.detach().reshape(-1).view(torch.uint8))
                 last_end = max(last_end, sum(memory))
-        self._records.read([self._range(*part) for part in direct.values()], verify=self._verify)
+        ranges = [self._range(*part) for part in direct.values()]
+        self._records.read(ranges, verify=self._verify, counted=self._counted)
         for key, several in copied.items():
             self._fill_by_copy(key, several)
 

@@ -19,7 +19,7 @@ from torchobj.checkpoint import leftovers
 from torchobj.checkpoint.commit_format import STATE_FILE, Commit, checked_step
 from torchobj.checkpoint.commits import Commits
 from torchobj.checkpoint.leftovers import Leftover
-from torchobj.checkpoint.load import load
+from torchobj.checkpoint.load import load_counted
 from torchobj.checkpoint.pending_save import PendingSave, SaveHandle
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import restore_file, restore_shards
@@ -28,6 +28,7 @@ from torchobj.checkpoint.staging import Stager
 from torchobj.checkpoint.state import own_state
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
+from torchobj.store.transfers import ByteProgress, ProgressOption, counters_to
 
 __all__ = ["CheckpointManager"]
 
@@ -114,6 +115,7 @@ class CheckpointManager:
         metrics: Mapping[str, float] | None = None,
         *,
         overwrite: bool = False,
+        progress: ProgressOption = None,
     ) -> None:
         """Saves a step; it is committed when this returns. Waits for a background save first.
 
@@ -127,6 +129,8 @@ class CheckpointManager:
             metrics: Numbers by name, for `keep_best`; stored in the commit object.
             overwrite: Replace the step if it is committed; the old one exists until the new one is committed. If the
                 old commit object cannot be read, the old data becomes a leftover.
+            progress: As for `torchobj.save`, on the first rank; an exception that it raises ends the save, and nothing
+                is committed. State shards are not reported.
 
         Raises:
             CheckpointError: The step is committed already, or another writer committed it first.
@@ -137,7 +141,7 @@ class CheckpointManager:
             Exception: An earlier background save failed and its error was not retrieved; this save was not started.
         """
         self._finish_previous("wait", "save", step=step, overwrite=overwrite)
-        pending = self._pending(self._ranks, step, metrics, overwrite=overwrite)
+        pending = self._pending(self._ranks, step, metrics, overwrite=overwrite, progress=progress)
         pending.stage(state, self._stager, copy=None)
         pending.run()
 
@@ -150,6 +154,7 @@ class CheckpointManager:
         stage: bool = True,
         when_busy: Literal["wait", "fail"] = "wait",
         overwrite: bool = False,
+        progress: ProgressOption = None,
     ) -> SaveHandle:
         """Saves a step in the background. Only one save runs at a time.
 
@@ -161,6 +166,7 @@ class CheckpointManager:
                 name and nothing is committed. Changes that bypass autograd, such as through `.data` or a numpy view,
                 are not detected, and may be committed in part. Not for sharded states.
             when_busy: If a save is still running: `wait` for it, or `fail`.
+            progress: As for `save`. It is called in the thread of the save.
 
         Returns:
             The running save. If the caller does not retrieve its error, the manager's next call raises it.
@@ -173,7 +179,7 @@ class CheckpointManager:
         if when_busy not in ("wait", "fail"):
             raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
         self._finish_previous(when_busy, "save_async", step=step, overwrite=overwrite)
-        pending = self._pending(self._background, step, metrics, overwrite=overwrite)
+        pending = self._pending(self._background, step, metrics, overwrite=overwrite, progress=progress)
         pending.stage(state, self._stager, copy=bool(stage))
         self._handle = SaveHandle(pending)
         self._handle.start()
@@ -241,6 +247,7 @@ class CheckpointManager:
         *,
         map_location: Any = None,
         weights_only: bool = True,
+        progress: ProgressOption = None,
     ) -> MutableMapping[str, Any]:
         """Restores a committed step. All ranks call it, and restore the same step.
 
@@ -251,6 +258,7 @@ class CheckpointManager:
                 them must be complete. Required for sharded checkpoints.
             map_location: Device of tensors without `into`, as for `torch.load`.
             weights_only: Refuse everything but plain data, as `torch.load` does.
+            progress: As for `torchobj.load`, on the calling rank. State shards are not reported.
 
         Returns:
             `into`; without it the state, with states in place of objects.
@@ -268,16 +276,24 @@ class CheckpointManager:
         source, folder = f"{self.url}, step {found.step}", f"{self.url}/{found.attempt.folder}"
         with self._ranks.together():
             self._check_restore(found, into, map_location, source)
+            report = counters_to(progress)
+        counted = None if report is None or self._sharded else ByteProgress(report)
         try:
             if into is None:
                 with self._ranks.together():
-                    loaded = load(folder + STATE_FILE, map_location, weights_only, config=self._config)
+                    url = folder + STATE_FILE
+                    loaded = load_counted(url, map_location, weights_only, None, True, None, self._config, counted)  # noqa: FBT003
                     into = own_state(loaded, self._ranks, source)
+            elif self._sharded:
+                restore_shards(into, folder, self._config, self._ranks, source, weights_only=weights_only)
             else:
-                restore = restore_shards if self._sharded else restore_file
-                restore(into, folder, self._config, self._ranks, source, weights_only=weights_only)
+                restore_file(
+                    into, folder, self._config, self._ranks, source, weights_only=weights_only, counted=counted
+                )
         except ObjectNotFoundError as gone:
             raise CheckpointError(f"{source}: committed, but its data is gone: {gone}") from gone
+        if counted is not None:
+            counted.finish()
         return into
 
     def _check_restore(self, found: Commit, into: Any, map_location: Any, source: str) -> None:

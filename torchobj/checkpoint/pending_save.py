@@ -41,6 +41,7 @@ from torchobj.exceptions import (
     TorchobjError,
 )
 from torchobj.store.conditions import check_condition
+from torchobj.store.transfers import ProgressOption, counters_to
 
 __all__ = ["PendingSave", "SaveHandle"]
 
@@ -62,6 +63,7 @@ class PendingSave:
         config: How the store of the data is reached.
         rules: The rules of the manager.
         sharded: Whether each rank writes its state shard; otherwise the first rank writes one file.
+        progress: Receives the progress of that file.
 
     Raises:
         CheckpointError: The step is committed, and `overwrite` is false.
@@ -80,6 +82,7 @@ class PendingSave:
         config: StoreConfig,
         rules: Retention,
         sharded: bool,
+        progress: ProgressOption,
     ) -> None:
         self._commits, self._config, self._rules, self._ranks, self._sharded = commits, config, rules, ranks, sharded
         #: The existing commit of the step, which will be replaced, and the version of its commit object.
@@ -89,6 +92,8 @@ class PendingSave:
             self._metrics = _checked_metrics(metrics)
             self.step = checked_step(step)
             check_condition(overwrite, None)
+            counters_to(progress)
+        self._progress = progress
         self._attempt = ranks.of_first(self._begin, overwrite)
         self._state: Any = None
         self._watch: Watch | contextlib.nullcontext[None] = contextlib.nullcontext()
@@ -192,7 +197,7 @@ class PendingSave:
             self._crc32s = {**writer.checksums, METADATA: None}
         elif self._ranks.is_first:
             with self._watch:
-                save(self._state, folder + STATE_FILE, config=self._config)
+                save(self._state, folder + STATE_FILE, config=self._config, progress=self._progress)
 
     def commit(self) -> None:
         """Writes the commit object, which names what was written.

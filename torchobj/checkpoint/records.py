@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -13,6 +13,7 @@ from torchobj.checkpoint import device_memory
 from torchobj.exceptions import CheckpointError, IntegrityError
 from torchobj.store.archive import LOCAL_HEADER_BYTES, Ends, Record, find_directory, payload_of, records_of
 from torchobj.store.tensor_memory import memory_of
+from torchobj.store.transfers import ByteProgress
 
 __all__ = ["NotPlannableError", "RecordRange", "Records"]
 
@@ -99,12 +100,13 @@ class Records:
         self.read([RecordRange(record, 0, target, name)], verify=verify)
         return bytes(memory_of(target))
 
-    def read(self, ranges: Sequence[RecordRange], *, verify: bool) -> None:
+    def read(self, ranges: Sequence[RecordRange], *, verify: bool, counted: ByteProgress | None = None) -> None:
         """Reads ranges in parallel, directly into memory on the CPU, and through a few blocks to other devices.
 
         Args:
             ranges: What to read; whole records if `verify`.
             verify: Whether to compare the CRC-32 of each record with the directory's, unless the directory has none.
+            counted: Receives the number of bytes that have arrived.
 
         Raises:
             CheckpointError: The archive is damaged.
@@ -113,10 +115,16 @@ class Records:
         ranges = [part for part in ranges if part.record.size or verify]
         direct = [part for part in ranges if device_memory.is_reachable(part.target.device)]
         staged = [part for part in ranges if not device_memory.is_reachable(part.target.device)]
-        sums = self._read_directly(direct, (part.record for part in staged), checksum=verify)
+        if counted is not None:
+            counted.expect(sum(len(part.target) for part in ranges))
+        sums = self._read_directly(direct, (part.record for part in staged), checksum=verify, counted=counted)
         if staged:
             destinations = [(self._offset(part), part.target) for part in staged]
-            sums += device_memory.fill(destinations, functools.partial(self._read_into, checksum=verify))
+            sums += device_memory.fill(
+                destinations,
+                functools.partial(self._read_into, checksum=verify),
+                None if counted is None else counted.add,
+            )
         if verify:
             for part, value in zip([*direct, *staged], sums, strict=True):
                 self._verify(part, value)
@@ -135,12 +143,22 @@ class Records:
         """Returns the offset of a range in the object; without gaps until its local header was read."""
         return self._payloads.get(part.record.name, part.record.payload) + part.start
 
-    def _read_directly(self, ranges: Sequence[RecordRange], others: Iterable[Record], *, checksum: bool) -> list[int]:
+    def _read_directly(
+        self,
+        ranges: Sequence[RecordRange],
+        others: Iterable[Record],
+        *,
+        checksum: bool,
+        counted: ByteProgress | None,
+    ) -> list[int]:
         """Reads into memory on the CPU, and along with it the local headers of these records and of others."""
         segments = [(self._offset(part), memory_of(part.target)) for part in ranges]
         new = {record.name: record for record in (*(part.record for part in ranges), *others)}
         headers = [(new[name], bytearray(LOCAL_HEADER_BYTES)) for name in new if name not in self._payloads]
-        sums = self._read_into([*segments, *((record.header, data) for record, data in headers)], checksum=checksum)
+        headed = [*segments, *((record.header, data) for record, data in headers)]
+        sums = self._read_into(headed, checksum=checksum, arrived=None if counted is None else counted.arrived)
+        if counted is not None:
+            counted.add(sum(len(part.target) for part in ranges))
         for record, data in headers:
             payload = payload_of(record, data)
             if payload + record.size > self._ends.size:
@@ -156,7 +174,13 @@ class Records:
             sums[number] = value
         return sums[: len(segments)]
 
-    def _read_into(self, segments: Sequence[tuple[int, Any]], *, checksum: bool = False) -> list[int]:
+    def _read_into(
+        self,
+        segments: Sequence[tuple[int, Any]],
+        *,
+        checksum: bool = False,
+        arrived: Callable[[int], object] | None = None,
+    ) -> list[int]:
         """Reads (offset in the object, writable contiguous memory) pairs; the CRC-32 of each, 0 without `checksum`.
 
         Raises:
@@ -175,7 +199,7 @@ class Records:
                 sums[number] = crc32(fetched) if checksum else 0
         if remote:
             job = (self._store, self._key, self._version, [segments[number] for number in remote])
-            [(_, _, remote_sums)] = _torchobj.scatter([job], checksum)
+            [(_, _, remote_sums)] = _torchobj.scatter([job], checksum, arrived)
             if checksum:
                 for number, value in zip(remote, remote_sums, strict=True):
                     sums[number] = value

@@ -4,10 +4,11 @@ Each rank reads its state shard by `torch.distributed.checkpoint`. torch reads o
 ignores all others, so a restore first compares names, shapes and dtypes with the checkpoint's metadata.
 """
 
+import functools
 import io
 import logging
 import pickle
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +23,14 @@ from torch.distributed.tensor import DTensor
 from torchobj.checkpoint.commit_format import STATE_FILE
 from torchobj.checkpoint.dcp.storage import StorageReader
 from torchobj.checkpoint.entries import Path, listed, name_of, wrapper_remedy
-from torchobj.checkpoint.load import load
+from torchobj.checkpoint.load import load_counted
 from torchobj.checkpoint.ranks import Ranks, collective
 from torchobj.checkpoint.staging import with_containers
 from torchobj.checkpoint.state import own_state, take_state, with_rank_states
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.stateful import is_stateful
+from torchobj.store.transfers import ByteProgress
 
 __all__ = ["restore_file", "restore_shards"]
 
@@ -36,9 +38,16 @@ logger = logging.getLogger("torchobj")
 
 
 def restore_file(
-    into: MutableMapping[str, Any], folder: str, config: StoreConfig, ranks: Ranks, source: str, *, weights_only: bool
+    into: MutableMapping[str, Any],
+    folder: str,
+    config: StoreConfig,
+    ranks: Ranks,
+    source: str,
+    *,
+    weights_only: bool,
+    counted: ByteProgress | None = None,
 ) -> None:
-    """Restores a state from the file in a folder. Collective. Reads only the entries of `into`.
+    """Restores a state from the file in a folder. Collective. Reads only the entries of `into`; `counted` counts bytes.
 
     Tensors and modules are read directly into their memory. The states of other objects, such as optimizers, which may
     not have a state yet, are read into new memory.
@@ -48,7 +57,9 @@ def restore_file(
         ConfigError: A tensor of `into` is sharded among ranks.
         Exception: A rank could not read. Every error is raised on all ranks.
     """
-    url = folder + STATE_FILE
+    load = functools.partial(
+        load_counted, folder + STATE_FILE, weights_only=weights_only, verify=True, settings=config, counted=counted
+    )
     with ranks.together():
         taken = take_state(into, sharded=False)
         # Names that are not strings cannot be selected: then the whole file is loaded.
@@ -58,7 +69,7 @@ def restore_file(
         loaded: Any = {}
         if others:
             names = others.keys() if has_names else None
-            loaded = _load_entries(url, config, names, weights_only=weights_only, source=source)
+            loaded = _load_entries(load, names, source=source)
             if isinstance(loaded, dict):
                 # Without entries that are not asked for, which may be of another number of ranks.
                 loaded = {name: loaded[name] for name in others if name in loaded}
@@ -67,32 +78,30 @@ def restore_file(
         if in_place:
             memory: Any = {name: taken.tree[name] for name in in_place}
             try:
-                load(url, None, weights_only, list(in_place), into=memory, config=config)
+                load(map_location=None, keys=list(in_place), into=memory)
             except ConfigError as error:
                 # A module casts values of another dtype, and ranks may have tensors of their own; `_check` reports
                 # other differences.
                 logger.debug("%s: not read in place: %s", source, error)
-                memory = _load_entries(url, config, in_place, weights_only=weights_only, source=source)
+                memory = _load_entries(load, in_place, source=source)
                 memory = own_state(memory, ranks, source)
                 _check(in_place, memory, source)
             loaded |= memory
         _assign(into, loaded, source)
 
 
-def _load_entries(
-    url: str, config: StoreConfig, names: Collection[str] | None, *, weights_only: bool, source: str
-) -> Any:
+def _load_entries(load: Callable[..., Any], names: Collection[str] | None, *, source: str) -> Any:
     """Loads entries of a file, or all of them.
 
     Raises:
         CheckpointError: The file does not have all of them.
     """
     if names is None:
-        return load(url, "cpu", weights_only, config=config)
+        return load(map_location="cpu", keys=None, into=None)
     try:
-        return load(url, "cpu", weights_only, sorted(names), config=config)
+        return load(map_location="cpu", keys=sorted(names), into=None)
     except ConfigError:
-        saved = load(url, "meta", weights_only, config=config)
+        saved = load(map_location="meta", keys=None, into=None)
         missing = sorted(name for name in names if name not in saved)
         if not missing:
             raise

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint.device_memory import BLOCKS_BYTES, blocks_of, bytes_of, is_reachable
+from torchobj.checkpoint.device_memory import BLOCK_BYTES, BLOCKS_BYTES, blocks_of, bytes_of, is_reachable
 from torchobj.checkpoint.plan import Field, Plan, PlanError, plan_of
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.store.conditions import check_condition
 from torchobj.store.file_objects import NO_ATTRIBUTES, ObjectWriter, store_of
 from torchobj.store.tensor_memory import memory_of
+from torchobj.store.transfers import ByteProgress, ProgressOption, counters_to
 
 __all__ = ["SavedObject", "save"]
 
@@ -37,6 +38,7 @@ def save(
     checksum: bool = True,
     overwrite: bool = True,
     if_version: str | None = None,
+    progress: ProgressOption = None,
     config: StoreConfig | S3ClientConfig | None = None,
     region: str | None = None,
     endpoint_url: str | None = None,
@@ -56,6 +58,9 @@ def save(
         checksum: Whether the file contains the CRC-32 of each tensor, as `torch.save` writes it.
         overwrite: If False, the object must not exist when the upload finishes.
         if_version: The object must have this version when the upload finishes.
+        progress: Receives a `torchobj.files.Progress` as the file is sent, and at the end; True shows a bar on stderr.
+            An exception that it raises ends the save: the bucket is unchanged, unless it is raised at the end. At most
+            256 MiB are in flight with it, and count as done.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Replace the configuration's.
 
@@ -76,6 +81,8 @@ def save(
         'memory://example/saved.pt'
     """
     settings = store_config(config, region, endpoint_url, url=url)
+    report = counters_to(progress)
+    counted = None if report is None else ByteProgress(report)
     check_condition(overwrite, if_version)
     parsed, store = store_of(url, settings, is_written=True)
     if parsed.key.lower().endswith(".safetensors"):
@@ -91,22 +98,35 @@ def save(
         with ObjectWriter(url, config=settings, overwrite=overwrite, if_version=if_version) as writer:
             torch.save(obj, writer)
             size = writer.tell()
+        if counted is not None:
+            counted.add(size)
+            counted.finish()
         return SavedObject(str(parsed), size, writer.version)
     staged = not all(is_reachable(hole.storage.device) for hole in plan.holes)
-    limit_bytes = BLOCKS_BYTES // 2 if staged else None
+    # With `progress`, a batch is written when those before it are sent, up to the limit.
+    limit_bytes = BLOCKS_BYTES // 2 if staged else BLOCKS_BYTES if counted else None
     gather = _torchobj.NativeGather(store, parsed.key, NO_ATTRIBUTES, overwrite, if_version, limit_bytes)
     try:
-        for batch in _batches(plan):
+        if counted is not None:
+            counted.expect(plan.size)
+        for batch in _batches(plan, in_blocks=counted is not None):
             gather.write(batch)
+            if counted is not None:
+                counted.add(sum(4 if isinstance(piece, tuple) else memoryview(piece).nbytes for piece in batch))
         version, size, _crc32 = gather.close()
     except BaseException:
         gather.abort()
         raise
+    if counted is not None:
+        counted.finish()
     return SavedObject(str(parsed), size, version)
 
 
-def _batches(plan: Plan) -> Iterator[list[Any]]:
-    """Yields the plan's pieces for `NativeGather`. Each block of a device ends a batch: it is sent before the next."""
+def _batches(plan: Plan, *, in_blocks: bool) -> Iterator[list[Any]]:
+    """Yields the plan's pieces for `NativeGather`. Each block of a device ends a batch: it is sent before the next.
+
+    With `in_blocks` the blocks of the CPU's memory do so too.
+    """
     batch: list[Any] = []
     #: By the start of a hole: its range of records.
     sums: dict[int, tuple[int, int]] = {}
@@ -119,10 +139,13 @@ def _batches(plan: Plan) -> Iterator[list[Any]]:
         else:
             first, storage = records, piece.storage
             is_direct = is_reachable(storage.device)
-            for block in [memory_of(bytes_of(storage))] if is_direct else blocks_of(storage):
+            memory = memory_of(bytes_of(storage)) if is_direct else None
+            step = BLOCK_BYTES if in_blocks else max(1, storage.nbytes())
+            steps = range(0, storage.nbytes(), step)
+            for block in blocks_of(storage) if memory is None else (memory[at : at + step] for at in steps):
                 batch.append(block)
                 records += 1
-                if not is_direct:
+                if not is_direct or in_blocks:
                     yield batch
                     batch = []
             sums[piece.start] = (first, records)

@@ -14,7 +14,7 @@ from torchobj.files.patterns import Pattern, native_patterns
 from torchobj.store import Store
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.conditions import check_condition
-from torchobj.store.transfers import FilePath, ProgressCallback, Transfer, counters_to
+from torchobj.store.transfers import FilePath, ProgressOption, Transfer, counters_to
 from torchobj.urls import parse_object_url, parse_url
 
 __all__ = ["TreeTransfer", "download", "download_file", "upload", "upload_file"]
@@ -43,7 +43,7 @@ def upload_file(
     overwrite: bool = True,
     if_version: str | None = None,
     skip_unchanged: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: ProgressOption = None,
     **attributes: Unpack[ObjectAttributes],
 ) -> Transfer:
     """Uploads a file. The object appears when it is complete.
@@ -62,7 +62,7 @@ def upload_file(
             MD5 that the store has, otherwise with the `mtime` of the file in its metadata. On `file://` the bytes are
             compared. This takes one request, and reads the file.
         progress: Receives a `Progress` about every 0.1 s and at the end, in this thread. An exception that it raises
-            aborts the transfer.
+            aborts the transfer. True shows a bar on stderr.
         attributes: `content_type`, `metadata`, `storage_class` and the other attributes of `Store.put`.
 
     Returns:
@@ -103,7 +103,7 @@ def download_file(
     config: StoreConfig | S3ClientConfig | None = None,
     version: str | None = None,
     skip_unchanged: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: ProgressOption = None,
 ) -> Transfer:
     """Downloads an object to a file. The file appears when it is complete and durable.
 
@@ -157,7 +157,7 @@ def upload(
     overwrite: bool = True,
     content_types: Mapping[str, str] | None = None,
     skip_unchanged: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: ProgressOption = None,
     **attributes: Unpack[ObjectAttributes],
 ) -> TreeTransfer:
     """Uploads the files below a folder, many of them concurrently.
@@ -226,7 +226,7 @@ def download(
     glob: str | None = None,
     patterns: Sequence[Pattern] = (),
     skip_unchanged: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: ProgressOption = None,
 ) -> TreeTransfer:
     """Downloads the objects under a prefix to files below a folder, many of them concurrently.
 

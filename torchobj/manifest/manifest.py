@@ -11,12 +11,13 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from torchobj._torchobj import NativeManifest, NativeStore
+from torchobj._torchobj import ManifestPages, NativeManifest, NativeStore
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.config.checks import check
 from torchobj.manifest import parquet
 from torchobj.store.file_objects import ObjectWriter
 from torchobj.store.reads import get_many
+from torchobj.store.transfers import ProgressOption, counters_to
 from torchobj.urls import parse_url
 
 __all__ = ["KeyFilter", "Manifest", "key_filter", "url_of_file"]
@@ -88,6 +89,7 @@ class Manifest(NativeManifest):
         glob: str | None = None,
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
+        progress: ProgressOption = None,
         config: StoreConfig | S3ClientConfig | None = None,
     ) -> Self:
         """Lists the objects under a prefix, in key order.
@@ -97,6 +99,8 @@ class Manifest(NativeManifest):
             glob: Pattern for the part of a key after the prefix. `*` matches within a path component, `**` across them.
             suffixes: Selects keys that end with this suffix, or with any of several.
             limit: Maximum number of objects, the first in key order.
+            progress: Receives a `torchobj.files.Progress` after each page and at the end: number of the selected
+                objects and their bytes. True shows a bar on stderr. An exception that it raises ends the listing.
             config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
 
         Raises:
@@ -105,7 +109,15 @@ class Manifest(NativeManifest):
         """
         parsed, chosen = parse_url(url), key_filter(glob, suffixes, limit)
         store = NativeStore(parsed.scheme, parsed.bucket, resolved(url, store_config(config)))
-        return cls(NativeManifest.from_listing(store, parsed.base, parsed.key, *chosen))
+        report = counters_to(progress)
+        if report is None:
+            return cls(NativeManifest.from_listing(store, parsed.base, parsed.key, *chosen))
+        pages, count, size = ManifestPages(store, parsed.base, parsed.key, *chosen), 0, 0
+        for page in pages:
+            count, size = count + len(page), size + sum(page.entry(index)[2] or 0 for index in range(len(page)))
+            report(count, None, size, None, 0)
+        report(count, count, size, size, 0)
+        return cls(pages.whole())
 
     @staticmethod
     @override

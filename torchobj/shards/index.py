@@ -25,7 +25,7 @@ from torchobj.shards.index_file import ADVICE, SUFFIX, TarShard
 from torchobj.shards.shard_urls import compression, shard_manifest
 from torchobj.store.file_objects import ObjectWriter
 from torchobj.store.reads import get_many
-from torchobj.store.transfers import ProgressCallback, counters_to
+from torchobj.store.transfers import ProgressOption, counters_to
 from torchobj.urls import canonical_url
 
 __all__ = ["TarIndex", "TarMember", "TarSample"]
@@ -160,7 +160,7 @@ class TarIndex:
         urls: str | Sequence[str],
         *,
         config: StoreConfig | S3ClientConfig | None = None,
-        progress: ProgressCallback | None = None,
+        progress: ProgressOption = None,
     ) -> Self:
         """Reads the headers of shards. Many shards are read concurrently.
 
@@ -207,7 +207,7 @@ class TarIndex:
         index: "TarIndex | str | os.PathLike[str] | None" = None,
         config: StoreConfig | S3ClientConfig | None = None,
         *,
-        progress: ProgressCallback | None = None,
+        progress: ProgressOption = None,
     ) -> "TarIndex":
         """The index of the shards of a manifest, in their order.
 
@@ -236,7 +236,7 @@ class TarIndex:
         manifest: Manifest,
         *,
         config: StoreConfig | S3ClientConfig | None = None,
-        progress: ProgressCallback | None = None,
+        progress: ProgressOption = None,
     ) -> list[str]:
         """Writes the index of each shard that has none beside it, or one for another size or version.
 
@@ -259,7 +259,7 @@ class TarIndex:
         return cls._of_parts(stale, _members_of(stale, chosen, progress)).save_per_shard(config=chosen)
 
     @classmethod
-    def _per_shard(cls, shards: list[TarShard], config: StoreConfig, progress: ProgressCallback | None) -> Self:
+    def _per_shard(cls, shards: list[TarShard], config: StoreConfig, progress: ProgressOption) -> Self:
         found = cls._found_per_shard(shards, config)
         missing = list({shard.name: shard for shard in shards if shard.name not in found}.values())
         if missing:
@@ -453,7 +453,7 @@ class _OpenShard:
 
 
 def _members_of(
-    shards: Sequence[TarShard], config: StoreConfig | None, progress: ProgressCallback | None = None
+    shards: Sequence[TarShard], config: StoreConfig | None, progress: ProgressOption = None
 ) -> list[list[Any]]:
     """The members of shards as tables of `index_file`, several per shard. The name of a shard is its URL.
 

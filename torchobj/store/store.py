@@ -19,7 +19,7 @@ from torchobj.store.file_objects import ObjectWriter, OpenOptions, TextFile, Wri
 from torchobj.store.file_objects import open as open_object
 from torchobj.store.object_info import Listing, ObjectInfo, Scan, UnfinishedUpload, info_of, time_of
 from torchobj.store.reads import checked_list, read_jobs
-from torchobj.store.transfers import FilePath, ProgressCallback, Transfer, counters_to
+from torchobj.store.transfers import FilePath, ProgressOption, Transfer, counters_to
 from torchobj.urls import SCHEMES, canonical_url, parse_url
 
 __all__ = ["Store", "list_buckets"]
@@ -383,7 +383,7 @@ class Store:
         overwrite: bool = True,
         if_version: str | None = None,
         skip_unchanged: bool = False,
-        progress: ProgressCallback | None = None,
+        progress: ProgressOption = None,
         **attributes: Unpack[ObjectAttributes],
     ) -> Transfer:
         """Uploads a file, as `torchobj.files.upload_file`.
@@ -415,7 +415,7 @@ class Store:
         *,
         version: str | None = None,
         skip_unchanged: bool = False,
-        progress: ProgressCallback | None = None,
+        progress: ProgressOption = None,
     ) -> Transfer:
         """Downloads an object to a file, as `torchobj.files.download_file`.
 

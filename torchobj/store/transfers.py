@@ -1,14 +1,19 @@
-"""The progress and the result of the transfer of a file between a path and a store."""
+"""The progress of a transfer, as a callable receives it or a bar shows it, and the result of that of a file."""
 
 import dataclasses
 import os
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchobj.exceptions import ConfigError
 
-__all__ = ["FilePath", "Progress", "ProgressCallback", "Transfer", "counters_to"]
+__all__ = ["ByteProgress", "FilePath", "Progress", "ProgressCallback", "ProgressOption", "Transfer", "counters_to"]
+
+#: Time between two updates of the bar.
+_BAR_INTERVAL_S = 0.1
 
 #: Path of a file or folder.
 FilePath = str | os.PathLike[str]
@@ -49,15 +54,18 @@ class Transfer:
 #: Receives the state of a transfer. The method `update` of a bar of tqdm receives bytes.
 ProgressCallback: TypeAlias = Callable[[Progress], object]
 
+#: The argument `progress` of transfers: True shows a bar on stderr.
+ProgressOption: TypeAlias = ProgressCallback | bool | None
 
-def counters_to(progress: ProgressCallback | None) -> Callable[..., None] | None:
-    """Converts a `progress` callable to one that receives the counters of a native transfer."""
-    if progress is None:
+
+def counters_to(progress: ProgressOption) -> Callable[..., None] | None:
+    """Converts the argument `progress` to a callable that receives the counters of a native transfer."""
+    if progress is None or progress is False:
         return None
-    if not callable(progress):
-        raise ConfigError(f"progress={progress!r}: must be a callable that receives a Progress, or None")
+    if progress is not True and not callable(progress):
+        raise ConfigError(f"progress={progress!r}: must be True, or a callable that receives a Progress, or None")
 
-    callback = _callback_of(progress)
+    callback = _bar() if progress is True else _callback_of(progress)
 
     def report(*counters: Any) -> None:
         callback(Progress(*counters))
@@ -81,3 +89,53 @@ def _callback_of(progress: ProgressCallback) -> Callable[[Progress], object]:
         before = state.bytes_done
 
     return advance
+
+
+def _bar() -> ProgressCallback:
+    """A callable that shows the state in a line of stderr; without a terminal, once at the end."""
+    began = shown = time.monotonic()
+
+    def show(state: Progress) -> None:
+        nonlocal shown
+        now, is_done = time.monotonic(), state.files_done == state.files_total
+        if not is_done and (now - shown < _BAR_INTERVAL_S or not sys.stderr.isatty()):
+            return
+        shown = now
+        of_bytes = "" if state.bytes_total is None else f" of {state.bytes_total / 1e6:,.1f}"
+        of_files = "" if state.files_total is None else f" of {state.files_total:,}"
+        rate = state.bytes_done / 1e6 / max(now - began, 1e-3)
+        line = f"{state.bytes_done / 1e6:,.1f}{of_bytes} MB, {state.files_done:,}{of_files} files, {rate:,.0f} MB/s"
+        sys.stderr.write(f"\r{line:<78}" + ("\n" if is_done else ""))
+        sys.stderr.flush()
+
+    return show
+
+
+class ByteProgress:
+    """The progress of one object that several calls transfer.
+
+    Args:
+        report: As `counters_to` returns it.
+    """
+
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report = report
+        self._done = self._total = 0
+
+    def expect(self, size: int) -> None:
+        """Adds bytes to those that will be transferred."""
+        self._total += size
+
+    def arrived(self, size: int) -> None:
+        """Reports bytes of a call that is running, besides those that are done."""
+        # Headers of records arrive with the tensors.
+        self._report(0, 1, min(self._done + size, self._total), self._total, 0)
+
+    def add(self, size: int) -> None:
+        """Reports bytes that are done."""
+        self._done += size
+        self.arrived(0)
+
+    def finish(self) -> None:
+        """Reports the end."""
+        self._report(1, 1, self._done, self._done, 0)

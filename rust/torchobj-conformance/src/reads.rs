@@ -1,7 +1,7 @@
 //! Reads: whole objects, ranges, versions, many objects, and a file-like reader.
 
 use crate::{Subject, get, get_range, kind_of, pattern, put};
-use torchobj_core::buffer::{Memory, PendingBuffer};
+use torchobj_core::buffer::{Memory, PendingBuffer, ReceivedBytes};
 use torchobj_core::crc32::Crc32;
 use torchobj_core::error::ErrorKind;
 use torchobj_core::read::{
@@ -161,9 +161,11 @@ pub(super) async fn ranges_of_one_body_are_read_each_into_its_memory(subject: Su
         let memory = Memory::allocate(range.len()).unwrap();
         ScatterRange::new(range.start as u64, memory)
     });
-    let job = ScatterRead { client: subject.clone(), key: "k".to_owned(), version: None, ranges: targets.collect() };
+    let (client, key, arrived) = (subject.clone(), "k".to_owned(), ReceivedBytes::default());
+    let job = ScatterRead { client, key, version: None, ranges: targets.collect(), arrived: arrived.clone() };
     let scattered = scatter(vec![job], true).await.unwrap().remove(0);
     assert_eq!((scattered.size, scattered.version), (1 << 20, Some(version)));
+    assert_eq!(arrived.bytes(), ranges.iter().map(|range| range.len() as u64).sum());
     let sums = ranges.map(|range| Crc32::of(&body[range]).value());
     assert_eq!(scattered.crc32, sums);
 }

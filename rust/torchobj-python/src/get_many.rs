@@ -3,6 +3,7 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use torchobj_core::buffer::ReceivedBytes;
 use torchobj_core::crc32::Crc32;
 use torchobj_core::error::Result;
 use torchobj_core::read::{
@@ -15,7 +16,7 @@ use crate::buffer::{self, Buffer};
 use crate::error::{OrRaise, exception};
 use crate::object_ref::ObjectRef;
 use crate::store::{NativeStore, clients};
-use crate::wait::wait;
+use crate::wait::{wait, wait_reporting};
 
 /// An object to read: a key, or a reference with an optional range.
 pub(crate) enum KeyOrRef<'py> {
@@ -110,6 +111,7 @@ type ScatterResult = (Option<String>, u64, Vec<u32>);
 ///     jobs: For each object its store, its key, the version that it must have (None: any), and its ranges: pairs of
 ///         an offset in bytes and a writable, contiguous buffer, which is filled from there. Buffers must not overlap.
 ///     checksum: Whether to compute the CRC-32 of each range.
+///     progress: Called about every 0.1 s with the number of bytes that have arrived; its exception ends the reads.
 ///
 /// Returns:
 ///     For each object its version, its size in bytes, and the CRC-32 of each range; empty without `checksum`.
@@ -119,16 +121,25 @@ type ScatterResult = (Option<String>, u64, Vec<u32>);
 ///     ObjectChangedError: An object has another version.
 ///     StoreError: An object could not be read.
 #[pyfunction]
-pub(crate) fn scatter(py: Python<'_>, jobs: Vec<ScatterArguments<'_>>, checksum: bool) -> PyResult<Vec<ScatterResult>> {
+#[pyo3(signature = (jobs, checksum, progress=None))]
+pub(crate) fn scatter(
+    py: Python<'_>,
+    jobs: Vec<ScatterArguments<'_>>,
+    checksum: bool,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Vec<ScatterResult>> {
+    let arrived = ReceivedBytes::default();
     let clients = clients(py, jobs.iter().map(|(store, ..)| store))?;
     let buffers: Vec<_> = jobs.iter().flat_map(|(.., ranges)| ranges).map(|(_, buffer)| buffer.clone()).collect();
     let mut memory = buffer::borrow_all(&buffers)?.into_iter();
     let jobs = clients.into_iter().zip(jobs).map(|(client, (_, key, version, ranges))| {
         let ranges = ranges.into_iter().zip(&mut memory).map(|((offset, _), memory)| ScatterRange::new(offset, memory));
-        ScatterRead { client, key, version: version.map(Version::new), ranges: ranges.collect() }
+        let version = version.map(Version::new);
+        ScatterRead { client, key, version, ranges: ranges.collect(), arrived: arrived.clone() }
     });
     let jobs = jobs.collect();
-    let results = wait(py, scatter_all(jobs, checksum))?.or_raise(py)?;
+    let report = |_: Python<'_>| progress.map_or(Ok(()), |progress| progress.call1((arrived.bytes(),)).map(drop));
+    let results = wait_reporting(py, scatter_all(jobs, checksum), report)?.or_raise(py)?;
     let results = results
         .into_iter()
         .map(|result| (result.version.map(|version| version.as_str().to_owned()), result.size, result.crc32));

@@ -16,7 +16,8 @@ impl ReceivedBytes {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn add(&self, bytes: usize) {
+    /// Adds bytes that were received.
+    pub(crate) fn add(&self, bytes: usize) {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::response::Expected;
 use super::scatter_list::{FragmentSink, ScatterList};
 use super::{ReadRequest, ReadResult};
+use crate::buffer::ReceivedBytes;
 use crate::client::Client;
 use crate::engine::Allocate;
 use crate::error::{ErrorKind, Operation, Result};
@@ -47,7 +48,7 @@ impl Client {
             fragments.push_back(FragmentSink { gap_bytes, index, dest });
             reads.push((pending, length, handle));
         }
-        let mut sink = ScatterList::new(fragments, false, self.store().url(&key).into());
+        let mut sink = ScatterList::new(fragments, false, self.store().url(&key).into(), ReceivedBytes::default());
         self.receive(&key, span.clone(), &expected, &mut sink, Some(first)).await?;
         drop(sink);
         let finish = |(pending, length, handle): (crate::buffer::PendingBuffer, usize, A::Handle)| {

@@ -8,7 +8,7 @@ use super::coalesce::{self, CoalescedPart};
 use super::plan;
 use super::response::Expected;
 use super::scatter_list::{FragmentSink, ScatterList};
-use crate::buffer::{Dest, Memory, PendingBuffer};
+use crate::buffer::{Dest, Memory, PendingBuffer, ReceivedBytes};
 use crate::client::Client;
 use crate::crc32::Crc32;
 use crate::engine::{BatchRequest, permitted, try_run_all};
@@ -58,6 +58,8 @@ pub struct ScatterRead {
     pub version: Option<Version>,
     /// The ranges, in any order.
     pub ranges: Vec<ScatterRange>,
+    /// Counts the bytes of this read that have arrived in their memory, for progress.
+    pub arrived: ReceivedBytes,
 }
 
 /// The result for one object.
@@ -114,7 +116,7 @@ impl ScatterRead {
 
     /// The result for empty ranges only: sends a HEAD request.
     async fn read_empty(self, checksum: bool) -> Result<ScatterResult> {
-        let Self { client, key, version, ranges } = self;
+        let Self { client, key, version, ranges, .. } = self;
         let head = client.head(&key).await?;
         if version.is_some() && version != head.version {
             let message = format!("the object changed: it was {version:?}, now it is {:?}", head.version);
@@ -125,7 +127,7 @@ impl ScatterRead {
     }
 
     async fn receive(self, parts: Vec<CoalescedPart>, checksum: bool) -> Result<ScatterResult> {
-        let Self { client, key, version, ranges } = self;
+        let Self { client, key, version, ranges, arrived } = self;
         let mut expected = Expected { size: None, version };
         let mut first = None;
         if expected.version.is_none() {
@@ -138,7 +140,7 @@ impl ScatterRead {
         }
         let mut sums = vec![Crc32::default(); if checksum { ranges.len() } else { 0 }];
         let url = client.store().url(&key).into();
-        let parts = assign_targets(parts, ranges, checksum, url);
+        let parts = assign_targets(parts, ranges, checksum, url, arrived);
         let (mut size, version) = (0, expected.version.clone());
         for sink in client.receive_all(key.into(), expected, parts, first, usize::MAX).await? {
             size = sink.size;
@@ -154,6 +156,7 @@ fn assign_targets(
     ranges: Vec<ScatterRange>,
     checksum: bool,
     url: Arc<str>,
+    arrived: ReceivedBytes,
 ) -> impl Iterator<Item = (Range<u64>, ScatterList)> {
     let mut dests: Vec<Dest> = ranges.into_iter().map(|range| range.dest).collect();
     parts.into_iter().map(move |part| {
@@ -165,7 +168,7 @@ fn assign_targets(
             let dest = dests[fragment.index].split_to(length(fragment.range));
             FragmentSink { gap_bytes, index: fragment.index, dest }
         });
-        let sink = ScatterList::new(targets.collect(), checksum, url.clone());
+        let sink = ScatterList::new(targets.collect(), checksum, url.clone(), arrived.clone());
         (range, sink)
     })
 }
@@ -224,7 +227,8 @@ mod tests {
                 (ScatterRange::new(range.start as u64, Memory::sent_back(range.len(), back)), receiver)
             });
             let (ranges, receivers) = ranges.unzip();
-            (ScatterRead { client: self.client.clone(), key: "k".to_owned(), version: None, ranges }, receivers)
+            let (client, key, arrived) = (self.client.clone(), "k".to_owned(), ReceivedBytes::default());
+            (ScatterRead { client, key, version: None, ranges, arrived }, receivers)
         }
 
         /// Reads `ranges` and compares them with the object.

@@ -73,12 +73,19 @@ pub(super) struct ScatterList {
     /// Size of the whole object, from its last response; 0 before the first.
     pub(super) size: u64,
     progress: ReceivedBytes,
+    /// Counts the bytes of ranges in the completed strips of all parts of the read.
+    arrived: ReceivedBytes,
     url: Arc<str>,
 }
 
 impl ScatterList {
     /// A sink for `fragments`, with the gaps before them, of the object at `url`.
-    pub(super) fn new(fragments: VecDeque<FragmentSink>, checksum: bool, url: Arc<str>) -> Self {
+    pub(super) fn new(
+        fragments: VecDeque<FragmentSink>,
+        checksum: bool,
+        url: Arc<str>,
+        arrived: ReceivedBytes,
+    ) -> Self {
         let length = fragments.iter().map(|fragment| fragment.gap_bytes + fragment.dest.len()).sum();
         Self {
             fragments,
@@ -88,6 +95,7 @@ impl ScatterList {
             sums: checksum.then(Vec::new),
             size: 0,
             progress: ReceivedBytes::default(),
+            arrived,
             url,
         }
     }
@@ -144,18 +152,20 @@ impl ScatterList {
         let Strip { dest, contents } = strip;
         self.completed_bytes += dest.len();
         match contents {
-            Contents::Range(index) => self.sum(index, dest.written()),
+            Contents::Range(index) => self.arrived(index, dest.written()),
             Contents::Copies(copies) => {
                 for Copied { at, index, dest: mut fragment } in copies {
                     let bytes = &dest.written()[at..at + fragment.len()];
                     fragment.fill(bytes);
-                    self.sum(index, bytes);
+                    self.arrived(index, bytes);
                 }
             }
         }
     }
 
-    fn sum(&mut self, index: usize, bytes: &[u8]) {
+    /// Counts bytes of a range, and adds them to its checksum.
+    fn arrived(&mut self, index: usize, bytes: &[u8]) {
+        self.arrived.add(bytes.len());
         let Some(sums) = &mut self.sums else { return };
         match sums.last_mut() {
             Some((last, sum)) if *last == index => Crc32::add(bytes, [sum]),

@@ -19,7 +19,7 @@ use bytes::Bytes;
 
 use super::scatter::{ScatterRange, ScatterRead, open, scatter};
 use super::tile::{Runs, Slice, Tile};
-use crate::buffer::{Buffer, Dest, Memory, PendingBuffer};
+use crate::buffer::{Buffer, Dest, Memory, PendingBuffer, ReceivedBytes};
 use crate::client::Client;
 use crate::crc32::Crc32;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -312,7 +312,13 @@ impl SlicePlan {
             let read = reads.entry(object).or_insert_with(|| {
                 let PlannedObject { key, known } = &self.objects[object];
                 let version = known.as_ref().and_then(|(version, _)| version.clone());
-                ScatterRead { client: self.client.clone(), key: key.clone(), version, ranges: Vec::new() }
+                ScatterRead {
+                    client: self.client.clone(),
+                    key: key.clone(),
+                    version,
+                    ranges: Vec::new(),
+                    arrived: ReceivedBytes::default(),
+                }
             });
             read.ranges.push(ScatterRange { offset, dest });
         }
