@@ -75,7 +75,7 @@ def test_the_time_between_batches_belongs_to_the_loop(folder):
 def test_a_slow_transform_is_reported_and_not_the_store(folder):
     loader = torchobj.DataLoader(ObjectMapDataset(f"file://{folder}/", transform=slow), batch_size=8)
     assert len(list(loader)) == COUNT // 8
-    assert "the transform runs in the process of the loop: set num_workers" in loader.report()
+    assert "The transform runs in the process of the loop: set num_workers" in loader.report()
 
 
 def test_a_loader_with_unknown_objects_counts_batches(folder):
@@ -107,7 +107,7 @@ def test_a_slow_store_is_reported_and_not_the_transform(bucket, control, workers
     loader = torchobj.DataLoader(data, batch_size=8, num_workers=workers)
     assert len(list(loader)) == COUNT // 8
     assert loader.stats().reading_share > 0.5 * loader.stats().waited_share
-    assert "The network or the store is the limit: the median time to first byte is" in loader.report()
+    assert "The network or the store is the limit.\nThe median time to first byte is" in loader.report()
 
 
 def fails(reader):
@@ -277,3 +277,50 @@ def test_an_iterable_loader_without_workers_has_its_own_counters(folder):
     assert [len(list(first)), len(list(second)), len(list(second))] == [COUNT // 8] * 3
     read = [loader.stats().bytes_per_s * loader.stats().elapsed_s for loader in (first, second)]
     assert read == [pytest.approx(COUNT * SIZE), pytest.approx(2 * COUNT * SIZE)]
+
+
+def collated_slowly(samples):
+    end = time.perf_counter() + 0.05
+    while time.perf_counter() < end:
+        pass
+    return torch.tensor(samples)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_slow_collate_function_is_reported_and_not_the_transform(folder, workers):
+    data = ObjectMapDataset(f"file://{folder}/", transform=key_of)
+    loader = torchobj.DataLoader(data, batch_size=8, num_workers=workers, collate_fn=collated_slowly)
+    assert len(list(loader)) == COUNT // 8
+    stats = loader.stats()
+    assert stats.waited_for_collate_s > 0.5 * stats.waited_s
+    waited_for = (
+        stats.waited_for_store_s + stats.waited_for_budget_s + stats.waited_for_decode_s + stats.waited_for_collate_s
+    )
+    assert waited_for == pytest.approx(stats.waited_s)
+    assert "Collation is the limit." in loader.report().splitlines()
+    assert loader.collate_fn is collated_slowly
+
+
+def test_logged_figures_are_those_since_the_previous_call(folder):
+    loader = torchobj.DataLoader(ObjectMapDataset(f"file://{folder}/", transform=slow), batch_size=8)
+    assert loader.log(0)["torchobj.exposed.share"] == 0
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    first = loader.log(4)
+    assert first["torchobj.exposed.share"] > 0.9
+    assert first["torchobj.exposed.decode_share"] > 0.5
+    assert first["torchobj.exposed.seconds"] == pytest.approx(loader.stats().waited_s / 4)
+    causes = [value for name, value in first.items() if name.endswith("_share")]
+    assert sum(causes) == pytest.approx(first["torchobj.exposed.share"])
+    again = loader.log(5)
+    assert (again["torchobj.exposed.share"], again["torchobj.loader.samples_per_second"]) == (0, 0)
+
+
+def test_one_rank_is_the_slowest(folder):
+    loader = torchobj.DataLoader(ObjectMapDataset(f"file://{folder}/", transform=slow), batch_size=8)
+    assert len(list(loader)) == COUNT // 8
+    found = loader.log(12, ranks=True)
+    assert found["torchobj.exposed.slowest.rank"] == 0
+    assert found["torchobj.exposed.slowest.share"] == found["torchobj.exposed.share"]
+    assert "Of 1 rank, rank 0 waited longest" in loader.report()

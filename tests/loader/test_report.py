@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from torchobj.loader.exposed import SlowestRank, Totals
 from torchobj.loader.report import report
 from torchobj.loader.stats import LoaderStats
 
@@ -17,6 +18,11 @@ CALM = LoaderStats(
     bytes_per_s=35e6,
     waited_share=0.02,
     workers=2,
+    exposed_share=0.02,
+    waited_for_store_s=0.0,
+    waited_for_budget_s=0.0,
+    waited_for_decode_s=0.04,
+    waited_for_collate_s=0.0,
     reading_share=0.0,
     failed_samples=0,
     hits=640,
@@ -46,8 +52,12 @@ CALM = LoaderStats(
     memory_limited_share=0.0,
     request_limited_share=0.0,
 )
-WAITS = dataclasses.replace(CALM, waited_s=1.0, waited_share=0.5)
-READS = dataclasses.replace(WAITS, hits=600, late=40, reading_share=0.4)
+WAITS = dataclasses.replace(CALM, waited_s=1.0, waited_share=0.5, waited_for_decode_s=1.0)
+READS = dataclasses.replace(
+    WAITS, hits=600, late=40, reading_share=0.4, waited_for_store_s=0.8, waited_for_decode_s=0.2
+)
+SHORT = dataclasses.replace(READS, waited_for_store_s=0.0, waited_for_budget_s=0.8)
+COLLATES = dataclasses.replace(WAITS, waited_for_decode_s=0.3, waited_for_collate_s=0.7)
 STARTS = dataclasses.replace(CALM, elapsed_s=39.8, startup_s=29.6, waited_s=2.0, waited_share=0.05)
 #: The workers read for themselves.
 UNSEEN = dataclasses.replace(WAITS, hits=0, bytes_per_s=0.0)
@@ -55,31 +65,49 @@ UNREAD = "lookahead=0 is set"
 
 #: Statistics, arguments, text that the report contains, text that it does not contain.
 CASES = {
-    "a busy trainer": (CALM, {}, ["The training step is the bottleneck"], ["Decoding", "persistent_workers"]),
+    "a busy trainer": (CALM, {}, ["The training step is the bottleneck"], ["Decoding is", "persistent_workers"]),
     "a short wait": (
         dataclasses.replace(WAITS, waited_share=0.07),
         {},
-        ["the loop waited 7%", "the bottleneck, not the input pipeline"],
+        ["The loop waited 7%", "the bottleneck, not the input pipeline"],
         ["Decoding", "cheaper transform"],
     ),
     "workers that start slowly": (
         STARTS,
         {},
-        ["Starting and stopping workers took 29.6 s of that", "persistent_workers=True", "Apart from that"],
-        ["Decoding", "cheaper transform", "nothing needs to change"],
+        ["Starting and stopping workers took 29.6 s of that.", "persistent_workers=True", "Apart from that"],
+        ["Decoding is", "cheaper transform", "Nothing needs to change"],
     ),
     "workers that start slowly and decode slowly": (
-        dataclasses.replace(STARTS, waited_s=8.0, waited_share=0.2),
+        dataclasses.replace(STARTS, waited_s=8.0, waited_share=0.2, waited_for_decode_s=8.0),
         {},
-        ["took 29.6 s of that", "Decoding is the limit", "2 workers cannot decode fast enough"],
+        ["took 29.6 s of that.", "Decoding is the limit", "2 workers cannot decode fast enough"],
         ["not the bottleneck"],
     ),
     "decoding in workers": (WAITS, {}, ["Decoding is the limit", "use more workers"], ["process of the loop"]),
     "decoding without workers": (
         dataclasses.replace(WAITS, workers=0),
         {},
-        ["the transform runs in the process of the loop: set num_workers"],
+        ["The transform runs in the process of the loop: set num_workers"],
         ["workers cannot decode"],
+    ),
+    "a slow collate function in workers": (
+        COLLATES,
+        {},
+        ["Collation is the limit", "2 workers cannot collate fast enough", "35% for collation"],
+        ["Decoding is", "process of the loop"],
+    ),
+    "a slow collate function without workers": (
+        dataclasses.replace(COLLATES, workers=0),
+        {"unread": UNREAD},
+        ["Collation is the limit", "The collate function runs in the process of the loop: set num_workers"],
+        ["Decoding is", "workers cannot"],
+    ),
+    "a slow rank": (
+        CALM,
+        {"slowest": SlowestRank(rank=3, ranks=8, share=0.4, cause="decode")},
+        ["The training step is the bottleneck", "Of 8 ranks, rank 3 waited longest: 40% of its time, mostly for decod"],
+        ["Decoding is"],
     ),
     "workers that read for themselves": (
         UNSEEN,
@@ -91,7 +119,7 @@ CASES = {
         dataclasses.replace(UNSEEN, workers=0),
         {"unread": UNREAD},
         [f"Nothing was read ahead, because {UNREAD}."],
-        ["MB/s", "Decoding"],
+        ["MB/s", "Decoding is"],
     ),
     "a slow network, with max_in_flight='auto'": (
         dataclasses.replace(READS, request_limited_share=0.9),
@@ -105,7 +133,12 @@ CASES = {
         ["max_in_flight=8 in StoreConfig was reached: a higher number"],
         ["same region"],
     ),
-    "a store that throttles": (dataclasses.replace(READS, throttled=40), {}, ["The store is the limit"], ["Decoding"]),
+    "a store that throttles": (
+        dataclasses.replace(READS, throttled=40),
+        {},
+        ["The store is the limit"],
+        ["Decoding is"],
+    ),
     "persistent workers that start slowly by fork": (
         STARTS,
         {"start_method": "fork", "persistent_workers": True},
@@ -123,7 +156,7 @@ CASES = {
         dataclasses.replace(WAITS, elapsed_s=3.0, startup_s=1.5),
         {},
         ["1.5 s are too short to tell what limits the loader: read for 2 s."],
-        ["Decoding", "network", "bottleneck"],
+        ["Decoding is", "network is", "bottleneck"],
     ),
     "a short pass without look-ahead": (
         dataclasses.replace(UNSEEN, elapsed_s=0.5),
@@ -132,7 +165,7 @@ CASES = {
         ["too short"],
     ),
     "a small budget": (
-        dataclasses.replace(READS, memory_limited_share=0.8),
+        dataclasses.replace(SHORT, memory_limited_share=0.8),
         {},
         ["The memory budget of 64 MiB is the limit", "torchobj.set_memory_budget"],
         ["max_in_flight"],
@@ -151,9 +184,9 @@ def test_only_the_limiting_stage_is_named(case):
 @pytest.mark.parametrize(
     ("stats", "blamed", "advice"),
     [
-        (CALM, "The training step is the bottleneck", "nothing needs to change"),
+        (CALM, "The training step is the bottleneck", "Nothing needs to change"),
         (WAITS, "2 workers cannot decode fast enough", "use more workers"),
-        (dataclasses.replace(WAITS, workers=0), "the process of the loop", "set num_workers"),
+        (dataclasses.replace(WAITS, workers=0), "The transform runs in the process", "set num_workers"),
         (dataclasses.replace(READS, throttled=40), "The store is the limit: it throttled 40 requests", "fewer ranks"),
         (
             dataclasses.replace(READS, hits=0, late=0, misses=640),
@@ -161,23 +194,23 @@ def test_only_the_limiting_stage_is_named(case):
             "other samples than its sampler yields",
         ),
         (
-            dataclasses.replace(READS, memory_limited_share=0.8),
+            dataclasses.replace(SHORT, memory_limited_share=0.8),
             "budget of 64 MiB is the limit",
             "torchobj.set_memory_budget",
         ),
         (
-            dataclasses.replace(READS, memory_limited_share=0.8, used_bytes=60 << 20, granted_bytes=60 << 20),
-            "workers hold most of it",
+            dataclasses.replace(SHORT, memory_limited_share=0.8, used_bytes=60 << 20, granted_bytes=60 << 20),
+            "Workers hold most of it",
             "smaller prefetch_factor",
         ),
         (
-            dataclasses.replace(READS, memory_limited_share=0.8, used_bytes=60 << 20, ahead_bytes=1 << 20),
-            "this process keeps 59 MiB of batches",
+            dataclasses.replace(SHORT, memory_limited_share=0.8, used_bytes=60 << 20, ahead_bytes=1 << 20),
+            "This process keeps 59 MiB of batches",
             "release or copy them",
         ),
         (
             dataclasses.replace(READS, request_limited_share=0.9),
-            "the median time to first byte is 20.0 ms, its 99th percentile 300.0 ms",
+            "The median time to first byte is 20.0 ms, its 99th percentile 300.0 ms",
             "max_in_flight=64 in StoreConfig was reached",
         ),
         (READS, "The network or the store is the limit", "same region"),
@@ -185,10 +218,12 @@ def test_only_the_limiting_stage_is_named(case):
 )
 def test_the_limit_is_named_with_the_next_step(stats, blamed, advice):
     said = report(stats, max_in_flight=64)
-    assert said.startswith("640 samples in 2.0 s: 320 per second, 35.0 MB/s from the store; the loop waited ")
-    assert blamed in said
-    assert advice in said
-    assert "\n" not in said
+    first, second, *others = said.splitlines()
+    assert first == "640 samples in 2.0 s: 320 per second, 35.0 MB/s from the store."
+    assert second.startswith("The loop waited ")
+    assert any(blamed in line for line in others), said
+    assert any(advice in line for line in others), said
+    assert all(line.endswith(".") and len(line) < 200 for line in said.splitlines()), said
 
 
 def test_the_reason_why_nothing_is_read_ahead_is_named():
@@ -219,3 +254,30 @@ def test_a_single_failure_is_in_the_singular():
 
 def test_an_unused_loader_has_no_figures():
     assert report(dataclasses.replace(CALM, batches=0)) == "No batch was returned yet."
+
+
+def test_waiting_is_divided_in_proportion_to_the_time_on_each_stage():
+    spent = {"reading_s": 2.0, "decoding_s": 5.0, "collating_s": 1.0}
+    # Workers were idle: the loop waited less than they worked.
+    idle = Totals(elapsed_s=10.0, waited_s=1.0, startup_s=0.5, objects=10, **spent).exposed(2)
+    assert idle == pytest.approx((0.25, 0.0, 0.625, 0.125, 0.5))
+    # Time in a worker that is spent on none of the stages is that of a transform that sleeps.
+    asleep = Totals(elapsed_s=10.0, waited_s=8.0, objects=10, **spent).exposed(2)
+    assert asleep == pytest.approx((1.0, 0.0, 6.5, 0.5, 0.0))
+    assert Totals().exposed(2) == (0.0,) * 5
+
+
+def test_waiting_for_objects_is_that_for_the_budget_if_memory_limited_the_reads():
+    reads = Totals(elapsed_s=10.0, waited_s=4.0, reading_s=4.0, objects=100)
+    assert reads._replace(memory_limited=50, request_limited=30).exposed(0).budget == pytest.approx(4.0)
+    assert reads._replace(memory_limited=50, request_limited=60).exposed(0).store == pytest.approx(4.0)
+    assert reads._replace(memory_limited=5).exposed(0).store == pytest.approx(4.0)
+
+
+def test_statistics_have_flat_names_with_units():
+    found = dataclasses.replace(CALM, body_p99_s=None).as_dict()
+    assert found["torchobj.loader.waited_seconds"] == 0.04
+    assert found["torchobj.loader.samples_per_second"] == 320.0
+    assert found["torchobj.loader.budget_bytes"] == 64 << 20
+    assert "torchobj.loader.body_p99_seconds" not in found
+    assert all(type(value) in (int, float) for value in found.values())

@@ -1,4 +1,4 @@
-"""The epoch and the counters that a dataset shares with its DataLoader workers."""
+"""The epoch, the counters and the sums that a dataset shares with its DataLoader workers."""
 
 import contextlib
 import fcntl
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch.utils.data
 
 from torchobj.datasets import worker_process
 from torchobj.datasets.context import setting
@@ -158,6 +159,30 @@ class SharedCounter(_Shared):
     def total(self) -> int:
         """The sum over all processes."""
         return self._own().length()
+
+
+#: Number of workers of which each adds to sums of its own.
+_ADDING = 128
+
+
+class SharedSums(_Shared):
+    """Sums that a process and its workers add to, without a lock: each worker has sums of its own.
+
+    Args:
+        count: Number of sums.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(bytes(8 * _ADDING * count))
+
+    def add(self, *numbers: int) -> None:
+        """Adds a number to each sum."""
+        info = torch.utils.data.get_worker_info()
+        self._values().reshape(_ADDING, -1)[0 if info is None else info.id % _ADDING] += numbers
+
+    def totals(self) -> list[int]:
+        """The sums over all processes."""
+        return [int(total) for total in self._values().reshape(_ADDING, -1).sum(axis=0)]
 
 
 #: The counter of the loader for which this thread reads.

@@ -6,7 +6,7 @@ import logging
 import multiprocessing
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -109,7 +109,7 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         # Workers that are started here do not warn about `attach`.
         with lookahead_warning.disabled_in_workers(self.num_workers):
             if not self.num_workers:
-                with self._meter.reading():
+                with self._meter.reading(), self._timed_collate():
                     return super()._get_iterator()
             prepare_workers(self.dataset)
             # Some libraries get an iterator without `iter`.
@@ -117,16 +117,54 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
             init_fn = self.worker_init_fn
             self.worker_init_fn = starting_with(self._meter.counted_in_worker(), init_fn)
             try:
-                return super()._get_iterator()
+                with self._timed_collate():
+                    return super()._get_iterator()
             finally:
                 self.worker_init_fn = init_fn
+
+    @contextlib.contextmanager
+    def _timed_collate(self) -> Iterator[None]:
+        """Within the block, torch's iterator takes a collate function that is measured."""
+        collate_fn = self.collate_fn
+        # Without batches it converts each sample, which is not measured.
+        if self.batch_sampler is not None:
+            self.collate_fn = self._meter.timed(collate_fn, in_worker=self.num_workers > 0)
+        try:
+            yield
+        finally:
+            self.collate_fn = collate_fn
 
     def stats(self) -> LoaderStats:
         """Statistics since the first batch: rates, waiting times, latencies and failures of requests."""
         return self._meter.stats(self.num_workers)
 
+    def log(self, step: int, *, ranks: bool = False) -> dict[str, float]:
+        """Figures since the previous call, for TensorBoard, Weights & Biases and others.
+
+        The share of the time for which the loop waited for data is the sum of the shares of its causes: the store, the
+        memory budget, decoding, collation, and the start of workers. `docs/metrics.md` has the names and units.
+
+        Args:
+            step: The number of training steps so far.
+            ranks: Whether to add the figures of the rank that waits for the largest share of its time, and to name it
+                in `report()`. With `torch.distributed`, all ranks must make this call, with the same argument: it is a
+                collective of the default process group, and blocks until the last rank has made it.
+
+        Returns:
+            Plain numbers by name.
+
+        Example:
+            ```python
+            for step, batch in enumerate(loader, 1):
+                train(batch)
+                if step % 100 == 0:
+                    wandb.log(loader.log(step), step=step)
+            ```
+        """
+        return self._meter.log(step, self.num_workers, ranks=ranks)
+
     def report(self) -> str:
-        """One paragraph: what was done, what limits the loader, and what to change."""
+        """Short sentences, each on a line: what was done, what limits the loader, and what to change."""
         sampler = self._index_sampler
         unread = None
         if prefetcher_is_refused():
@@ -139,6 +177,7 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
             max_in_flight_of(self.dataset),
             start_method=self._start_method,
             persistent_workers=self.persistent_workers,
+            slowest=self._meter.slowest,
         )
 
     def _reason_unread(self, sampler: Any) -> str:

@@ -1,5 +1,6 @@
 """Describes what limits a loader, from its statistics. Measures nothing."""
 
+from torchobj.loader.exposed import CAUSES, Exposed, SlowestRank
 from torchobj.loader.stats import LoaderStats
 
 #: Minimum measured time, without the start of workers, before the report names the limit: a short pass has few batches
@@ -11,8 +12,16 @@ _NOT_LIMITING = 0.1
 _LONG_STARTUP = 0.1
 #: Share of throttled responses from which the store is the limit.
 _THROTTLED = 0.02
-#: Share of the waiting time that must be spent on objects for reading to be the cause.
-_BY_READING = 0.5
+#: Share of the time from which a cause of waiting is listed.
+_LISTED = 0.005
+#: What the loop waits for, in the words of the report.
+_WORDS = {
+    "store": "the network or the store",
+    "budget": "the memory budget",
+    "decode": "decoding",
+    "collate": "collation",
+    "startup": "the start of workers",
+}
 
 
 def report(
@@ -22,8 +31,9 @@ def report(
     *,
     start_method: str = "fork",
     persistent_workers: bool = False,
+    slowest: SlowestRank | None = None,
 ) -> str:
-    """Returns one paragraph: what was done, what limits the loader, and what to change.
+    """Returns short sentences, each on a line: what was done, what limits the loader, and what to change.
 
     Args:
         stats: The statistics of the loader.
@@ -31,114 +41,164 @@ def report(
         max_in_flight: `StoreConfig.max_in_flight`; None for "auto".
         start_method: How workers are started.
         persistent_workers: Whether they are kept between epochs.
+        slowest: The rank that waited longest, if ranks were compared.
     """
     if not stats.batches:
         return "No batch was returned yet."
     startup = _startup(stats, start_method, persistent_workers=persistent_workers)
     measured_s = stats.elapsed_s - stats.startup_s
     if unread is None and measured_s < _MIN_MEASURED_S:
-        limit = f"{measured_s:.1f} s are too short to tell what limits the loader: read for {_MIN_MEASURED_S:.0f} s."
+        limit = [f"{measured_s:.1f} s are too short to tell what limits the loader: read for {_MIN_MEASURED_S:.0f} s."]
     else:
         limit = _limit(stats, unread, max_in_flight)
-    return " ".join([_done(stats), *startup, limit, *_failures(stats)])
+    return "\n".join([*_done(stats), *startup, *limit, *_slowest(slowest), *_failures(stats)])
 
 
-def _done(stats: LoaderStats) -> str:
+def _done(stats: LoaderStats) -> list[str]:
     # Reads of workers that do not use the prefetcher are not counted here.
     read = f", {stats.bytes_per_s / 1e6:.1f} MB/s from the store" if stats.bytes_per_s else ""
-    return (
-        f"{_count(stats.samples, 'sample')} in {stats.elapsed_s:.1f} s: {stats.samples_per_s:.0f} per second{read}; "
-        f"the loop waited {stats.waited_share:.0%} of the time."
+    shares = [
+        f"{seconds / stats.elapsed_s:.0%} for {_WORDS[cause]}"
+        for cause, seconds in zip(CAUSES, _waited_for(stats), strict=True)
+        if seconds >= _LISTED * stats.elapsed_s
+    ]
+    # Where the time of reads is not known, it counts as decoding.
+    causes = f": {', '.join(shares)}" if shares and stats.bytes_per_s else ""
+    return [
+        f"{_count(stats.samples, 'sample')} in {stats.elapsed_s:.1f} s: {stats.samples_per_s:.0f} per second{read}.",
+        f"The loop waited {stats.waited_share:.0%} of the time{causes}.",
+    ]
+
+
+def _waited_for(stats: LoaderStats) -> Exposed:
+    return Exposed(
+        store=stats.waited_for_store_s,
+        budget=stats.waited_for_budget_s,
+        decode=stats.waited_for_decode_s,
+        collate=stats.waited_for_collate_s,
+        startup=0.0,
     )
+
+
+def _slowest(slowest: SlowestRank | None) -> list[str]:
+    if slowest is None:
+        return []
+    return [
+        (
+            f"Of {_count(slowest.ranks, 'rank')}, rank {slowest.rank} waited longest: {slowest.share:.0%} of its time, "
+            f"mostly for {_WORDS[slowest.cause]}."
+        )
+    ]
 
 
 def _startup(stats: LoaderStats, start_method: str, *, persistent_workers: bool) -> list[str]:
     if not _startup_is_long(stats):
         return []
-    advice = []
-    if not persistent_workers:
-        advice.append("persistent_workers=True starts them once for all epochs")
-    if start_method == "spawn":
-        advice.append("multiprocessing_context='fork' or 'forkserver' starts faster than 'spawn'")
     took = f"Starting and stopping workers took {stats.startup_s:.1f} s of that"
-    return [f"{took}: {', and '.join(advice)}." if advice else f"{took}, once for all epochs."]
+    lines = [f"{took}, once for all epochs." if persistent_workers and start_method != "spawn" else f"{took}."]
+    if not persistent_workers:
+        lines.append("persistent_workers=True starts them once for all epochs.")
+    if start_method == "spawn":
+        lines.append("multiprocessing_context='fork' or 'forkserver' starts faster than 'spawn'.")
+    return lines
 
 
 def _startup_is_long(stats: LoaderStats) -> bool:
     return stats.startup_s >= _LONG_STARTUP * stats.elapsed_s
 
 
-def _limit(stats: LoaderStats, unread: str | None, max_in_flight: int | None) -> str:
+def _limit(stats: LoaderStats, unread: str | None, max_in_flight: int | None) -> list[str]:
     if stats.waited_share <= _NOT_LIMITING:
         if _startup_is_long(stats):
-            return "Apart from that, the input pipeline is not the bottleneck."
-        return "The training step is the bottleneck, not the input pipeline; nothing needs to change."
-    if unread is not None:
-        return f"Nothing was read ahead, because {unread}."
+            return ["Apart from that, the input pipeline is not the bottleneck."]
+        return ["The training step is the bottleneck, not the input pipeline.", "Nothing needs to change."]
+    return _by_cause(stats, unread, max_in_flight)
+
+
+def _by_cause(stats: LoaderStats, unread: str | None, max_in_flight: int | None) -> list[str]:
+    waited_for = _waited_for(stats)
+    cause = CAUSES[waited_for.index(max(waited_for))]
+    not_ahead = [] if unread is None else [f"Nothing was read ahead, because {unread}."]
+    if cause == "collate":
+        return ["Collation is the limit.", _collate_advice(stats), *not_ahead]
+    if not_ahead:
+        return not_ahead
     if not stats.bytes_per_s:
-        return (
-            "The workers read their own objects, so this process cannot measure whether reading or decoding is the "
-            "limit. It reads for them if the dataset is one of torchobj, or has one as an attribute."
+        return _unmeasured(stats)
+    if cause == "decode":
+        return [
+            "Decoding is the limit.",
+            f"{_count(stats.workers, 'worker')} cannot decode fast enough: use more workers or a cheaper transform."
             if stats.workers
-            else "Nothing was read ahead, so it cannot be measured whether reading or decoding is the limit."
-        )
-    if stats.reading_share < _BY_READING * stats.waited_share:
-        where = (
-            f"{_count(stats.workers, 'worker')} cannot decode fast enough: use more workers or a cheaper transform"
-            if stats.workers
-            else "the transform runs in the process of the loop: set num_workers"
-        )
-        waited = f"only {stats.reading_share:.0%} of the time was spent waiting for objects"
-        return f"Decoding is the limit: {waited}, and {where}."
+            else "The transform runs in the process of the loop: set num_workers.",
+        ]
     return _by_reading(stats, max_in_flight)
 
 
-def _by_reading(stats: LoaderStats, max_in_flight: int | None) -> str:
+def _unmeasured(stats: LoaderStats) -> list[str]:
+    if not stats.workers:
+        return ["Nothing was read ahead, so it cannot be measured whether reading or decoding is the limit."]
+    return [
+        "The workers read their own objects, so this process cannot measure whether reading or decoding is the limit.",
+        "It reads for them if the dataset is one of torchobj, or has one as an attribute.",
+    ]
+
+
+def _collate_advice(stats: LoaderStats) -> str:
+    if not stats.workers:
+        return "The collate function runs in the process of the loop: set num_workers."
+    return (
+        f"{_count(stats.workers, 'worker')} cannot collate fast enough: use more workers or a cheaper collate_fn; one "
+        "that fills torchobj.collate.empty saves a copy."
+    )
+
+
+def _by_reading(stats: LoaderStats, max_in_flight: int | None) -> list[str]:
     taken = stats.hits + stats.late + stats.queued + stats.misses
     if stats.throttled > _THROTTLED * (taken + stats.retries):
-        return (
-            f"The store is the limit: it throttled {_count(stats.throttled, 'request')}. Spread the keys over more "
-            "prefixes, or read from fewer ranks at once; max_in_flight in StoreConfig limits the requests of each."
-        )
+        return [
+            f"The store is the limit: it throttled {_count(stats.throttled, 'request')}.",
+            "Spread the keys over more prefixes, or read from fewer ranks at once.",
+            "max_in_flight in StoreConfig limits the requests of each.",
+        ]
     if stats.misses > taken / 2:
-        return (
-            f"{stats.misses} of {_count(taken, 'object')} were not announced and were read on demand: the loop "
-            "requests other samples than its sampler yields."
-        )
-    return (
-        _budget(stats)
-        if stats.memory_limited_share >= max(stats.request_limited_share, 0.1)
-        else _network(stats, max_in_flight)
-    )
+        return [
+            (
+                f"{stats.misses} of {_count(taken, 'object')} were not announced and were read on demand: the loop "
+                "requests other samples than its sampler yields."
+            )
+        ]
+    return _budget(stats) if stats.waited_for_budget_s else _network(stats, max_in_flight)
 
 
-def _budget(stats: LoaderStats) -> str:
+def _budget(stats: LoaderStats) -> list[str]:
     # Without known sizes, the bytes read ahead are an estimate.
     trainer = max(0, stats.used_bytes - stats.granted_bytes - stats.ahead_bytes)
+    raise_it = "torchobj.set_memory_budget(budget_bytes) or TORCHOBJ_BUDGET_BYTES"
     if trainer > stats.budget_bytes / 2:
-        change = f"this process keeps {_size(trainer)} of batches: release or copy them; otherwise raise it by"
+        change = f"This process keeps {_size(trainer)} of batches: release or copy them, or raise it by {raise_it}."
     elif stats.granted_bytes > stats.budget_bytes / 2:
-        change = "workers hold most of it: use fewer workers or a smaller prefetch_factor, or raise it by"
+        change = f"Workers hold most of it: use fewer workers or a smaller prefetch_factor, or raise it by {raise_it}."
     else:
-        change = "raise it to read further ahead:"
-    return (
-        f"The memory budget of {_size(stats.budget_bytes)} is the limit: after {stats.memory_limited_share:.0%} of the "
-        f"reads there was no memory for the next; {change} torchobj.set_memory_budget(budget_bytes) or "
-        "TORCHOBJ_BUDGET_BYTES."
-    )
+        change = f"Raise it to read further ahead: {raise_it}."
+    return [
+        f"The memory budget of {_size(stats.budget_bytes)} is the limit.",
+        f"After {stats.memory_limited_share:.0%} of the reads there was no memory for the next.",
+        change,
+    ]
 
 
-def _network(stats: LoaderStats, max_in_flight: int | None) -> str:
-    times = (
-        f"the median time to first byte is {_time(stats.first_byte_p50_s)}, its 99th percentile "
-        f"{_time(stats.first_byte_p99_s)}"
-    )
-    change = (
-        f"max_in_flight={max_in_flight} in StoreConfig was reached: a higher number, or 'auto', may help"
+def _network(stats: LoaderStats, max_in_flight: int | None) -> list[str]:
+    return [
+        "The network or the store is the limit.",
+        (
+            f"The median time to first byte is {_time(stats.first_byte_p50_s)}, its 99th percentile "
+            f"{_time(stats.first_byte_p99_s)}."
+        ),
+        f"max_in_flight={max_in_flight} in StoreConfig was reached: a higher number, or 'auto', may help."
         if stats.request_limited_share > 0.5 and max_in_flight is not None
-        else "a bucket in the same region, or more bandwidth to it, helps"
-    )
-    return f"The network or the store is the limit: {times}; {change}."
+        else "A bucket in the same region, or more bandwidth to it, helps.",
+    ]
 
 
 def _failures(stats: LoaderStats) -> list[str]:
@@ -155,8 +215,10 @@ def _failures(stats: LoaderStats) -> list[str]:
     if stats.blocks_refused:
         parts.append(
             f"{_count(stats.blocks_refused, 'batch', 'batches')} exceeded the limit on the memory of batches, "
-            f"{_size(stats.budget_bytes)} or 256 blocks, and {_was(stats.blocks_refused)} sent in new shared memory: "
-            "keep fewer batches, or call torchobj.set_memory_budget(budget_bytes) at the start of the program."
+            f"{_size(stats.budget_bytes)} or 256 blocks, and {_was(stats.blocks_refused)} sent in new shared memory."
+        )
+        parts.append(
+            "Keep fewer batches, or call torchobj.set_memory_budget(budget_bytes) at the start of the program."
         )
     if stats.retries:
         parts.append(f"{_count(stats.retries, 'request')} failed and {_was(stats.retries)} retried.")

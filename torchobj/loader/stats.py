@@ -4,13 +4,17 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch.distributed
+
 from torchobj import _torchobj
 from torchobj.datasets import shared_values
+from torchobj.loader.exposed import CAUSES, SlowestRank, TimedCollate, Totals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,12 @@ class LoaderStats:
         bytes_per_s: Bytes read from the store for this loader, per second of `elapsed_s`; 0 before the first batch.
         waited_share: `waited_s` as a share of `elapsed_s`.
         workers: Number of worker processes of the loader.
+        exposed_share: Exposed data time, `waited_s` and `startup_s`, as a share of `elapsed_s`.
+        waited_for_store_s: Part of `waited_s` for objects, because of the network or the store.
+        waited_for_budget_s: Part of `waited_s` for objects that the memory budget did not allow to be read earlier.
+        waited_for_decode_s: Part of `waited_s` for decoders and transforms, and for reads that do not use the
+            prefetcher.
+        waited_for_collate_s: Part of `waited_s` for the collate function.
         reading_share: Share of the time in which a worker, or without workers the loop, waited for objects.
         failed_samples: Samples of this loader that failed, and were replaced or skipped.
         hits: Objects that were in memory when they were requested.
@@ -72,6 +82,11 @@ class LoaderStats:
     bytes_per_s: float
     waited_share: float
     workers: int
+    exposed_share: float
+    waited_for_store_s: float
+    waited_for_budget_s: float
+    waited_for_decode_s: float
+    waited_for_collate_s: float
     reading_share: float
     failed_samples: int
     hits: int
@@ -101,6 +116,20 @@ class LoaderStats:
     memory_limited_share: float
     request_limited_share: float
 
+    def as_dict(self) -> dict[str, float]:
+        """The statistics by the names of `docs/metrics.md`, such as `torchobj.loader.waited_seconds`.
+
+        Returns:
+            Plain numbers, without the times that were never measured. Names and units are stable.
+        """
+        values = dataclasses.asdict(self)
+        return {metric_name(name): value for name, value in values.items() if value is not None}
+
+
+def metric_name(field: str) -> str:
+    """The name of a field in `LoaderStats.as_dict`."""
+    return "torchobj.loader." + re.sub("_s$", "_seconds", re.sub("_per_s$", "_per_second", field))
+
 
 #: The prefetcher, which counts for each loader.
 _COUNTED = sys.platform == "linux"
@@ -120,6 +149,11 @@ class Meter:
         self._batches = self._samples = 0
         self._elapsed_s = self._startup_s = self._waited_s = 0.0
         self._failed: shared_values.SharedCounter | None = None
+        self._collated: shared_values.SharedSums | None = None
+        # At the last call of `log`: its step, and the totals.
+        self._logged: tuple[int | None, Totals] = None, Totals()
+        #: That of the last call of `log` with `ranks=True`.
+        self.slowest: SlowestRank | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Meter, ()
@@ -133,6 +167,12 @@ class Meter:
         if self._failed is None:
             self._failed = shared_values.SharedCounter()
         return self._failed
+
+    def timed(self, collate_fn: Callable[[Any], Any], *, in_worker: bool) -> TimedCollate:
+        """A collate function that is measured for this loader, in workers or in this process."""
+        if self._collated is None:
+            self._collated = shared_values.SharedSums(2)
+        return TimedCollate(collate_fn, self._collated, in_worker=in_worker)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -178,7 +218,8 @@ class Meter:
     def stats(self, workers: int) -> LoaderStats:
         """The statistics so far."""
         found = _torchobj.prefetch_stats(self.loader) if _COUNTED else {}
-        elapsed_s, objects = self._elapsed_s, max(found.get("objects", 0), 1)
+        elapsed_s, totals = self._elapsed_s, self._totals(found)
+        exposed = totals.exposed(workers)
 
         def per_s(count: float) -> float:
             return count / elapsed_s if elapsed_s else 0.0
@@ -195,15 +236,77 @@ class Meter:
             "startup_s": self._startup_s,
             "waited_s": self._waited_s,
             "samples_per_s": per_s(self._samples),
-            "bytes_per_s": per_s(found.get("bytes", 0)),
+            "bytes_per_s": per_s(totals.bytes),
             "waited_share": per_s(self._waited_s),
             "workers": workers,
-            "reading_share": min(1.0, per_s(found.get("waited_s", 0)) / max(workers, 1)),
+            "exposed_share": per_s(sum(exposed)),
+            "waited_for_store_s": exposed.store,
+            "waited_for_budget_s": exposed.budget,
+            "waited_for_decode_s": exposed.decode,
+            "waited_for_collate_s": exposed.collate,
+            "reading_share": min(1.0, per_s(totals.reading_s) / max(workers, 1)),
             "failed_samples": 0 if self._failed is None else self._failed.total(),
-            "memory_limited_share": min(1.0, found.get("memory_limited", 0) / objects),
-            "request_limited_share": min(1.0, found.get("request_limited", 0) / objects),
+            "memory_limited_share": totals.memory_limited_share,
+            "request_limited_share": totals.request_limited_share,
         }
         return LoaderStats(**of_prefetcher | computed)
+
+    def _totals(self, found: dict[str, Any]) -> Totals:
+        """What was counted so far, with the statistics `found` of the prefetcher."""
+        collating_ns, decoding_ns = (0, 0) if self._collated is None else self._collated.totals()
+        return Totals(
+            batches=self._batches,
+            samples=self._samples,
+            elapsed_s=self._elapsed_s,
+            startup_s=self._startup_s,
+            waited_s=self._waited_s,
+            reading_s=found.get("waited_s", 0),
+            decoding_s=decoding_ns / 1e9,
+            collating_s=collating_ns / 1e9,
+            objects=found.get("objects", 0),
+            bytes=found.get("bytes", 0),
+            memory_limited=found.get("memory_limited", 0),
+            request_limited=found.get("request_limited", 0),
+        )
+
+    def log(self, step: int, workers: int, *, ranks: bool) -> dict[str, float]:
+        """The figures since the previous call, as `DataLoader.log` returns them."""
+        totals = self._totals(_torchobj.prefetch_stats(self.loader) if _COUNTED else {})
+        logged_step, logged = self._logged
+        self._logged = step, totals
+        new = totals.since(logged)
+        steps = new.batches if logged_step is None else step - logged_step
+        exposed = new.exposed(workers)
+        per_elapsed = 1 / new.elapsed_s if new.elapsed_s > 0 else 0.0
+        shares = [seconds * per_elapsed for seconds in exposed]
+        values = {
+            "torchobj.exposed.seconds": sum(exposed) / max(steps, 1),
+            **_shares("torchobj.exposed", shares),
+            "torchobj.loader.samples_per_second": new.samples * per_elapsed,
+            "torchobj.loader.bytes_per_second": new.bytes * per_elapsed,
+        }
+        if ranks:
+            of_all = _gather(shares)
+            rank = max(range(len(of_all)), key=lambda number: sum(of_all[number]))
+            shares = of_all[rank]
+            self.slowest = SlowestRank(rank, len(of_all), sum(shares), CAUSES[shares.index(max(shares))])
+            values |= {"torchobj.exposed.slowest.rank": rank, **_shares("torchobj.exposed.slowest", shares)}
+        return values
+
+
+def _gather(shares: list[float]) -> list[list[float]]:
+    """The shares of each rank. With several ranks, a collective of all of them."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [shares]
+    of_all: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(of_all, shares)
+    return of_all
+
+
+def _shares(prefix: str, shares: list[float]) -> dict[str, float]:
+    """The exposed share of a rank, and that of each cause."""
+    by_cause = {f"{prefix}.{cause}_share": share for cause, share in zip(CAUSES, shares, strict=True)}
+    return {f"{prefix}.share": sum(shares), **by_cause}
 
 
 def _count_for(loader: int, failed: shared_values.SharedCounter) -> None:
