@@ -165,7 +165,7 @@ pub(super) async fn ranges_of_one_body_are_read_each_into_its_memory(subject: Su
     let job = ScatterRead { client, key, version: None, ranges: targets.collect(), arrived: arrived.clone() };
     let scattered = scatter(vec![job], true).await.unwrap().remove(0);
     assert_eq!((scattered.size, scattered.version), (1 << 20, Some(version)));
-    assert_eq!(arrived.bytes(), ranges.iter().map(|range| range.len() as u64).sum());
+    assert_eq!(arrived.bytes(), ranges.iter().map(|range| range.len() as u64).sum::<u64>());
     let sums = ranges.map(|range| Crc32::of(&body[range]).value());
     assert_eq!(scattered.crc32, sums);
 }
