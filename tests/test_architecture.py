@@ -20,7 +20,7 @@ LAYERS = [
     ["urls"],
     ["config"],
     ["_torchobj"],
-    ["_shutdown", "decode"],
+    ["_shutdown", "decode", "telemetry"],
     ["store"],
     ["manifest", "files"],
     ["shards"],
@@ -28,7 +28,7 @@ LAYERS = [
     ["collate"],
     ["loader"],
     ["checkpoint"],
-    ["compat", "dcp", "lightning", "transformers"],
+    ["compat", "dcp", "lightning", "otel", "transformers"],
     ["cli"],
     ["__main__"],
 ]

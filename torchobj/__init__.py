@@ -3,9 +3,10 @@
 `Store` reads, writes and lists a bucket (`store`) · `files` transfers whole files and folders · `decode` turns objects
 into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`datasets`) of a `Manifest` (`manifest`)
 or of tar shards (`shards`), which a `DataLoader` reads ahead (`loader`) · `save`, `load` and `CheckpointManager` are
-for checkpoints (`checkpoint`) · `StoreConfig` holds the settings (`config`) · exceptions are in `exceptions`, URLs in
-`urls`. `fsspec`, `wds`, `dcp`, `lightning` and `transformers` connect other libraries. The names of s3torchconnector
-(`compat`), such as `S3Checkpoint`, are attributes too, but `dir()` omits them.
+for checkpoints (`checkpoint`) · `metrics` counts requests (`telemetry`) · `StoreConfig` holds the settings (`config`) ·
+exceptions are in `exceptions`, URLs in `urls`. `fsspec`, `wds`, `dcp`, `lightning`, `transformers` and `otel` connect
+other libraries. The names of s3torchconnector (`compat`), such as `S3Checkpoint`, are attributes too, but `dir()` omits
+them.
 
 Importing torchobj and using a store do not import torch; names that need it are loaded at their first use.
 """
@@ -29,6 +30,7 @@ from torchobj.shards import ShardWriter
 from torchobj.store import ObjectInfo, Store
 from torchobj.store.file_objects import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
 from torchobj.store.reads import get, get_many
+from torchobj.telemetry import metrics
 
 if TYPE_CHECKING:
     from torchobj import checkpoint as checkpoint
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from torchobj import fsspec as fsspec
     from torchobj import lightning as lightning
     from torchobj import loader as loader
+    from torchobj import otel as otel
     from torchobj import transformers as transformers
     from torchobj import wds as wds
     from torchobj.checkpoint import CheckpointManager
@@ -84,7 +87,7 @@ _LAZY = {
 }
 
 #: Modules that are imported at their first use: those that need torch, and integrations, which need another library.
-_LAZY_MODULES = {"checkpoint", "collate", "dcp", "fsspec", "lightning", "loader", "transformers", "wds"}
+_LAZY_MODULES = {"checkpoint", "collate", "dcp", "fsspec", "lightning", "loader", "otel", "transformers", "wds"}
 
 __all__ = [
     "AdvancedOptions",
@@ -128,6 +131,7 @@ __all__ = [
     "get_many",
     "load",
     "load_config",
+    "metrics",
     "open",
     "save",
     "set_memory_budget",

@@ -46,6 +46,7 @@ __all__ = [
     "read_refs",
     "release_free_memory",
     "remove_loader",
+    "request_stats",
     "scatter",
     "start_prefetcher",
     "upload_file",
@@ -1222,6 +1223,15 @@ def prefetch_stats(loader: int | None = None) -> dict[str, Any]:
     Args:
         loader: Number of a loader, which this process assigned: the counters are its own. None: they are those of the
             process.
+    """
+
+def request_stats() -> dict[str, Any]:
+    """Returns the metrics of the requests of this process, by all of its clients; a forked child starts at zero.
+
+    Returns:
+        Numbers by name. `requests` has the number of attempts by operation and outcome, in the order of `outcomes`;
+        `first_byte`, `body` and `others` have the number of durations, their sum, and their 50th, 90th and 99th
+        percentiles, in seconds.
     """
 
 def enter_loader(loader: int) -> int:

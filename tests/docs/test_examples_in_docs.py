@@ -178,3 +178,12 @@ def picture(number, kind="JPEG"):
     out = io.BytesIO()
     PIL.Image.new("RGB", (32, 32), (number, 0, 0)).save(out, kind)
     return out.getvalue()
+
+
+def test_examples_of_metrics():
+    """Runs the blocks one after the other, with the variables that they expect."""
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "metrics.md").read_text(), re.DOTALL):
+        exec(compile(block, "docs/metrics.md", "exec"), names)
+    read = names["reader"].get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+    assert "torchobj.requests" in {metric.name for metric in read}

@@ -54,6 +54,7 @@ from torchobj import (
     get_many,
     load,
     load_config,
+    metrics,
     open,  # noqa: A004  the builtin's name, as in io and gzip
     save,
     set_memory_budget,
@@ -131,6 +132,9 @@ def loaders() -> None:
     loader = DataLoader[RaggedBatch](dataset, 4, sampler=sampler, num_workers=2, pin_memory=True, lookahead=8)
     loader.load_state_dict(loader.state_dict())
     assert_type(loader.report(), str)
+    assert_type(loader.log(3, ranks=True), dict[str, float])
+    assert_type(loader.stats().as_dict(), dict[str, float])
+    assert_type(metrics(), dict[str, float])
     attached = attach(loader, lookahead=4)
     assert_type(attached, DataLoader[RaggedBatch])
     LookaheadBatchSampler(sampler, batch_size=4, dataset=dataset)

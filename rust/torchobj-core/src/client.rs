@@ -96,7 +96,7 @@ impl Client {
     }
 
     /// The limit on concurrent requests, shared by the clients of an account.
-    pub(crate) fn permits(&self) -> &Arc<ConcurrencyLimit> {
+    pub fn permits(&self) -> &Arc<ConcurrencyLimit> {
         &self.permits
     }
 
@@ -186,13 +186,16 @@ impl Client {
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let mut permit = self.permit().await;
+        let began = Instant::now();
         let limit = self.policy.first_byte_timeout.max(self.policy.idle_timeout);
         let Some(result) = with_idle_timeout(limit, call).await else {
             let part = part.map_or(String::new(), |number| format!(" of part {number}"));
             return Err(self.timed_out(operation, key, &format!("no progress{part} for {} s", limit.as_secs_f64())));
         };
         if result.is_ok() {
-            permit.transferred(bytes as u64, Instant::now());
+            let now = Instant::now();
+            permit.transferred(bytes as u64, now);
+            self.metrics.succeeded(operation, bytes as u64, now - began);
         }
         result
     }
@@ -205,8 +208,9 @@ impl Client {
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let _permit = self.permit().await;
+        let began = Instant::now();
         match within(limit, call).await {
-            Some(result) => result,
+            Some(result) => result.inspect(|_| self.metrics.succeeded(operation, 0, began.elapsed())),
             None => Err(self.timed_out(operation, key, &format!("no response within {} s", limit.as_secs_f64()))),
         }
     }
@@ -288,7 +292,9 @@ impl Client {
         };
         self.retry(|| async move {
             let _permit = self.permit().await;
-            within(COPY_TIMEOUT, self.store.copy(source, key)).await.unwrap_or_else(|| Err(timed_out()))
+            let began = Instant::now();
+            let copied = within(COPY_TIMEOUT, self.store.copy(source, key)).await.unwrap_or_else(|| Err(timed_out()));
+            copied.inspect(|_| self.metrics.succeeded(Operation::Copy, 0, began.elapsed()))
         })
         .await
     }

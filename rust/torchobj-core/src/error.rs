@@ -136,6 +136,25 @@ pub enum Operation {
     Delete,
 }
 
+impl Operation {
+    /// All operations, in the order of their numbers.
+    pub const ALL: [Self; 13] = [
+        Self::Connect,
+        Self::Get,
+        Self::Head,
+        Self::List,
+        Self::Put,
+        Self::BeginUpload,
+        Self::PutPart,
+        Self::Commit,
+        Self::Abort,
+        Self::ListUploads,
+        Self::ListBuckets,
+        Self::Copy,
+        Self::Delete,
+    ];
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

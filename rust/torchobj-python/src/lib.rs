@@ -73,7 +73,7 @@ mod native {
         work_for_loader,
     };
     #[pymodule_export]
-    use crate::process::finish;
+    use crate::process::{finish, request_stats};
     #[pymodule_export]
     use crate::scan::{ScanPages, heads};
     #[pymodule_export]

@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::fork::{self, Local};
 use torchobj_core::memory::MemoryStore;
-use torchobj_core::policy::Policy;
+use torchobj_core::policy::{ConcurrencyLimit, Counts, MetricsSnapshot, Outcome, Policy};
 use torchobj_core::runtime::{cleaned_up, start};
 use torchobj_core::store::ObjectStore;
 use torchobj_core::wrap::PrefixStore;
@@ -126,6 +127,53 @@ fn cached<C: Clone + Eq + Hash, A>(
     let account = Arc::new(make(config.clone())?);
     accounts.insert(config.clone(), account.clone());
     Ok(account)
+}
+
+/// Returns the metrics of the requests of this process, by all of its clients; a forked child starts at zero.
+///
+/// Returns:
+///     Numbers by name. `requests` has the number of attempts by operation and outcome, in the order of `outcomes`; `first_byte`,
+///     `body` and `others` have the number of durations, their sum, and their 50th, 90th and 99th percentiles, in seconds.
+#[pyfunction]
+pub(crate) fn request_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let (found, permits) = py.detach(measured);
+    let dict = PyDict::new(py);
+    let requests = PyDict::new(py);
+    for (operation, counts) in Operation::ALL.iter().zip(&found.requests) {
+        requests.set_item(operation.to_string().replace(' ', "_"), counts)?;
+    }
+    dict.set_item("outcomes", Outcome::ALL.map(Outcome::name))?;
+    dict.set_item("requests", requests)?;
+    dict.set_item("received_bytes", found.received_bytes)?;
+    dict.set_item("sent_bytes", found.sent_bytes)?;
+    dict.set_item("retries", found.retries)?;
+    dict.set_item("throttled", found.throttled)?;
+    dict.set_item("connect_failures", found.connect_failures)?;
+    dict.set_item("hedges", found.hedges)?;
+    dict.set_item("hedges_won", found.hedges_won)?;
+    dict.set_item("in_flight", permits.iter().map(|limit| limit.in_use()).sum::<usize>())?;
+    dict.set_item("in_flight_limit", permits.iter().map(|limit| limit.limit()).sum::<usize>())?;
+    dict.set_item("backing_off", permits.iter().map(|limit| limit.backing_off()).sum::<usize>())?;
+    for (name, counts) in [("first_byte", &found.first_byte), ("body", &found.body), ("others", &found.others)] {
+        dict.set_item(name, durations(counts))?;
+    }
+    Ok(dict)
+}
+
+/// The number of samples, their sum, and their 50th, 90th and 99th percentiles, in seconds.
+fn durations(counts: &Counts) -> (u64, f64, [Option<f64>; 3]) {
+    let percentiles = [0.5, 0.9, 0.99].map(|share| counts.quantile(share).map(|took| took.as_secs_f64()));
+    (counts.number(), counts.total().as_secs_f64(), percentiles)
+}
+
+/// The sums over all clients of this process, and their concurrency limits, each once.
+fn measured() -> (MetricsSnapshot, Vec<Arc<ConcurrencyLimit>>) {
+    let _inside = fork::enter();
+    let clients = CLIENTS.lock().expect("no holder of this lock panics");
+    let mut found = MetricsSnapshot::default();
+    let Some(clients) = clients.as_ref().and_then(Local::get) else { return (found, Vec::new()) };
+    clients.clients.values().for_each(|client| found.merge(&client.metrics().snapshot()));
+    (found, clients.first.values().map(|client| client.permits().clone()).collect())
 }
 
 /// Waits until the uploads of dropped writers are aborted, for at most `limit_s` seconds. Called at exit.

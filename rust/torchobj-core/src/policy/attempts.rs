@@ -107,7 +107,7 @@ impl<'a> Attempts<'a> {
     pub async fn failed(&mut self, error: Error) -> Result<()> {
         self.total += 1;
         self.permits.failed(error.kind());
-        self.metrics.failed(error.kind());
+        self.metrics.failed(error.operation(), error.kind());
         if error.status().is_some() {
             self.quota.record_response();
         }

@@ -109,6 +109,12 @@ impl ConcurrencyLimit {
         self.max
     }
 
+    /// Number of permits in use.
+    pub fn in_use(&self) -> usize {
+        let granted = self.limit() + self.excess.load(Ordering::Relaxed);
+        granted.saturating_sub(self.semaphore.available_permits())
+    }
+
     /// The part of the limit that announced reads may use.
     pub fn read_ahead_limit(&self) -> usize {
         let limit = self.limit();
@@ -237,7 +243,9 @@ mod tests {
         }
         assert!(permits.try_acquire().is_none());
         permits.resize(3);
+        assert_eq!(permits.in_use(), 8);
         held.truncate(4);
+        assert_eq!(permits.in_use(), 4);
         assert!(permits.try_acquire().is_none());
         permits.resize(5);
         assert_eq!(held.len() + 1, 5);

@@ -1,4 +1,4 @@
-//! A histogram of durations with logarithmic buckets: one addition per sample.
+//! A histogram of durations with logarithmic buckets: two additions per sample.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,38 +8,48 @@ const BUCKETS: usize = 4 * 32;
 
 /// Counts of durations.
 #[derive(Debug)]
-pub struct Histogram([AtomicU64; BUCKETS]);
+pub struct Histogram {
+    counts: [AtomicU64; BUCKETS],
+    total_us: AtomicU64,
+}
 
 /// The counts of a histogram at one moment, or the sums over several histograms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts([u64; BUCKETS]);
+pub struct Counts {
+    counts: [u64; BUCKETS],
+    total_us: u64,
+}
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; BUCKETS])
+        Self { counts: [const { AtomicU64::new(0) }; BUCKETS], total_us: AtomicU64::new(0) }
     }
 }
 
 impl Default for Counts {
     fn default() -> Self {
-        Self([0; BUCKETS])
+        Self { counts: [0; BUCKETS], total_us: 0 }
     }
 }
 
 impl Histogram {
     /// Adds a sample.
     pub fn add(&self, took: Duration) {
-        self.0[bucket(took)].fetch_add(1, Ordering::Relaxed);
+        self.counts[bucket(took)].fetch_add(1, Ordering::Relaxed);
+        self.total_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The current counts.
     pub fn counts(&self) -> Counts {
-        Counts(std::array::from_fn(|index| self.0[index].load(Ordering::Relaxed)))
+        Counts {
+            counts: std::array::from_fn(|index| self.counts[index].load(Ordering::Relaxed)),
+            total_us: self.total_us.load(Ordering::Relaxed),
+        }
     }
 
-    /// Halves all counts, so that new samples weigh more than old ones.
+    /// Halves all counts and the total, so that new samples weigh more than old ones.
     pub(super) fn halve(&self) {
-        for count in &self.0 {
+        for count in self.counts.iter().chain([&self.total_us]) {
             // Not `store`: samples that other threads add meanwhile are kept.
             count.fetch_sub(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
         }
@@ -49,15 +59,26 @@ impl Histogram {
 impl Counts {
     /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
-        self.0.iter_mut().zip(&other.0).for_each(|(count, more)| *count += more);
+        self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
+        self.total_us = self.total_us.wrapping_add(other.total_us);
+    }
+
+    /// Number of samples.
+    pub fn number(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Sum of the samples.
+    pub fn total(&self) -> Duration {
+        Duration::from_micros(self.total_us)
     }
 
     /// Returns a duration that `share` of the samples do not exceed, at most a quarter too long. `None` without samples.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
-        let total: u64 = self.0.iter().sum();
+        let total = self.number();
         let mut before = 0;
         #[expect(clippy::cast_precision_loss, reason = "a share of a count")]
-        self.0
+        self.counts
             .iter()
             .position(|count| {
                 before += count;
@@ -94,6 +115,7 @@ mod tests {
         assert!((500..=640).contains(&median), "{median}");
         assert!((990..=1024).contains(&p99), "{p99}");
         assert_eq!(Histogram::default().counts().quantile(0.5), None);
+        assert_eq!((histogram.counts().number(), histogram.counts().total()), (1000, Duration::from_micros(500_500)));
     }
 
     #[test]

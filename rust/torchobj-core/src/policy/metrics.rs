@@ -1,17 +1,66 @@
-//! Metrics of the requests of a client: latencies, failures, retries and hedges.
+//! Metrics of the requests of a client: numbers by operation and outcome, bytes, latencies, retries and hedges.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::histogram::{Counts, Histogram};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Operation, Retry};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With a response that has what was requested. A read counts when the head of its response arrives.
+    Ok,
+    /// The store throttled it (503 `SlowDown`, 429).
+    Throttled,
+    /// Another attempt would fail again: no such object, no permission (4xx).
+    Refused,
+    /// The store failed (500, 502, 503, 504).
+    ServerError,
+    /// No response, or one that is incomplete or has to be requested again: a broken connection, a timeout, a renewal of
+    /// credentials.
+    Interrupted,
+}
+
+impl Outcome {
+    /// All outcomes, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Ok, Self::Throttled, Self::Refused, Self::ServerError, Self::Interrupted];
+
+    /// That of a request that failed with an error of this kind.
+    fn of(kind: ErrorKind) -> Self {
+        match (kind, kind.retry()) {
+            (ErrorKind::Server, _) => Self::ServerError,
+            (_, Retry::Throttled) => Self::Throttled,
+            (_, Retry::Never) => Self::Refused,
+            (_, Retry::Now | Retry::Later) => Self::Interrupted,
+        }
+    }
+
+    /// Its name in the metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Throttled => "throttled",
+            Self::Refused => "refused",
+            Self::ServerError => "server_error",
+            Self::Interrupted => "interrupted",
+        }
+    }
+}
+
+/// Number of requests by [`Operation`] and [`Outcome`], each in the order of `ALL`.
+type ByOutcome<T> = [[T; Outcome::ALL.len()]; Operation::ALL.len()];
 
 /// The counters of one client. Always enabled: they cost a few additions per request.
 #[derive(Debug, Default)]
 pub struct Metrics {
+    requests: ByOutcome<AtomicU64>,
+    received_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
     first_byte: Histogram,
     body: Histogram,
+    others: Histogram,
     retries: AtomicU64,
     throttled: AtomicU64,
     connect_failures: AtomicU64,
@@ -24,10 +73,18 @@ pub struct Metrics {
 /// Values of the counters of one client at one moment, or the sums over several clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MetricsSnapshot {
+    /// Attempts by operation and outcome. Of a hedged read, one response counts, and each failure.
+    pub requests: ByOutcome<u64>,
+    /// Bytes of the bodies of reads, those of incomplete ones included.
+    pub received_bytes: u64,
+    /// Bytes of objects and parts that were written.
+    pub sent_bytes: u64,
     /// Time from the request of a read to the head of its response.
     pub first_byte: Counts,
     /// Time from the head to the end of the body.
     pub body: Counts,
+    /// Time of the requests that are not reads and succeeded, from the permit to the end of the response.
+    pub others: Counts,
     /// Attempts after the first.
     pub retries: u64,
     /// Throttled responses (503 `SlowDown`, 429).
@@ -56,7 +113,26 @@ impl Metrics {
 
     /// Records the time from the request of a read to the head of its response.
     pub(crate) fn first_byte(&self, took: Duration) {
-        self.record(|metrics| metrics.first_byte.add(took));
+        self.record(|metrics| {
+            metrics.requests[Operation::Get as usize][Outcome::Ok as usize].fetch_add(1, Ordering::Relaxed);
+            metrics.first_byte.add(took);
+        });
+    }
+
+    /// Records that a request that is not a read succeeded, and that it sent `bytes` of an object.
+    pub(crate) fn succeeded(&self, operation: Operation, bytes: u64, took: Duration) {
+        self.record(|metrics| {
+            metrics.requests[operation as usize][Outcome::Ok as usize].fetch_add(1, Ordering::Relaxed);
+            metrics.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+            metrics.others.add(took);
+        });
+    }
+
+    /// Records bytes of the body of a read.
+    pub(crate) fn received(&self, bytes: u64) {
+        self.record(|metrics| {
+            metrics.received_bytes.fetch_add(bytes, Ordering::Relaxed);
+        });
     }
 
     /// Records the time from the head to the end of the body.
@@ -65,7 +141,8 @@ impl Metrics {
     }
 
     /// Records that a request failed with an error of this kind.
-    pub(crate) fn failed(&self, kind: ErrorKind) {
+    pub(crate) fn failed(&self, operation: Operation, kind: ErrorKind) {
+        self.count(|metrics| &metrics.requests[operation as usize][Outcome::of(kind) as usize]);
         match kind {
             ErrorKind::Throttled => self.count(|metrics| &metrics.throttled),
             ErrorKind::Connect => self.count(|metrics| &metrics.connect_failures),
@@ -98,6 +175,10 @@ impl Metrics {
     pub fn snapshot(&self) -> MetricsSnapshot {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         MetricsSnapshot {
+            requests: self.requests.each_ref().map(|outcomes| outcomes.each_ref().map(count)),
+            received_bytes: count(&self.received_bytes),
+            sent_bytes: count(&self.sent_bytes),
+            others: self.others.counts(),
             first_byte: self.first_byte.counts(),
             body: self.body.counts(),
             retries: count(&self.retries),
@@ -112,6 +193,11 @@ impl Metrics {
 impl MetricsSnapshot {
     /// Adds the values of another client.
     pub fn merge(&mut self, other: &Self) {
+        let requests = self.requests.as_flattened_mut().iter_mut();
+        requests.zip(other.requests.as_flattened()).for_each(|(count, more)| *count += more);
+        self.received_bytes += other.received_bytes;
+        self.sent_bytes += other.sent_bytes;
+        self.others.merge(&other.others);
         self.first_byte.merge(&other.first_byte);
         self.body.merge(&other.body);
         self.retries += other.retries;
@@ -119,5 +205,39 @@ impl MetricsSnapshot {
         self.connect_failures += other.connect_failures;
         self.hedges += other.hedges;
         self.hedges_won += other.hedges_won;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_operation_and_outcome_also_in_the_whole() {
+        let whole = Arc::new(Metrics::default());
+        let part = Metrics::part_of(&whole);
+        part.first_byte(Duration::from_millis(1));
+        part.received(7);
+        part.succeeded(Operation::PutPart, 5, Duration::from_millis(3));
+        part.failed(Operation::Get, ErrorKind::Throttled);
+        part.failed(Operation::Get, ErrorKind::Reset);
+        part.failed(Operation::Head, ErrorKind::NotFound);
+        part.failed(Operation::Delete, ErrorKind::Server);
+        let mut found = whole.snapshot();
+        assert_eq!(found, part.snapshot());
+        assert_eq!(found.requests[Operation::Get as usize], [1, 1, 0, 0, 1]);
+        assert_eq!(found.requests[Operation::PutPart as usize], [1, 0, 0, 0, 0]);
+        assert_eq!(found.requests[Operation::Head as usize], [0, 0, 1, 0, 0]);
+        assert_eq!(found.requests[Operation::Delete as usize], [0, 0, 0, 1, 0]);
+        assert_eq!((found.received_bytes, found.sent_bytes, found.others.number()), (7, 5, 1));
+        found.merge(&part.snapshot());
+        assert_eq!(found.requests[Operation::Get as usize], [2, 2, 0, 0, 2]);
+        assert_eq!(found.received_bytes, 14);
+    }
+
+    #[test]
+    fn operations_and_outcomes_are_listed_by_their_numbers() {
+        assert!(Operation::ALL.iter().enumerate().all(|(number, operation)| *operation as usize == number));
+        assert!(Outcome::ALL.iter().enumerate().all(|(number, outcome)| *outcome as usize == number));
     }
 }

@@ -20,7 +20,7 @@ pub use concurrency::{ConcurrencyLimit, Permit};
 pub(crate) use hedge_delay::HedgeDelay;
 pub use histogram::{Counts, Histogram};
 pub(crate) use memory_limit::{MemoryLimit, ReservedMemory};
-pub use metrics::{Metrics, MetricsSnapshot};
+pub use metrics::{Metrics, MetricsSnapshot, Outcome};
 pub use quota::Quota;
 pub use rate_limit::RateLimit;
 pub use settings::Policy;

@@ -265,7 +265,9 @@ impl Client {
         let body = sink.receive(&mut *result);
         let received = until_stalled(policy.idle_timeout, policy.min_bytes_per_s, &progress, body).await;
         let ended = Instant::now();
-        permit.transferred((sink.filled() - before) as u64, ended);
+        let bytes = (sink.filled() - before) as u64;
+        permit.transferred(bytes, ended);
+        self.metrics().received(bytes);
         let received = match received {
             Ok(received) => received,
             Err(stall) => Err(self.stalled(key, stall, sink.filled())),

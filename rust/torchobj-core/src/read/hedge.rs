@@ -73,7 +73,7 @@ impl Client {
         match response {
             Err(error) if error.kind().retry() != Retry::Never => {
                 self.permits().failed(error.kind());
-                self.metrics().failed(error.kind());
+                self.metrics().failed(Operation::Get, error.kind());
                 Err(error)
             }
             ended => Ok(ended),

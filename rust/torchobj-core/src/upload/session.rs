@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::commit::{Commit, CommitFailure};
 use crate::client::Client;
@@ -143,7 +143,9 @@ impl Session {
             parts: &self.receipts,
             condition,
         };
-        commit.run(client.attempts()).await
+        let began = Instant::now();
+        let committed = commit.run(client.attempts()).await;
+        committed.inspect(|_| client.metrics().succeeded(Operation::Commit, 0, began.elapsed()))
     }
 
     /// Cancels the parts in flight and aborts the upload. Logs a warning if the abort fails.

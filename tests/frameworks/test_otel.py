@@ -1,0 +1,57 @@
+"""The instruments of OpenTelemetry, as an SDK reads them."""
+
+import subprocess
+import sys
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
+
+import torchobj
+import torchobj.otel
+from torchobj.telemetry.names import OF_PREFETCHER, OF_REQUESTS
+
+
+@pytest.fixture
+def read():
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader])
+    torchobj.otel.install(provider)
+    torchobj.Store("memory://otel").put("k", b"12345")
+    assert len(torchobj.get("memory://otel/k")) == 5
+    yield lambda: {
+        metric.name: metric
+        for resource in reader.get_metrics_data().resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    provider.shutdown()
+
+
+def test_an_sdk_reads_the_metrics_of_the_process_with_their_units(read):
+    found = read()
+    names = {name for name in torchobj.metrics() if not name.startswith("torchobj.requests.")}
+    assert set(found) == names | {"torchobj.requests"}
+    for metric in (*OF_REQUESTS, *OF_PREFETCHER):
+        assert found[metric.name].unit == metric.unit
+        assert isinstance(found[metric.name].data, Sum) == (metric.kind == "counter")
+
+
+def test_requests_have_their_operation_and_outcome_as_attributes(read):
+    points = read()["torchobj.requests"].data.data_points
+    counts = {(point.attributes["operation"], point.attributes["outcome"]): point.value for point in points}
+    expected = torchobj.metrics()
+    assert counts["put", "ok"] == expected["torchobj.requests.put.ok"] >= 1
+    assert counts["get", "ok"] == expected["torchobj.requests.get.ok"] >= 1
+    assert len(counts) == sum(name.startswith("torchobj.requests.") for name in expected)
+
+
+def test_without_an_sdk_no_metric_is_read(monkeypatch):
+    monkeypatch.setattr(torchobj.otel, "metrics", None)
+    torchobj.otel.install()
+
+
+def test_without_the_api_the_error_names_the_extra():
+    code = "import sys; sys.modules['opentelemetry'] = None; import torchobj; torchobj.otel"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'torchobj[otel]'" in done.stderr

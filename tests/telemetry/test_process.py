@@ -1,0 +1,105 @@
+"""The metrics of a process: what is counted, and that the names are those of the documentation."""
+
+import multiprocessing
+import re
+from pathlib import Path
+
+import pytest
+
+import torchobj
+from torchobj.loader.stats import LoaderStats, metric_name
+from torchobj.telemetry.names import OF_PREFETCHER, OF_REQUESTS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+
+def documented(heading):
+    """The names in the tables of a section, with their units."""
+    section = TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| `(torchobj\.[^`]+)` \| ([^|]+) \|", section, re.MULTILINE))
+
+
+def since(before):
+    return {name: value - before.get(name, 0) for name, value in torchobj.metrics().items()}
+
+
+def test_requests_bytes_and_times_are_counted():
+    before = torchobj.metrics()
+    store = torchobj.Store("memory://metrics-counted")
+    store.put("k", b"12345")
+    assert len(torchobj.get("memory://metrics-counted/k")) == 5
+    with pytest.raises(torchobj.StoreError):
+        torchobj.get("memory://metrics-counted/missing")
+    assert len(list(store.list())) == 1
+    store.delete("k")
+    found = since(before)
+    counted = {name: value for name, value in found.items() if name.startswith("torchobj.requests.") and value}
+    assert counted == {
+        "torchobj.requests.delete.ok": 1,
+        "torchobj.requests.get.ok": 1,
+        "torchobj.requests.get.refused": 1,
+        "torchobj.requests.list.ok": 1,
+        "torchobj.requests.put.ok": 1,
+    }
+    assert (found["torchobj.received_bytes"], found["torchobj.sent_bytes"]) == (5, 5)
+    assert (found["torchobj.read.first_byte.count"], found["torchobj.read.body.count"]) == (1, 1)
+    assert found["torchobj.other_requests.count"] == 3
+    assert torchobj.metrics()["torchobj.permits.limit"] >= 1
+
+
+def test_retries_and_throttled_responses_are_counted(bucket, control):
+    store = torchobj.Store(bucket.url, config=bucket.config)
+    store.put("k", bytes(1000))
+    before = torchobj.metrics()
+    control.faults({"operation": "GetObject", "action": {"status": 503, "code": "SlowDown"}, "times": 2})
+    assert len(store.get("k")) == 1000
+    found = since(before)
+    assert found["torchobj.requests.get.throttled"] == found["torchobj.throttled"] == found["torchobj.retries"] == 2
+    assert (found["torchobj.requests.get.ok"], found["torchobj.received_bytes"]) == (1, 1000)
+
+
+def test_names_and_units_are_those_of_the_documentation():
+    torchobj.Store("memory://metrics-names").put("k", b"1")
+    assert len(torchobj.get("memory://metrics-names/k")) == 1
+    names = documented("Of a process")
+    assert names.pop("torchobj.requests.<operation>.<outcome>") == "requests"
+    found = {name for name in torchobj.metrics() if not name.startswith("torchobj.requests.")}
+    assert found == set(names)
+    units = {"By": "B", "s": "s", "{batch}": "batches"}
+    for metric in (*OF_REQUESTS, *OF_PREFETCHER):
+        assert names[metric.name] == units.get(metric.unit, metric.unit.strip("{}") + "s")
+
+
+def test_operations_and_outcomes_are_those_of_the_documentation():
+    section = TEXT.partition("## Of a process\n")[2].partition("\n## ")[0]
+    outcomes = re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)
+    operations = re.findall(r"`([a-z_]+)`", section.partition("Operations are")[2].partition("Outcomes:")[0])
+    found = {name for name in torchobj.metrics() if name.startswith("torchobj.requests.")}
+    assert found == {f"torchobj.requests.{operation}.{outcome}" for operation in operations for outcome in outcomes}
+
+
+def test_names_of_a_loader_are_those_of_the_documentation():
+    assert list(documented("Of a loader")) == [metric_name(field) for field in LoaderStats.__dataclass_fields__]
+
+
+def test_logged_names_are_those_of_the_documentation():
+    loader = torchobj.DataLoader([1, 2, 3], lookahead=0)
+    assert len(list(loader)) == 3
+    assert list(documented("Log the exposed data time")) == list(loader.log(3, ranks=True))
+
+
+def read_in_child(queue):
+    queue.put(torchobj.metrics())
+
+
+def test_a_forked_process_has_its_own_metrics():
+    torchobj.Store("memory://metrics-forked").put("k", b"1")
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=read_in_child, args=(queue,))
+    child.start()
+    found = queue.get()
+    child.join()
+    assert found["torchobj.requests.put.ok"] == 0
+    assert torchobj.metrics()["torchobj.requests.put.ok"] >= 1
+    assert set(found) <= set(torchobj.metrics())

@@ -1,0 +1,86 @@
+"""The metrics of this process as observable instruments of OpenTelemetry. Needs opentelemetry-api installed.
+
+Only the API is used. Without an SDK its instruments are never read, so that they cost nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from torchobj._torchobj import __version__
+from torchobj.telemetry import metrics
+from torchobj.telemetry.names import COUNT, DURATIONS, OF_PREFETCHER, OF_REQUESTS, PERCENTILES, REQUESTS, SUM, Kind
+
+try:
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
+except ImportError as error:
+    raise ImportError(f"torchobj.otel needs opentelemetry ({error}): pip install 'torchobj[otel]'") from error
+
+__all__ = ["install"]
+
+#: Time for which a reading is valid: the instruments of one collection are read one after the other.
+_VALID_S = 0.2
+
+
+def install(meter_provider: MeterProvider | None = None) -> None:
+    """Registers an observable instrument for each metric of this process.
+
+    The instruments have the names and units in `docs/metrics.md`. `torchobj.requests` is one instrument with the
+    attributes `operation` and `outcome`. A process that is forked reports its own metrics, from zero. Call it once for
+    each provider.
+
+    Args:
+        meter_provider: A provider of the SDK; None: the global one, also if it is set later.
+
+    Raises:
+        ImportError: opentelemetry-api is not installed.
+
+    Example:
+        >>> install()
+    """
+    meter = get_meter("torchobj", __version__, meter_provider)
+    reading = _Reading()
+    create = {"counter": meter.create_observable_counter, "gauge": meter.create_observable_gauge}
+
+    def register(name: str, unit: str, kind: Kind, description: str) -> None:
+        create[kind](name, [reading.callback(name)], unit, description)
+
+    meter.create_observable_counter(REQUESTS.name, [reading.requests], REQUESTS.unit, REQUESTS.description)
+    for metric in (*OF_REQUESTS, *OF_PREFETCHER):
+        register(metric.name, metric.unit, metric.kind, metric.description)
+    for name in DURATIONS:
+        register(f"{name}.{COUNT}", "{request}", "counter", "Number of measured requests")
+        register(f"{name}.{SUM}", "s", "counter", "Sum of their times")
+        for percentile in PERCENTILES:
+            register(f"{name}.{percentile}", "s", "gauge", "Percentile of their times since the start")
+
+
+class _Reading:
+    """The metrics of one collection."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+        self._read_at = float("-inf")
+
+    def values(self) -> dict[str, float]:
+        """The current metrics."""
+        now = time.monotonic()
+        if now - self._read_at > _VALID_S:
+            self._values, self._read_at = metrics(), now
+        return self._values
+
+    def callback(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """Observes a metric; a percentile is absent before the first request."""
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            value = self.values().get(name)
+            return [] if value is None else [Observation(value)]
+
+        return observe
+
+    def requests(self, _: CallbackOptions) -> Iterable[Observation]:
+        """Observes the numbers of requests by operation and outcome."""
+        prefix = f"{REQUESTS.name}."
+        for name, value in self.values().items():
+            if name.startswith(prefix):
+                operation, outcome = name.removeprefix(prefix).split(".")
+                yield Observation(value, {"operation": operation, "outcome": outcome})

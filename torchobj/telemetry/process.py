@@ -1,0 +1,41 @@
+"""The metrics of this process, as a flat dict of plain numbers. Counts nothing itself."""
+
+import sys
+
+from torchobj import _torchobj
+from torchobj.telemetry.names import COUNT, DURATIONS, OF_PREFETCHER, OF_REQUESTS, PERCENTILES, REQUESTS, SUM
+
+
+def metrics() -> dict[str, float]:
+    """Metrics of this process since its start: requests, bytes, latencies, and the memory of the prefetcher.
+
+    They are those of all stores, datasets and checkpoints. A DataLoader worker that was forked starts at zero. The
+    metrics of a single loader are `DataLoader.stats()`. A call takes less than a millisecond; counting needs no lock.
+
+    Returns:
+        Plain numbers by the names in `docs/metrics.md`, with units in their names. Names are stable; a percentile is
+        absent before the first request. On other systems than Linux, those of the prefetcher are absent.
+
+    Example:
+        >>> import torchobj
+        >>> _ = torchobj.Store("memory://counted").put("key", b"value")
+        >>> torchobj.metrics()["torchobj.requests.put.ok"] >= 1
+        True
+    """
+    found = _torchobj.request_stats()
+    values = {
+        f"{REQUESTS.name}.{operation}.{outcome}": count
+        for operation, counts in found["requests"].items()
+        for outcome, count in zip(found["outcomes"], counts, strict=True)
+    }
+    values |= {metric.name: found[metric.source] for metric in OF_REQUESTS}
+    for name, source in DURATIONS.items():
+        count, total_s, percentiles = found[source]
+        values |= {f"{name}.{COUNT}": count, f"{name}.{SUM}": total_s}
+        for percentile, value_s in zip(PERCENTILES, percentiles, strict=True):
+            if value_s is not None:
+                values[f"{name}.{percentile}"] = value_s
+    if sys.platform == "linux":
+        of_prefetcher = _torchobj.prefetch_stats()
+        values |= {metric.name: of_prefetcher.get(metric.source, 0) for metric in OF_PREFETCHER}
+    return values
