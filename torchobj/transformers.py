@@ -1,4 +1,6 @@
-"""Look-ahead for the Trainer of transformers, which builds its loaders itself. Needs transformers installed."""
+"""Callbacks for the Trainer of transformers: look-ahead for the loaders that it builds, and logs of its waiting times.
+Needs transformers installed.
+"""
 
 import itertools
 import logging
@@ -12,6 +14,7 @@ from torchobj.datasets import lookahead_warning
 from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
 from torchobj.loader._attach import attach_torch_loader, torch_loader_of
+from torchobj.loader.loader import AnnouncingLoader
 from torchobj.loader.lookahead import Lookahead, LookaheadIterator
 from torchobj.loader.sampler_state import innermost
 from torchobj.urls import shown_url
@@ -23,7 +26,7 @@ except ImportError as error:
         f"torchobj.transformers.LookaheadCallback needs transformers ({error}): pip install 'torchobj[transformers]'"
     ) from error
 
-__all__ = ["LookaheadCallback"]
+__all__ = ["LoaderLogCallback", "LookaheadCallback"]
 
 logger = logging.getLogger("torchobj")
 
@@ -89,6 +92,31 @@ class LookaheadCallback(TrainerCallback):
         self._evaluated, self._rest = None, iter(())
 
     on_predict = on_evaluate
+
+
+class LoaderLogCallback(TrainerCallback):
+    """Logs the figures of `DataLoader.log` for the training loader, whenever the Trainer logs.
+
+    The loader must be attached: add it after a `LookaheadCallback`.
+
+    Args:
+        trainer: The Trainer, whose `log` reports to its log history and to TensorBoard, Weights & Biases and others.
+        ranks: As for `DataLoader.log`: all ranks compare their waiting time in each record.
+
+    Example:
+        ```python
+        trainer = Trainer(..., callbacks=[LookaheadCallback()])
+        trainer.add_callback(LoaderLogCallback(trainer))
+        ```
+    """
+
+    def __init__(self, trainer: Any, *, ranks: bool = False) -> None:
+        self._trainer, self._ranks = trainer, ranks
+
+    def on_step_end(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:  # noqa: ARG002  transformers' signature
+        """Logs the figures since the previous record."""
+        if control.should_log and isinstance(loader := torch_loader_of(train_dataloader), AnnouncingLoader):
+            self._trainer.log(loader.log(state.global_step, ranks=self._ranks))
 
 
 def _rest_of(loader: Any) -> Iterator[Any]:

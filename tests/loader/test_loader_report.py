@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torchobj
+from tests.support import ranks
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.map import ObjectMapDataset
 from torchobj.datasets.wrappers import max_in_flight_of
@@ -324,3 +325,27 @@ def test_one_rank_is_the_slowest(folder):
     assert found["torchobj.exposed.slowest.rank"] == 0
     assert found["torchobj.exposed.slowest.share"] == found["torchobj.exposed.share"]
     assert "Of 1 rank, rank 0 waited longest" in loader.report()
+
+
+def sleeps_on_rank_1(reader):
+    threading.Event().wait(0.01 * torch.distributed.get_rank())
+    return key_of(reader)
+
+
+def compare_ranks(rank, folder):
+    torch.distributed.init_process_group("gloo")
+    data = ObjectMapDataset(f"file://{folder}/", transform=sleeps_on_rank_1)
+    loader = torchobj.DataLoader(data, batch_size=8)
+    for _ in loader:
+        # The training step.
+        threading.Event().wait(0.05)
+    values = loader.log(COUNT // 8, ranks=True)
+    return values["torchobj.exposed.slowest.rank"], loader.report()
+
+
+def test_the_slowest_rank_and_its_cause_are_named_on_each_rank(folder):
+    found = ranks.run_ranks(compare_ranks, folder)
+    assert [slowest for slowest, _ in found] == [1, 1]
+    for _, said in found:
+        assert "Of 2 ranks, rank 1 waited longest" in said
+        assert "mostly for decoding." in said
