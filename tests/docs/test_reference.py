@@ -26,6 +26,7 @@ MODULES = [
     "torchobj.lightning",
     "torchobj.loader",
     "torchobj.manifest",
+    "torchobj.otel",
     "torchobj.shards",
     "torchobj.store",
     "torchobj.transformers",
