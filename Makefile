@@ -51,7 +51,7 @@ endef
 # make 3.81, that of macOS, mixes the output of what runs side by side.
 TOGETHER := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: help demo check test lint rust py servers unit strict matrix bench plots faults docs docs-links wheel build venv format hooks clean
+.PHONY: help demo check test lint rust py servers unit strict matrix bench plots faults soak docs docs-links wheel build venv format hooks clean
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -172,6 +172,10 @@ plots: venv ## Pictures of what the benchmarks measured, for the documentation
 
 faults: build venv ## Every operation under every fault: correct bytes or a typed error, and the delay
 	$(PY) benchmarks/faults.py
+
+DURATION ?= 600
+soak: build venv ## A process under faults for DURATION seconds: memory, descriptors, threads and sockets
+	$(PY) benchmarks/soak.py --duration $(DURATION)
 
 docs: build venv ## The documentation in build/docs: HTML, Markdown and llms.txt; warnings are errors
 	$(PY) -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs

@@ -34,13 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import Clients, JobError, Program
 from benchmarks.harness.fault_kinds import NO_FAULTS, Kind, Script, kinds
-from benchmarks.harness.fault_operations import OPERATIONS, Location, Outcome, attempt, prepare
+from benchmarks.harness.fault_operations import OPERATIONS, Location, Outcome, attempt, prepare, served
 from benchmarks.harness.report import aligned
 from benchmarks.lab.objects import MIB
 from benchmarks.lab.progress import progress
-from tests.servers import launch
-from tests.support.credential_providers import FixedToken
-from torchobj import AdvancedOptions, GCSOptions, S3Options, StoreConfig
+from torchobj import AdvancedOptions
 
 #: Number of servers, and of concurrent cells: most of a cell's time is spent waiting.
 _SERVERS = 4
@@ -55,14 +53,14 @@ _MIXED = ("get_many", "loader map", "loader iter")
 _ROUNDS = 3
 
 #: Short timeouts, so that stalls take seconds; and the smallest parts that S3 allows.
-_SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "part_bytes": 5 * MIB,
     "advanced": AdvancedOptions(whole_below_bytes=5 * MIB, connect_timeout_s=1.0),
     "first_byte_timeout_s": 1.0,
     "idle_timeout_s": 1.0,
     "retry_timeout_s": 20.0,
 }
-_EVERY_REQUEST = _SETTINGS | {"max_attempts": 3, "retry_timeout_s": 3.0}
+_EVERY_REQUEST = SETTINGS | {"max_attempts": 3, "retry_timeout_s": 3.0}
 _MIXED_SETTINGS: dict[str, Any] = {"first_byte_timeout_s": 2.0, "idle_timeout_s": 2.0, "retry_timeout_s": 60.0}
 
 
@@ -112,14 +110,7 @@ class Bench:
 def _bench(pools: Sequence[Clients], objects: int, scheme: str) -> Iterator[Bench]:
     """Starts a server of a provider with the objects to read for each of the fork servers."""
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(launch.start("strict" if scheme == "s3" else "strict-gcs")) for _ in pools]
-        locations = []
-        for server in servers:
-            assert server.control is not None, "the strict server has one"
-            os.environ |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
-            gcs = GCSOptions(endpoint_url=server.endpoint, credential_provider=FixedToken(server.token or ""))
-            config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, region=server.region), gcs=gcs)
-            locations.append(Location(server.endpoint, server.control, config, objects, scheme, server.token))
+        locations = [stack.enter_context(served(scheme, objects)) for _ in pools]
         jobs = [functools.partial(prepare, location) for location in locations]
         with ThreadPoolExecutor(len(pools)) as threads:
             list(threads.map(lambda pool, job: pool.run("", job, _MIXED_LIMIT_S), pools, jobs))
@@ -263,7 +254,7 @@ def main() -> int:
         for scheme in [given.provider] if given.provider else ["s3", "gs"]:
             if given.skip != "table":
                 bench = stack.enter_context(_bench(pools, _OBJECTS, scheme))
-                for share, settings in ((_SHARE, _SETTINGS), (1.0, _EVERY_REQUEST)):
+                for share, settings in ((_SHARE, SETTINGS), (1.0, _EVERY_REQUEST)):
                     table = Table(scheme, share, settings, given.seed)
                     table.run(functools.partial(_wanted, given.only, given.without), bench)
                     print(table.text(), "", sep="\n", flush=True)

@@ -1,4 +1,4 @@
-"""The operations of `faults.py`, and checks of their bytes. Each runs in its own process.
+"""The operations of `faults.py` and `soak.py`, and checks of their bytes.
 
 A server is prepared once; an operation is timed under faults. Afterwards, without faults, what was written is read back
 by plain HTTP.
@@ -6,12 +6,15 @@ by plain HTTP.
 
 import concurrent.futures
 import contextlib
+import functools
 import http.client
 import io
+import itertools
+import os
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -23,7 +26,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 import torchobj
 from benchmarks.harness.fault_kinds import Script
 from benchmarks.lab.objects import MIB, pieces
+from tests.servers import launch
 from tests.servers.strict.control import Control
+from tests.support.credential_providers import FixedToken
+from torchobj import GCSOptions, S3Options, StoreConfig
 from torchobj.checkpoint import CheckpointManager, StorageReader, StorageWriter
 
 BUCKET = "faults"
@@ -76,6 +82,17 @@ class Location:
             response = connection.getresponse()
             content = response.read()
             return None if response.status == 404 else content
+
+
+@contextlib.contextmanager
+def served(scheme: str, objects: int) -> Iterator[Location]:
+    """Starts the strict server of a provider, with public reads or its token in the location."""
+    with launch.start("strict" if scheme == "s3" else "strict-gcs") as server:
+        assert server.control is not None, "the strict servers have one"
+        os.environ |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
+        gcs = GCSOptions(endpoint_url=server.endpoint, credential_provider=FixedToken(server.token or ""))
+        config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, region=server.region), gcs=gcs)
+        yield Location(server.endpoint, server.control, config, objects, scheme, server.token)
 
 
 def small_body(name: str) -> bytes:
@@ -149,24 +166,33 @@ def _name_and_bytes(reader: Any) -> tuple[str, bytes]:
     return reader.key, bytes(reader)
 
 
-def _check_epoch(location: Location, dataset: Any, **order: Any) -> None:
-    seen = []
-    for batch in torchobj.DataLoader(dataset, batch_size=16, num_workers=2, collate_fn=list, **order):
-        for name, found in batch:
-            _same(found, name, small_body(name))
-            seen.append(name)
+def epoch(location: Location, kind: Any = torchobj.ObjectMapDataset, **order: Any) -> torchobj.DataLoader[Any]:
+    """A loader of the names and bytes of the small objects."""
+    dataset = kind(f"{location.url}/{_SMALL}", config=location.config, transform=_name_and_bytes)
+    return torchobj.DataLoader(dataset, batch_size=16, num_workers=2, collate_fn=list, **order)
+
+
+def checked(batch: list[tuple[str, bytes]]) -> list[str]:
+    """The names of a batch, whose bytes are compared."""
+    for name, found in batch:
+        _same(found, name, small_body(name))
+    return [name for name, _ in batch]
+
+
+def check_names(location: Location, batches: Iterable[list[str]]) -> None:
+    """Raises an error unless each small object is in the batches once."""
+    seen = list(itertools.chain.from_iterable(batches))
     if sorted(seen) != location.names():
         raise WrongBytesError(f"{len(seen)} samples, {len(set(seen))} different, of {location.objects} objects")
 
 
 def _loader_map(location: Location) -> None:
-    url, read = f"{location.url}/{_SMALL}", {"config": location.config, "transform": _name_and_bytes}
-    _check_epoch(location, torchobj.ObjectMapDataset(url, **read), shuffle=True)
+    check_names(location, map(checked, epoch(location, shuffle=True)))
 
 
 def _loader_iterable(location: Location) -> None:
-    url, read = f"{location.url}/{_SMALL}", {"config": location.config, "transform": _name_and_bytes}
-    _check_epoch(location, torchobj.ObjectIterableDataset(url, **read, enable_sharding=True))
+    iterable = functools.partial(torchobj.ObjectIterableDataset, enable_sharding=True)
+    check_names(location, map(checked, epoch(location, iterable)))
 
 
 def _list(location: Location) -> None:
