@@ -4,17 +4,22 @@
 `python -m tests.tools requirements [extra]` prints the requirements of the package, with those of one extra or of all.
 `python -m tests.tools cargo-deny` checks licences, bans and sources; it builds cargo-deny once, into the cache.
 `python -m tests.tools pyright` checks the types of the examples and public names; it is installed once, into the cache.
+`python -m tests.tools licenses` collects the licences of the crates that are linked into the extension, for the wheel.
 `python -m tests.tools wheel` builds a manylinux wheel into `dist/` and tries it where there is neither compiler nor Rust.
 """
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
+import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 from tests.servers.install import cache_directory
 
@@ -23,6 +28,9 @@ CACHE = cache_directory()
 
 CARGO_DENY = "0.20.2"
 PYRIGHT = "1.1.414"
+
+#: The licences of the crates. `license-files` of pyproject.toml puts it beside LICENSE into the wheel.
+THIRD_PARTY = ROOT / "LICENSE-THIRD-PARTY.txt"
 
 #: The oldest glibc that the wheel supports: that of Debian 10, RHEL 8 and Ubuntu 20.04.
 MANYLINUX = "manylinux_2_28"
@@ -70,14 +78,50 @@ def pyright() -> None:
     subprocess.run([*command, "examples", "tests/typing"], cwd=ROOT, env=environment, check=True)
 
 
+def crates() -> list[dict[str, Any]]:
+    """Returns the packages of cargo that the extension is made of on this machine, without our own."""
+    version = subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True).stdout
+    host = version.partition("host: ")[2].split()[0]
+    command = ["cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", host]
+    found = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+    packages = {package["id"]: package for package in found["packages"]}
+    needs = {
+        node["id"]: [need["pkg"] for need in node["deps"] if any(kind["kind"] is None for kind in need["dep_kinds"])]
+        for node in found["resolve"]["nodes"]
+    }
+    ids: set[str] = set()
+    new = [id_ for id_, package in packages.items() if package["name"] == "torchobj-python"]
+    while new:
+        ids.add(id_ := new.pop())
+        new += [need for need in needs[id_] if need not in ids]
+    return sorted((packages[id_] for id_ in ids if packages[id_]["source"]), key=lambda package: package["name"])
+
+
+def licenses() -> None:
+    """Writes the licences of the crates, each text once, after the crates that it applies to."""
+    texts: dict[str, tuple[str, list[str]]] = {}
+    for package in crates():
+        folder, title = Path(package["manifest_path"]).parent, f"{package['name']} {package['version']}"
+        # Also those of C sources that a crate contains.
+        files = [file for pattern in ("*", "*/*") for file in sorted(folder.glob(pattern)) if file.is_file()]
+        files = [file for file in files if re.match(r"(un)?licen[cs]e|copying|notice", file.name, re.IGNORECASE)]
+        named = [file.read_text(errors="replace").strip() for file in files if file.suffix not in (".py", ".rs")]
+        for text in named or [f"{package['license']}, {package['repository']}; it has no file with the text"]:
+            texts.setdefault(" ".join(text.split()), (text, []))[1].append(title)
+    sections = (f"{', '.join(sorted(set(titles)))}\n\n{text}\n" for text, titles in texts.values())
+    THIRD_PARTY.write_text(f"\n{'=' * 80}\n\n".join(["The extension module contains these crates.\n", *sections]))
+
+
 def wheel() -> None:
     """Builds a manylinux wheel and tests it."""
+    licenses()
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     maturin = [sys.executable, "-m", "maturin", "build", "--out", "dist", "--zig"]
     # The linker, zig, is a package of the same environment.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run([*maturin, "--compatibility", MANYLINUX], cwd=ROOT, env=environment, check=True)
     [built] = (ROOT / "dist").glob("*.whl")
+    assert any(name.endswith(THIRD_PARTY.name) for name in zipfile.ZipFile(built).namelist()), "it has no licences"
     print(f"built {built.relative_to(ROOT)}, {built.stat().st_size / 1e6:.1f} MB")
     with tempfile.TemporaryDirectory() as folder:
         try_wheel(built, Path(folder))
@@ -106,4 +150,4 @@ if __name__ == "__main__":
     elif sys.argv[1] == "requirements":
         print(*requirements(*sys.argv[2:]), sep="\n")
     else:
-        {"cargo-deny": cargo_deny, "pyright": pyright, "wheel": wheel}[sys.argv[1]]()
+        {"cargo-deny": cargo_deny, "licenses": licenses, "pyright": pyright, "wheel": wheel}[sys.argv[1]]()
