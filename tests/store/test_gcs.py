@@ -273,6 +273,15 @@ def test_objects_are_uploaded_without_permission_to_delete(gcs_bucket, store, gc
     assert (gcs_bucket.keys(), store.head("k").size) == (["k"], 20 << 20)
 
 
+def test_an_error_with_status_200_is_not_an_empty_listing(gcs_bucket, gcs_control, store):
+    gcs_bucket.write("k", b"1")
+    gcs_control.faults({"operation": "ListObjects", "times": 1, "action": {"error_in_200": "backendError"}})
+    assert [info.key for info in store.list()] == ["k"]
+    gcs_control.faults({"operation": "ListObjects", "action": {"error_in_200": "backendError"}})
+    with pytest.raises(exceptions.StoreError, match="an error with status 200"):
+        list(store.list())
+
+
 def test_a_bucket_that_does_not_exist_is_not_found(gcs_bucket):
     store = Store(f"{gcs_bucket.url}-missing", config=gcs_bucket.config)
     for call in (lambda: store.put("k", b"x"), lambda: list(store.list())):

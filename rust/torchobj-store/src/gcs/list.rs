@@ -1,12 +1,14 @@
 //! Lists objects and buckets.
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use torchobj_core::error::{Operation, Result};
 use torchobj_core::types::{ListPage, ListRequest, Payload};
 
 use super::parts;
 use super::request::Bucket;
 use super::resource::Resource;
+use crate::http::Request;
 
 /// Maximum number of entries of a page (JSON API reference, "Objects: list").
 const MAX_ENTRIES: u32 = 1000;
@@ -18,6 +20,8 @@ pub(super) struct Page {
     pub(super) items: Vec<Resource>,
     prefixes: Vec<String>,
     next_page_token: Option<String>,
+    /// That of an error with status 200. Every other field may be missing, as in an empty page.
+    error: Option<IgnoredAny>,
 }
 
 impl Page {
@@ -68,7 +72,7 @@ impl Bucket {
         let query: Vec<_> = query.into_iter().flatten().collect();
         let (operation, payload) = (Operation::ListBuckets, Payload::default());
         let path = b"storage/v1/b".to_vec();
-        let page: Page = self.json(&self.request(operation, "GET", None, path, &query, Vec::new(), &payload)).await?;
+        let page = self.checked_page(&self.request(operation, "GET", None, path, &query, Vec::new(), &payload)).await?;
         let continuation = page.continuation();
         let entries = page.items.into_iter().map(Resource::into_entry).collect();
         Ok(ListPage { entries, prefixes: Vec::new(), continuation })
@@ -78,6 +82,16 @@ impl Bucket {
     pub(super) async fn page(&self, operation: Operation, prefix: &str, query: &[(&str, &str)]) -> Result<Page> {
         let payload = Payload::default();
         let request = self.request(operation, "GET", Some(prefix), self.path("/o", ""), query, Vec::new(), &payload);
-        self.json(&request).await
+        self.checked_page(&request).await
+    }
+
+    async fn checked_page(&self, request: &Request<'_>) -> Result<Page> {
+        let page: Page = self.json(request).await?;
+        match page.error {
+            Some(_) => {
+                Err(self.protocol(request.operation, request.key.unwrap_or_default(), "an error with status 200"))
+            }
+            None => Ok(page),
+        }
     }
 }
