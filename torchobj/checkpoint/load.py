@@ -29,6 +29,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.store.file_objects import open_reader, store_of
 from torchobj.store.transfers import ByteProgress, ProgressOption, counters_to
+from torchobj.telemetry.ranges import profiled
 
 __all__ = ["is_switched_on", "load", "load_counted"]
 
@@ -43,6 +44,7 @@ def is_switched_on(name: str) -> bool:
     return os.environ.get(name, "0").lower() in ("1", "y", "yes", "true")
 
 
+@profiled("torchobj.load")
 def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     url: str,
     map_location: MapLocation = None,

@@ -15,6 +15,7 @@ from torchobj.store.conditions import check_condition
 from torchobj.store.file_objects import NO_ATTRIBUTES, ObjectWriter, store_of
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress, ProgressOption, counters_to
+from torchobj.telemetry.ranges import profiled
 
 __all__ = ["SavedObject", "save"]
 
@@ -31,6 +32,7 @@ class SavedObject(NamedTuple):
     """The store's version of the object: on S3 the ETag."""
 
 
+@profiled("torchobj.save")
 def save(
     obj: Any,
     url: str,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torchobj.datasets.shared_values import SharedSums
+from torchobj.telemetry.ranges import profiled
 
 #: What the loop waits for, in the order of `Exposed`.
 CAUSES = ("store", "budget", "decode", "collate", "startup")
@@ -113,7 +114,8 @@ class TimedCollate:
         between_ns = 0 if self._cpu_ns is None else time.thread_time_ns() - self._cpu_ns
         began_ns = time.perf_counter_ns()
         try:
-            return self._collate_fn(samples)
+            with profiled("torchobj.collate"):
+                return self._collate_fn(samples)
         finally:
             self._sums.add(time.perf_counter_ns() - began_ns, between_ns)
             if self._in_worker:

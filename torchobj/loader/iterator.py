@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterable_state import BatchWithState, IterablePass
 from torchobj.loader.sampler_state import PassPosition
+from torchobj.telemetry.ranges import profiled
 
 
 def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool) -> int:
@@ -89,7 +90,8 @@ class MeteredIterator(Iterator[Any]):
     def __next__(self) -> Any:
         requested_at = time.perf_counter()
         try:
-            batch = self._next()
+            with profiled("torchobj.next_batch"):
+                batch = self._next()
         except StopIteration:
             if self._ends_workers and self._started is None:
                 self._started = requested_at
