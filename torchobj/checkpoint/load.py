@@ -44,7 +44,6 @@ def is_switched_on(name: str) -> bool:
     return os.environ.get(name, "0").lower() in ("1", "y", "yes", "true")
 
 
-@profiled("torchobj.load")
 def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     url: str,
     map_location: MapLocation = None,
@@ -102,6 +101,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     return loaded
 
 
+@profiled("torchobj.load")
 def load_counted(  # noqa: PLR0917  as `load`
     url: str,
     map_location: MapLocation,
