@@ -35,6 +35,14 @@ impl Account {
             let message = "endpoint_url, or its environment variable: must have no user, password, query or fragment";
             return Err(misconfigured(message));
         }
+        let has_scheme = |url: &String| url.starts_with("https://") || url.starts_with("http://");
+        if let Some(url) = environment.endpoint_url.as_ref().filter(|url| !has_scheme(url)) {
+            let message = format!(
+                "endpoint_url, or its environment variable: {:?} must begin with https:// or http://",
+                sanitize(url, 200)
+            );
+            return Err(misconfigured(&message));
+        }
         let mut params = Params::builder().region(region);
         params = params
             .set_bucket((!bucket.is_empty()).then(|| bucket.to_owned()))
@@ -45,10 +53,6 @@ impl Account {
         let params = params.build().map_err(|error| refuse(&error))?;
         let endpoint = DefaultResolver::new().resolve_endpoint(&params).await.map_err(|error| refuse(&error))?;
         let uri: Uri = endpoint.url().parse().map_err(|error| refuse(&error))?;
-        if !matches!(uri.scheme_str(), Some("https" | "http")) {
-            let message = format!("endpoint_url={}: must begin with https:// or http://", endpoint.url());
-            return Err(misconfigured(&message));
-        }
         let host = uri.host().ok_or_else(|| refuse(&"the endpoint has no host"))?.to_owned();
         // For a bucket whose name is not valid in a host name, the rules ignore the setting and use the path.
         if self.config.addressing == Addressing::Virtual && !host.starts_with(bucket) {

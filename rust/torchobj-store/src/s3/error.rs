@@ -57,7 +57,10 @@ pub(super) fn kind_of(operation: Operation, status: u16, code: Option<&str>) -> 
         Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired") => {
             return ErrorKind::ExpiredCredentials;
         }
-        Some("InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidToken" | "InvalidSecurity") => {
+        // The second is what versitygw returns, with status 404.
+        Some(
+            "InvalidAccessKeyId" | "XAdminUserNotFound" | "SignatureDoesNotMatch" | "InvalidToken" | "InvalidSecurity",
+        ) => {
             return ErrorKind::Credentials;
         }
         Some("AuthorizationHeaderMalformed" | "PermanentRedirect" | "IllegalLocationConstraintException") => {
@@ -79,7 +82,7 @@ pub(super) fn hint(operation: Operation, kind: ErrorKind, code: Option<&str>) ->
         }
         (ErrorKind::AccessDenied, _) => Some("the credentials do not have permission for this operation"),
         (ErrorKind::Credentials, Some("SignatureDoesNotMatch")) => Some("check the secret access key"),
-        (ErrorKind::Credentials, Some("InvalidAccessKeyId")) => {
+        (ErrorKind::Credentials, Some("InvalidAccessKeyId" | "XAdminUserNotFound")) => {
             Some("check that the access key belongs to this endpoint")
         }
         (ErrorKind::NoBucket, _) => Some("check the bucket's name and the endpoint"),
