@@ -188,14 +188,14 @@ def _stalls(chosen: Sequence[Kind]) -> dict[str, float]:
     return {kind.name: _MIXED_SETTINGS[kind.stall] for kind in chosen if kind.stall}
 
 
-def _drawn(without: Sequence[str]) -> list[Kind]:
+def _drawn(without: Sequence[str], scheme: str) -> list[Kind]:
     """Returns the kinds of the mixed runs: those after which a retry succeeds."""
-    return [kind for kind in kinds("") if kind.transient and kind.name not in without]
+    return [kind for kind in kinds("") if kind.is_retried(scheme) and kind.name not in without]
 
 
-def _mixed(bench: Bench, seed: int, without: Sequence[str]) -> Iterator[Mixed]:
+def _mixed(bench: Bench, seed: int, without: Sequence[str], scheme: str) -> Iterator[Mixed]:
     """Runs each operation without faults, and with them."""
-    chosen = _drawn(without)
+    chosen = _drawn(without, scheme)
     stalls, names = sum(_stalls(chosen).values()), tuple(kind.name for kind in chosen)
 
     def once(name: str, script: Script = NO_FAULTS) -> Outcome:
@@ -214,7 +214,7 @@ def _mixed(bench: Bench, seed: int, without: Sequence[str]) -> Iterator[Mixed]:
 
 
 def mixed_text(runs: Sequence[Mixed], objects: int, without: Sequence[str], scheme: str) -> str:
-    chosen = _drawn(without)
+    chosen = _drawn(without, scheme)
     ends = ", ".join(f"{name}: {timeout_s:g} s" for name, timeout_s in _stalls(chosen).items())
     settings = ", ".join(f"{name}={value:g}" for name, value in _MIXED_SETTINGS.items())
     title = (
@@ -265,7 +265,9 @@ def main() -> int:
                     }
             if given.skip != "mixed":
                 runs = list(
-                    _mixed(stack.enter_context(_bench(pools[:1], given.objects, scheme)), given.seed, given.without)
+                    _mixed(
+                        stack.enter_context(_bench(pools[:1], given.objects, scheme)), given.seed, given.without, scheme
+                    )
                 )
                 print(mixed_text(runs, given.objects, given.without, scheme), "", sep="\n", flush=True)
                 failures += [f"mixed {scheme} {run.row()}\n    {run.outcome.text}" for run in runs if not run.kept]

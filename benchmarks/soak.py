@@ -109,7 +109,6 @@ def main() -> int:
     given = program.start()
     torchobj.set_memory_budget(_BUDGET_BYTES)
     wanted = [name for name in OPERATIONS if not given.only or any(word in name for word in given.only)]
-    names = tuple(kind.name for kind in kinds("") if kind.transient)
     generator, failures, ended = random.Random(given.seed), list[str](), Counter[str]()
     sampled: list[list[list[float]]] = [[], [], [], []]
     with contextlib.ExitStack() as stack:
@@ -120,6 +119,7 @@ def main() -> int:
         began_s = time.monotonic()
         while time.monotonic() - began_s < given.duration:
             name, location = generator.choice(wanted), generator.choice(locations)
+            names = tuple(kind.name for kind in kinds("") if kind.is_retried(location.scheme))
             # A hang ends the process with 1 and the stacks of its threads.
             faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
             outcome = attempt(name, location, Script(names, _SHARE, generator.randrange(1 << 20)))

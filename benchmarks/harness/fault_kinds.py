@@ -22,6 +22,12 @@ class Kind:
     """The timeout that ends it, if the fault is a stall or slow."""
     transient: bool = True
     """Whether a retry of the same request succeeds, which it does not after a final response."""
+    s3_only: bool = False
+    """Whether only S3 has this response: elsewhere it is final."""
+
+    def is_retried(self, scheme: str) -> bool:
+        """Whether a request is retried after it."""
+        return self.transient and (scheme == "s3" or not self.s3_only)
 
 
 def kinds(endpoint: str) -> list[Kind]:
@@ -37,7 +43,7 @@ def kinds(endpoint: str) -> list[Kind]:
         Kind("503, Retry-After: 1", {"status": 503, "headers": wait}),
         Kind("429, Retry-After: 0", {"status": 429, "code": "TooManyRequests", "headers": {"Retry-After": "0"}}),
         Kind("503 before the body", {"early_response": 503}),
-        Kind("400 RequestTimeout", {"status": 400, "code": "RequestTimeout"}),
+        Kind("400 RequestTimeout", {"status": 400, "code": "RequestTimeout"}, s3_only=True),
         Kind("403 clock skew", {"status": 403, "code": "RequestTimeTooSkewed"}, transient=False),
         Kind("200 with an error", {"error_in_200": "InternalError"}),
         Kind("200, error as object", {"replace_body": _ERROR_XML}),
