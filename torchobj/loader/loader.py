@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import multiprocessing
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from torchobj.datasets.decoders import import_decoders
 from torchobj.datasets.memory_budget import prefetcher_is_refused
 from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_flight_of, object_finder, prepare_workers
 from torchobj.exceptions import ConfigError
+from torchobj.loader import page
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iterable_position, resume
 from torchobj.loader.iterator import LoaderIterator, Progress
@@ -29,6 +31,7 @@ from torchobj.loader.report import report
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.sampler_state import check, drawing_from_a_copy, in_batches, state_between_passes, state_of
 from torchobj.loader.stats import LoaderStats, Meter
+from torchobj.loader.timeline import charts
 from torchobj.loader.view import starting_with
 
 __all__ = ["AnnouncingLoader", "DataLoader"]
@@ -163,15 +166,25 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         """
         return self._meter.log(step, self.num_workers, ranks=ranks)
 
-    def report(self) -> str:
-        """Short sentences, each on a line: what was done, what limits the loader, and what to change."""
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Short sentences, each on a line: what was done, what limits the loader, and what to change.
+
+        Args:
+            path: A local file that receives them with charts of the run, from at most 500 samples: waiting, throughput,
+                requests, memory and latency over the time within epochs. `.html` is a page that loads nothing else,
+                `.png` a picture, which needs matplotlib. An existing file is replaced. None: no file.
+
+        Raises:
+            ConfigError: Another ending, or matplotlib is not installed.
+            OSError: The file cannot be written.
+        """
         sampler = self._index_sampler
         unread = None
         if prefetcher_is_refused():
             unread = "the system refused the shared memory for it (see the log)"
         elif isinstance(sampler, Lookahead) and sampler.find_objects is None:
             unread = self._reason_unread(sampler.sampler)
-        return report(
+        text = report(
             self.stats(),
             unread,
             max_in_flight_of(self.dataset),
@@ -179,6 +192,9 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
             persistent_workers=self.persistent_workers,
             slowest=self._meter.slowest,
         )
+        if path is not None:
+            page.write(path, f"Loader of {type(self.dataset).__name__}", text, charts(self._meter.timeline.samples))
+        return text
 
     def _reason_unread(self, sampler: Any) -> str:
         """The reason why the samples of `sampler` are not read ahead."""

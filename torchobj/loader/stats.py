@@ -15,6 +15,7 @@ import torch.distributed
 from torchobj import _torchobj
 from torchobj.datasets import shared_values
 from torchobj.loader.exposed import CAUSES, SlowestRank, TimedCollate, Totals
+from torchobj.loader.timeline import Sample, Timeline
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,6 +155,7 @@ class Meter:
         self._logged: tuple[int | None, Totals] = None, Totals()
         #: That of the last call of `log` with `ranks=True`.
         self.slowest: SlowestRank | None = None
+        self.timeline = Timeline()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Meter, ()
@@ -213,11 +215,18 @@ class Meter:
             self._elapsed_s += now - min(since, started)
         self._batches += samples > 0
         self._samples += samples
+        if self._elapsed_s >= self.timeline.due_s:
+            self.timeline.add(
+                Sample(self._elapsed_s, self._waited_s, self._startup_s, self._samples, self._prefetch_stats())
+            )
         return now
+
+    def _prefetch_stats(self) -> dict[str, Any]:
+        return _torchobj.prefetch_stats(self.loader) if _COUNTED else {}
 
     def stats(self, workers: int) -> LoaderStats:
         """The statistics so far."""
-        found = _torchobj.prefetch_stats(self.loader) if _COUNTED else {}
+        found = self._prefetch_stats()
         elapsed_s, totals = self._elapsed_s, self._totals(found)
         exposed = totals.exposed(workers)
 
@@ -271,7 +280,7 @@ class Meter:
 
     def log(self, step: int, workers: int, *, ranks: bool) -> dict[str, float]:
         """The figures since the previous call, as `DataLoader.log` returns them."""
-        totals = self._totals(_torchobj.prefetch_stats(self.loader) if _COUNTED else {})
+        totals = self._totals(self._prefetch_stats())
         logged_step, logged = self._logged
         self._logged = step, totals
         new = totals.since(logged)

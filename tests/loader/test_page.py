@@ -1,0 +1,105 @@
+"""The page of a run: its samples, its charts, and the file that is written."""
+
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+import torchobj
+from torchobj.loader.timeline import MAX_SAMPLES, Sample, Timeline, charts
+
+
+def sample(at, **found):
+    return Sample(elapsed_s=at, waited_s=at / 4, startup_s=0.0, samples=int(10 * at), found=found)
+
+
+def test_a_run_of_any_length_has_a_few_hundred_samples():
+    timeline = Timeline()
+    for tenth in range(100_000):
+        if tenth / 10 >= timeline.due_s:
+            timeline.add(sample(tenth / 10))
+    assert MAX_SAMPLES / 2 <= len(timeline.samples) <= MAX_SAMPLES
+    times = [each.elapsed_s for each in timeline.samples]
+    assert times == sorted(times)
+    assert times[0] == 0
+    assert times[-1] > 9_900
+
+
+def test_charts_have_rates_and_current_values():
+    found = {
+        chart.title: chart
+        for chart in charts([sample(0.0, bytes=0), sample(2.0, bytes=4_000_000, in_flight=3, first_byte_p50_s=0.02)])
+    }
+    assert found["Exposed data time"].lines["waiting for data"] == [25.0]
+    assert found["Samples"].lines["samples"] == [10.0]
+    assert found["Read from the store"].lines["bytes"] == [2.0]
+    assert found["Requests"].lines == {"in flight": [3], "limit": [None]}
+    assert found["Time to first byte, since the start"].lines["median"] == [20.0]
+
+
+@pytest.fixture
+def loader():
+    store = torchobj.Store("memory://page")
+    for number in range(64):
+        store.put(f"{number:02}", bytes(1000))
+    data = torchobj.ObjectMapDataset("memory://page/", transform=lambda reader: len(reader.read()))
+    loader = torchobj.DataLoader(data, batch_size=8)
+    assert len(list(loader)) == 8
+    return loader
+
+
+class Tags(HTMLParser):
+    """Counts tags, and collects what they load."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.loaded = {}, []
+
+    def handle_starttag(self, tag, attributes):
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.loaded += [value for name, value in attributes if name in ("src", "href")]
+
+
+def test_the_page_has_the_report_and_charts_and_loads_nothing(loader, tmp_path):
+    (tmp_path / "run.html").write_text("old")
+    said = loader.report(tmp_path / "run.html")
+    assert said == loader.report()
+    text = (tmp_path / "run.html").read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert (tags.counts["p"] >= len(said.splitlines()), tags.counts["section"], tags.loaded) == (True, 6, [])
+    assert tags.counts["svg"] >= 5
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"https?://|nan|inf\b", text)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
+
+
+def test_a_page_that_cannot_be_written_changes_nothing(loader, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        loader.report(tmp_path / "missing" / "run.html")
+    (tmp_path / "run.html").mkdir()
+    with pytest.raises(OSError, match=r"run\.html"):
+        loader.report(tmp_path / "run.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
+    with pytest.raises(torchobj.TorchobjError, match=r"must end in \.html or \.png"):
+        loader.report(tmp_path / "run.pdf")
+
+
+def test_a_loader_without_batches_has_a_page(tmp_path):
+    loader = torchobj.DataLoader([1], lookahead=0)
+    assert loader.report(tmp_path / "run.html") == "No batch was returned yet."
+    assert "Nothing was measured." in (tmp_path / "run.html").read_text()
+
+
+def test_a_picture_without_matplotlib_names_the_package(loader, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(torchobj.TorchobjError, match="pip install matplotlib"):
+        loader.report(tmp_path / "run.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_is_written_with_matplotlib(loader, tmp_path):
+    pytest.importorskip("matplotlib")
+    loader.report(tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
