@@ -1,6 +1,8 @@
 """A loader's statistics and report: what it did, and what limited it."""
 
+import concurrent.futures
 import dataclasses
+import multiprocessing
 import pickle
 import threading
 import time
@@ -349,3 +351,22 @@ def test_the_slowest_rank_and_its_cause_are_named_on_each_rank(folder):
     for _, said in found:
         assert "Of 2 ranks, rank 1 waited longest" in said
         assert "mostly for decoding." in said
+
+
+def read_in_a_budget(budget_bytes, url, config):
+    torchobj.set_memory_budget(budget_bytes)
+    loader = torchobj.DataLoader(ObjectMapDataset(url, config=config, transform=key_of), batch_size=4)
+    assert len(list(loader)) == 12
+    return loader.stats(), loader.report()
+
+
+def test_a_budget_that_is_smaller_than_a_batch_is_reported_and_not_the_store(bucket, control):
+    store = torchobj.Store(bucket.url, config=bucket.config)
+    for number in range(48):
+        store.put(f"{number:03}", bytes(300_000))
+    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.05}})
+    # The budget of a process cannot change: a child has one of its own.
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as child:
+        stats, said = child.submit(read_in_a_budget, 1 << 20, bucket.url, bucket.config).result()
+    assert stats.waited_for_budget_s > 0.5 * stats.waited_s
+    assert "The memory budget of 1 MiB is the limit." in said.splitlines()

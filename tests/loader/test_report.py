@@ -272,6 +272,7 @@ def test_waiting_for_objects_is_that_for_the_budget_if_memory_limited_the_reads(
     assert reads._replace(memory_limited=50, request_limited=30).exposed(0).budget == pytest.approx(4.0)
     assert reads._replace(memory_limited=50, request_limited=60).exposed(0).store == pytest.approx(4.0)
     assert reads._replace(memory_limited=5).exposed(0).store == pytest.approx(4.0)
+    assert reads._replace(over_budget=20).exposed(0).budget == pytest.approx(4.0)
 
 
 def test_statistics_have_flat_names_with_units():

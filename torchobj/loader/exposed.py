@@ -56,6 +56,7 @@ class Totals(NamedTuple):
     bytes: float = 0
     memory_limited: float = 0
     request_limited: float = 0
+    over_budget: float = 0
 
     def since(self, before: "Totals") -> "Totals":
         """The difference to an earlier moment."""
@@ -76,7 +77,9 @@ class Totals(NamedTuple):
         busy_s = reading_s + decoding_s + self.collating_s
         per_busy_s = self.waited_s / busy_s if busy_s else 0.0
         reading = per_busy_s * reading_s
-        is_by_budget = self.memory_limited_share >= max(self.request_limited_share, 0.1)
+        # Nothing is read ahead of a batch that exceeds the budget by itself, so that no read is limited by memory.
+        by_memory = self.memory_limited_share + self.over_budget / max(self.objects, 1)
+        is_by_budget = by_memory >= max(self.request_limited_share, 0.1)
         return Exposed(
             store=0.0 if is_by_budget else reading,
             budget=reading if is_by_budget else 0.0,

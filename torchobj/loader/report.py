@@ -181,11 +181,10 @@ def _budget(stats: LoaderStats) -> list[str]:
         change = f"Workers hold most of it: use fewer workers or a smaller prefetch_factor, or raise it by {raise_it}."
     else:
         change = f"Raise it to read further ahead: {raise_it}."
-    return [
-        f"The memory budget of {_size(stats.budget_bytes)} is the limit.",
-        f"After {stats.memory_limited_share:.0%} of the reads there was no memory for the next.",
-        change,
-    ]
+    limit = [f"The memory budget of {_size(stats.budget_bytes)} is the limit."]
+    if stats.memory_limited_share:
+        limit.append(f"After {stats.memory_limited_share:.0%} of the reads there was no memory for the next.")
+    return [*limit, change]
 
 
 def _network(stats: LoaderStats, max_in_flight: int | None) -> list[str]:

@@ -276,6 +276,7 @@ class Meter:
             bytes=found.get("bytes", 0),
             memory_limited=found.get("memory_limited", 0),
             request_limited=found.get("request_limited", 0),
+            over_budget=found.get("over_budget", 0),
         )
 
     def log(self, step: int, workers: int, *, ranks: bool) -> dict[str, float]:
