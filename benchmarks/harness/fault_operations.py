@@ -162,13 +162,15 @@ def _get_many(location: Location) -> None:
         _same(found, name, small_body(name))
 
 
-def _name_and_bytes(reader: Any) -> tuple[str, bytes]:
+def name_and_bytes(reader: Any) -> tuple[str, bytes]:
     return reader.key, bytes(reader)
 
 
-def epoch(location: Location, kind: Any = torchobj.ObjectMapDataset, **order: Any) -> torchobj.DataLoader[Any]:
+def epoch(
+    location: Location, kind: Any = torchobj.ObjectMapDataset, transform: Any = name_and_bytes, **order: Any
+) -> torchobj.DataLoader[Any]:
     """A loader of the names and bytes of the small objects."""
-    dataset = kind(f"{location.url}/{_SMALL}", config=location.config, transform=_name_and_bytes)
+    dataset = kind(f"{location.url}/{_SMALL}", config=location.config, transform=transform)
     return torchobj.DataLoader(dataset, batch_size=16, num_workers=2, collate_fn=list, **order)
 
 

@@ -48,7 +48,8 @@ def report(
     startup = _startup(stats, start_method, persistent_workers=persistent_workers)
     measured_s = stats.elapsed_s - stats.startup_s
     if unread is None and measured_s < _MIN_MEASURED_S:
-        limit = [f"{measured_s:.1f} s are too short to tell what limits the loader: read for {_MIN_MEASURED_S:.0f} s."]
+        measured = f"{measured_s:.1f} s without the start of workers"
+        limit = [f"{measured} are too short to tell what limits the loader: {_MIN_MEASURED_S:.0f} s are needed."]
     else:
         limit = _limit(stats, unread, max_in_flight)
     return "\n".join([*_done(stats), *startup, *limit, *_slowest(slowest), *_failures(stats)])
@@ -94,7 +95,7 @@ def _slowest(slowest: SlowestRank | None) -> list[str]:
 def _startup(stats: LoaderStats, start_method: str, *, persistent_workers: bool) -> list[str]:
     if not _startup_is_long(stats):
         return []
-    took = f"Starting and stopping workers took {stats.startup_s:.1f} s of that"
+    took = f"Starting and stopping workers took {stats.startup_s:.1f} of the {stats.elapsed_s:.1f} s"
     lines = [f"{took}, once for all epochs." if persistent_workers and start_method != "spawn" else f"{took}."]
     if not persistent_workers:
         lines.append("persistent_workers=True starts them once for all epochs.")
