@@ -235,13 +235,13 @@ class Unanswered(ranks.Ranks):
 
 def test_a_rank_that_stops_after_the_commit_does_not_fail_the_save(url, bucket, caplog):
     manager = CheckpointManager(url, config=bucket.config)
-    pending = manager._pending(ranks.Ranks(), 1, None, overwrite=False)
+    pending = manager._pending(ranks.Ranks(), 1, None, overwrite=False, progress=None)
     pending.stage({"x": 1}, manager._stager, copy=None)
     pending._ranks = Unanswered(is_first=True)
     pending.run()
     assert manager.steps() == [1]
     assert "step 1 is committed, but another rank is gone" in caplog.text
-    second = manager._pending(ranks.Ranks(), 2, None, overwrite=False)
+    second = manager._pending(ranks.Ranks(), 2, None, overwrite=False, progress=None)
     second.stage({"x": 1}, manager._stager, copy=None)
     second._ranks = Unanswered(is_first=False)
     with pytest.raises(exceptions.CheckpointError, match="another rank is gone") as caught:

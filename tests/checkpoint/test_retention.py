@@ -148,11 +148,13 @@ class History:
         self.key = lambda url: url.removeprefix(f"{raw.url}/")
 
         # torch's format is not tested here, and would take most of the time.
-        def write(state, url, config):
+        def write(state, url, config, progress):
             self.requests.make(lambda: raw.put(self.key(url), b"%d" % state["value"]))
 
         monkeypatch.setattr(pending_save, "save", write)
-        monkeypatch.setattr(manager, "load", lambda url, *_, **__: {"value": int(bytes(raw.get(self.key(url))))})
+        monkeypatch.setattr(
+            manager, "load_counted", lambda url, *_, **__: {"value": int(bytes(raw.get(self.key(url))))}
+        )
         self.restart()
 
     def restart(self):
