@@ -109,7 +109,7 @@ print(json.dumps(growth(lambda: torchobj.save(state, url + "/big.pt", config=con
 def test_saving_tensors_of_a_device_uses_little_memory(gateway, layers):
     work = f"""{CHECKPOINT}
 import torchobj.checkpoint.save as save
-save.is_reachable = lambda device: False
+save.is_reachable, save.BLOCKS_BYTES = lambda device: False, 64 * mib
 state = [torch.full((8 * mib,), float(n)) for n in range({layers})]
 print(json.dumps(growth(lambda: torchobj.save(state, url + "/big.pt", config=config))[0]))
 """
