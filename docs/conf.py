@@ -1,7 +1,7 @@
 """Builds the documentation site: `make docs`. Each page is also written as Markdown, with an index in llms.txt."""
 
-import importlib
 import inspect
+import pkgutil
 import re
 from pathlib import Path
 
@@ -61,24 +61,9 @@ def code_blocks(_app, _what, _name, _thing, _options, lines):
     lines[:] = [re.sub(r"(?<![`\w])(`[^`]+`)(?=\w)", r"\1\\ ", line) for line in found]
 
 
-def resolve(name):
-    """Returns the object of a dotted name, of which the longest possible part is a module."""
-    module, _, rest = name, "", []
-    while True:
-        try:
-            found = importlib.import_module(module)
-            break
-        except ModuleNotFoundError:
-            module, _, last = module.rpartition(".")
-            rest.insert(0, last)
-    for part in rest:
-        found = getattr(found, part)
-    return found
-
-
 def described(kind, name, options):
     """Returns the Markdown of one directive of autodoc: the signature and the docstring, and those of its members."""
-    thing = resolve(name)
+    thing = pkgutil.resolve_name(name)
     text = [f"### `{signature(name, thing)}`", inspect.getdoc(thing) or ""]
     if ":members:" in options and kind in ("class", "exception"):
         for member, attribute in members(thing, inherited=":inherited-members:" in options):

@@ -5,13 +5,14 @@ number of rounds. Texts and lines are of a grey that is readable on white and on
 """
 
 import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib import pyplot
+
+from benchmarks.harness import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
 GREY, OURS, OTHERS = "#808590", "#2f7fd6", "#9aa5b1"
@@ -47,15 +48,16 @@ def draw(plot: Plot, result: dict[str, Any], folder: Path) -> Path:
     rates = {
         client: [run["items"] / run["wall_s"] / plot.items for run in runs] for client, runs in cases[plot.case].items()
     }
-    clients = sorted(rates, key=lambda client: statistics.median(rates[client]))
-    medians = [statistics.median(rates[client]) for client in clients]
-    spreads = [
-        [median - min(rates[client]) for client, median in zip(clients, medians, strict=True)],
-        [max(rates[client]) - median for client, median in zip(clients, medians, strict=True)],
+    spreads = {client: Spread.of(figures) for client, figures in rates.items()}
+    clients = sorted(spreads, key=lambda client: spreads[client].median)
+    medians = [spreads[client].median for client in clients]
+    errors = [
+        [spreads[client].median - spreads[client].least for client in clients],
+        [spreads[client].most - spreads[client].median for client in clients],
     ]
     figure, axes = pyplot.subplots(figsize=(8, 0.6 + 0.4 * len(clients)), layout="constrained")
     colors = [OURS if client == "torchobj" else OTHERS for client in clients]
-    bars = axes.barh(clients, medians, xerr=spreads, color=colors, ecolor=GREY, capsize=2)
+    bars = axes.barh(clients, medians, xerr=errors, color=colors, ecolor=GREY, capsize=2)
     axes.bar_label(bars, [f" {median:,.0f}".replace(",", "\N{NO-BREAK SPACE}") for median in medians], color=GREY)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.12)

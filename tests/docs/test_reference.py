@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import pkgutil
 import re
 from pathlib import Path
 
@@ -38,20 +39,6 @@ INTERNAL = {"Prefix", "by_bucket", "by_prefix", "one_config", "prefix_in_bucket"
 RETURNED = {"torchobj.loader.stats.LoaderStats"}
 
 
-def resolve(name):
-    module, rest = name, []
-    while True:
-        try:
-            found = importlib.import_module(module)
-            break
-        except ModuleNotFoundError:
-            module, _, last = module.rpartition(".")
-            rest.insert(0, last)
-    for part in rest:
-        found = getattr(found, part)
-    return found
-
-
 def public_names():
     for name in MODULES:
         module = importlib.import_module(name)
@@ -60,7 +47,7 @@ def public_names():
 
 def names_of(name):
     """The names of the same object in the public modules: one of them has the entry."""
-    last, thing = name.rpartition(".")[2], resolve(name)
+    last, thing = name.rpartition(".")[2], pkgutil.resolve_name(name)
     return {name} | {
         f"{module}.{last}" for module in MODULES if getattr(importlib.import_module(module), last, None) is thing
     }

@@ -73,7 +73,11 @@ def open_files() -> str:
 
 
 def shared_memory() -> tuple[int, int]:
-    """Free and total bytes of `/dev/shm`. Raises an `OSError` if there is none."""
+    """Returns the free and the total bytes of `/dev/shm`.
+
+    Raises:
+        OSError: The system has no `/dev/shm`.
+    """
     state = os.statvfs(SHARED_MEMORY)
     return state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
 

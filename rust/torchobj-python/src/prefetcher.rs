@@ -20,6 +20,7 @@ use torchobj_core::runtime::start;
 
 use crate::buffer::Buffer;
 use crate::error::OrRaise;
+use crate::process::set_events;
 
 /// The prefetcher of this process.
 static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
@@ -272,10 +273,6 @@ pub(crate) fn prefetch_stats(py: Python<'_>, loader: Option<u64>) -> PyResult<Bo
     dict.set_item("first_byte_p99_s", quantile(&requests.first_byte, 0.99))?;
     dict.set_item("body_p50_s", quantile(&requests.body, 0.5))?;
     dict.set_item("body_p99_s", quantile(&requests.body, 0.99))?;
-    dict.set_item("retries", requests.retries)?;
-    dict.set_item("throttled", requests.throttled)?;
-    dict.set_item("connect_failures", requests.connect_failures)?;
-    dict.set_item("hedges", requests.hedges)?;
-    dict.set_item("hedges_won", requests.hedges_won)?;
+    set_events(&dict, requests)?;
     Ok(dict)
 }

@@ -146,11 +146,7 @@ pub(crate) fn request_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("requests", requests)?;
     dict.set_item("received_bytes", found.received_bytes)?;
     dict.set_item("sent_bytes", found.sent_bytes)?;
-    dict.set_item("retries", found.retries)?;
-    dict.set_item("throttled", found.throttled)?;
-    dict.set_item("connect_failures", found.connect_failures)?;
-    dict.set_item("hedges", found.hedges)?;
-    dict.set_item("hedges_won", found.hedges_won)?;
+    set_events(&dict, &found)?;
     dict.set_item("in_flight", permits.iter().map(|limit| limit.in_use()).sum::<usize>())?;
     dict.set_item("in_flight_limit", permits.iter().map(|limit| limit.limit()).sum::<usize>())?;
     dict.set_item("backing_off", permits.iter().map(|limit| limit.backing_off()).sum::<usize>())?;
@@ -158,6 +154,15 @@ pub(crate) fn request_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         dict.set_item(name, durations(counts))?;
     }
     Ok(dict)
+}
+
+/// Adds the numbers of retries, hedges and failures to the metrics of a process or of its prefetcher.
+pub(crate) fn set_events(dict: &Bound<'_, PyDict>, found: &MetricsSnapshot) -> PyResult<()> {
+    dict.set_item("retries", found.retries)?;
+    dict.set_item("throttled", found.throttled)?;
+    dict.set_item("connect_failures", found.connect_failures)?;
+    dict.set_item("hedges", found.hedges)?;
+    dict.set_item("hedges_won", found.hedges_won)
 }
 
 /// The number of samples, their sum, and their 50th, 90th and 99th percentiles, in seconds.
