@@ -79,6 +79,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return super()._split_scope(nodeid).split("::")[0]
 
+        def _reschedule(self, node: Any) -> None:
+            """A process waits for another test before it runs its last: xdist forgets it after a crash, and hangs."""
+            super()._reschedule(node)
+            if not self.workqueue:
+                node.shutdown()
+
+        def remove_node(self, node: Any) -> str | None:
+            """Returns the test that crashed a process; xdist would run it again, in each process that it starts."""
+            units = self.assigned_work.pop(node)
+            left = [(unit, test) for unit in units.values() for test, is_completed in unit.items() if not is_completed]
+            if not left:
+                return None
+            unit, crashed = left[0]
+            unit[crashed] = True
+            self.workqueue.update({scope: unit for scope, unit in units.items() if not all(unit.values())})
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return crashed
+
     config.option.loadscopereorder = False
     return Files(config, log)
 

@@ -95,20 +95,30 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     settings = store_config(config, region, endpoint_url, url=url)
     report = counters_to(progress)
     counted = None if report is None else ByteProgress(report)
-    loaded = load_counted(url, map_location, weights_only, keys, verify, into, settings, counted)
+    loaded = load_counted(
+        url,
+        map_location,
+        weights_only=weights_only,
+        keys=keys,
+        verify=verify,
+        into=into,
+        settings=settings,
+        counted=counted,
+    )
     if counted is not None:
         counted.finish()
     return loaded
 
 
 @profiled("torchobj.load")
-def load_counted(  # noqa: PLR0917  as `load`
+def load_counted(
     url: str,
-    map_location: MapLocation,
-    weights_only: bool,  # noqa: FBT001
-    keys: Sequence[str] | None,
-    verify: bool,  # noqa: FBT001
-    into: Any,
+    map_location: MapLocation = None,
+    *,
+    weights_only: bool,
+    keys: Sequence[str] | None = None,
+    verify: bool = True,
+    into: Any = None,
     settings: StoreConfig,
     counted: ByteProgress | None,
 ) -> Any:

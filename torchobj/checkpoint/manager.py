@@ -282,7 +282,9 @@ class CheckpointManager:
             if into is None:
                 with self._ranks.together():
                     url = folder + STATE_FILE
-                    loaded = load_counted(url, map_location, weights_only, None, True, None, self._config, counted)  # noqa: FBT003
+                    loaded = load_counted(
+                        url, map_location, weights_only=weights_only, settings=self._config, counted=counted
+                    )
                     into = own_state(loaded, self._ranks, source)
             elif self._sharded:
                 restore_shards(into, folder, self._config, self._ranks, source, weights_only=weights_only)
