@@ -79,6 +79,7 @@ class BucketFlags(TypedDict, total=False):
     region: str
     requires_sse_kms: bool
     ignores_conditions: bool
+    refuses_if_match: bool
     no_bulk_delete: bool
     needs_content_md5: bool
     lists_uploads_of_keys: bool

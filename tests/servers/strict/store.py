@@ -105,6 +105,8 @@ class Bucket:
     requires_sse_kms: bool = False
     # As on the S3 interface of GCS: a PUT or CompleteMultipartUpload ignores If-Match and If-None-Match.
     ignores_conditions: bool = False
+    # As Ceph 16, which compares the quotes of an If-Match with an ETag that has none: such a PUT is answered with 412.
+    refuses_if_match: bool = False
     # DeleteObjects is answered with 501.
     no_bulk_delete: bool = False
     # DeleteObjects needs Content-MD5, and knows no other checksum.

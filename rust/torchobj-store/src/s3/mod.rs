@@ -66,21 +66,38 @@ impl S3Store {
             "for Google Cloud Storage use gs:// URLs; S3Options(conditional_writes=True) if the server supports If-Match",
         ))
     }
-}
 
-/// Adds the condition to the error of a request that the server does not implement.
-fn about_condition(error: Error, condition: &Condition) -> Error {
-    let header = match condition {
-        Condition::Absent => "If-None-Match",
-        Condition::Matches(_) => "If-Match",
-        Condition::Always => return error,
-    };
-    if error.status() != Some(501) {
-        return error;
+    /// Returns an error if the object of an upload exists. Ceph and others ignore If-None-Match when an upload is completed; the
+    /// condition is sent nevertheless.
+    async fn check_absent(&self, key: &str) -> Result<()> {
+        if self.0.account.environment().await.endpoint_url.is_none() || self.0.head(key).await.is_err() {
+            return Ok(());
+        }
+        Err(self.error(ErrorKind::Precondition, Operation::Commit, key, "the object exists"))
     }
-    error.with_hint(format!(
-        "the server does not implement the condition ({header}): S3Options(conditional_writes=False) declares that"
-    ))
+
+    /// Says of an error that it is one of the condition: the server does not implement it, or compares it wrongly. Ceph 16
+    /// refuses an If-Match with the quotes of its own ETags.
+    async fn about_condition(&self, error: Error, key: &str, condition: &Condition) -> Error {
+        let header = match condition {
+            Condition::Absent => "If-None-Match",
+            Condition::Matches(_) => "If-Match",
+            Condition::Always => return error,
+        };
+        let hint = "S3Options(conditional_writes=False) declares that";
+        if error.status() == Some(501) {
+            return error.with_hint(format!("the server does not implement the condition ({header}): {hint}"));
+        }
+        if let Condition::Matches(version) = condition
+            && error.kind() == ErrorKind::Precondition
+            && let Ok(head) = self.0.head(key).await
+            && head.version.as_ref() == Some(version)
+        {
+            let message = "the server refuses If-Match with the version that the object has";
+            return self.error(ErrorKind::Unsupported, error.operation(), key, message).with_hint(hint);
+        }
+        error
+    }
 }
 
 impl fmt::Debug for S3Store {
@@ -151,7 +168,10 @@ impl ObjectStore for S3Store {
         } else {
             self.0.put(key, payload, options).await
         };
-        written.map_err(|error| about_condition(error, &options.condition))
+        match written {
+            Ok(version) => Ok(version),
+            Err(error) => Err(self.about_condition(error, key, &options.condition).await),
+        }
     }
 
     async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
@@ -170,7 +190,13 @@ impl ObjectStore for S3Store {
         if *condition != Condition::Always {
             self.check_conditional(Operation::Commit, &upload.key).await?;
         }
-        self.0.commit(upload, parts, condition).await.map_err(|error| about_condition(error, condition))
+        if *condition == Condition::Absent {
+            self.check_absent(&upload.key).await?;
+        }
+        match self.0.commit(upload, parts, condition).await {
+            Ok(version) => Ok(version),
+            Err(error) => Err(self.about_condition(error, &upload.key, condition).await),
+        }
     }
 
     async fn committed(&self, upload: &Upload, _parts: &[PartReceipt]) -> Result<Option<Version>> {
@@ -195,7 +221,9 @@ impl ObjectStore for S3Store {
 
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
         self.check_conditional(Operation::Delete, key).await?;
-        let deleted = self.0.delete_one(key, Some(version)).await;
-        deleted.map_err(|error| about_condition(error, &Condition::Matches(version.clone())))
+        match self.0.delete_one(key, Some(version)).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.about_condition(error, key, &Condition::Matches(version.clone())).await),
+        }
     }
 }

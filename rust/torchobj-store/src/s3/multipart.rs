@@ -78,9 +78,25 @@ impl Bucket {
         parts: &[PartReceipt],
         condition: &Condition,
     ) -> Result<Version> {
-        if self.by_sdk().await? {
-            return self.sdk_commit(upload, parts, condition).await;
+        let version = if self.by_sdk().await? {
+            self.sdk_commit(upload, parts, condition).await?
+        } else {
+            self.own_commit(upload, parts, condition).await?
+        };
+        if let Some(version) = version {
+            return Ok(version);
         }
+        let found = self.committed(upload).await?;
+        self.version_of(Operation::Commit, &upload.key, found)
+    }
+
+    /// Returns the version in the response; `None` if it is empty, as that of Ceph 16.
+    async fn own_commit(
+        &self,
+        upload: &Upload,
+        parts: &[PartReceipt],
+        condition: &Condition,
+    ) -> Result<Option<Version>> {
         let (operation, key) = (Operation::Commit, Some(upload.key.as_str()));
         let algorithm = self.algorithm(upload.checksum).await;
         let mut headers = self.customer_key_headers();
@@ -166,12 +182,12 @@ impl Bucket {
     }
 }
 
-/// Parses the version in `<CompleteMultipartUploadResult>`.
-fn result(document: &[u8]) -> std::result::Result<Version, String> {
+/// Parses the version in `<CompleteMultipartUploadResult>`, which may be empty.
+fn result(document: &[u8]) -> std::result::Result<Option<Version>, String> {
     let mut etag = None;
     let read = xml::for_each_element(document.trim_ascii(), |path, text| {
         if path == ["CompleteMultipartUploadResult", "ETag"] {
-            etag = text.map(xml::quoted);
+            etag = text.map(xml::etag);
         }
     });
     read.map_err(|problem| problem.to_string())?;
@@ -218,7 +234,8 @@ mod tests {
     fn a_result_must_be_complete_and_have_an_etag() {
         let whole = "<?xml version=\"1.0\"?>\n \n <CompleteMultipartUploadResult><ETag>&quot;e-2&quot;</ETag>\
             </CompleteMultipartUploadResult>";
-        assert_eq!(result(whole.as_bytes()).unwrap(), Version::new("\"e-2\""));
+        assert_eq!(result(whole.as_bytes()).unwrap(), Some(Version::new("\"e-2\"")));
+        assert_eq!(result(whole.replace("&quot;e-2&quot;", "").as_bytes()).unwrap(), None);
         for wrong in [
             "",
             "<CompleteMultipartUploadResult><ETag>e</ETag>",

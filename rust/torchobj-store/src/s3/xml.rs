@@ -215,6 +215,11 @@ pub(super) fn listed_version(etag: &str) -> Option<Version> {
     (!matches!(etag, "" | "\"\"")).then(|| quoted(etag))
 }
 
+/// An ETag that may be empty.
+pub(super) fn etag(etag: &str) -> Option<Version> {
+    (!etag.trim_matches('"').is_empty()).then(|| quoted(etag))
+}
+
 /// An ETag with quotes, as in headers. Some stores omit the quotes in XML.
 pub(super) fn quoted(etag: &str) -> Version {
     if etag.ends_with('"') { Version::new(etag) } else { Version::new(format!("\"{etag}\"")) }

@@ -6,6 +6,7 @@ from .. import checksums, conditions
 from ..attributes import attributes_of
 from ..checksums import Checksum
 from ..encryption import Encryption, encryption_of_new
+from ..errors import S3Error
 from ..exchange import Request
 from ..response import Response
 from ..store import StoredObject
@@ -25,6 +26,8 @@ def checksum_headers(checksum: Checksum) -> list[tuple[str, str]]:
 def keep(request: Request, stored: StoredObject) -> None:
     """Puts an object at the request's key, if the request's conditions on the existing object hold."""
     objects = request.bucket.objects
+    if request.bucket.refuses_if_match and request.headers.get("if-match") is not None:
+        raise S3Error("PreconditionFailed")
     if not request.bucket.ignores_conditions:
         conditions.check_write(objects.get(request.key), request.headers, request.key)
     objects.put(request.key, stored)

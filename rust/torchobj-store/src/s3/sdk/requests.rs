@@ -228,7 +228,7 @@ impl Bucket {
         upload: &Upload,
         parts: &[PartReceipt],
         condition: &Condition,
-    ) -> Result<Version> {
+    ) -> Result<Option<Version>> {
         let operation = Operation::Commit;
         let algorithm = self.algorithm(upload.checksum).await;
         let completed = parts.iter().map(|part| {
@@ -253,7 +253,7 @@ impl Bucket {
         request = customer_key!(self, request);
         request = condition!(request, condition);
         let output = self.sdk_output(operation, Some(&upload.key), request.send()).await?;
-        self.version_of(operation, &upload.key, output.e_tag.map(|etag| xml::quoted(&etag)))
+        Ok(output.e_tag.and_then(|etag| xml::etag(&etag)))
     }
 }
 
