@@ -1136,6 +1136,10 @@ class Announcer:
         """Returns the bytes of announced objects that were not read yet, and the memory budget. The first is 0 in
         a forked child.
         """
+    def limit_by_memory(self) -> None:
+        """Records that no more is announced, until the next call of `announce`, because `pending` reached its part of
+        the budget.
+        """
     def requested(self) -> int:
         """Returns the number of announced objects that were requested. 0 in a forked child."""
     def cancel(self) -> None:

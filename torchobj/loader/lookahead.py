@@ -241,6 +241,11 @@ class DrawnItems:
         """Bytes that are announced and not taken, and the memory budget; None if nothing was announced."""
         return None if self._announcer is None else self._announcer.pending()
 
+    def limit_by_memory(self) -> None:
+        """Records that no more is announced for lack of memory, until the next item is drawn."""
+        if self._announcer is not None:
+            self._announcer.limit_by_memory()
+
     def __del__(self) -> None:
         if (announcer := getattr(self, "_announcer", None)) is not None:
             announcer.cancel()
@@ -307,7 +312,10 @@ class LookaheadIterator(Iterator[Any]):
             return False
         pending, budget = announced
         after = following.announced() if following else None
-        return pending + (after[0] if after else 0) < budget * AHEAD_SHARE
+        if pending + (after[0] if after else 0) < budget * AHEAD_SHARE:
+            return True
+        self._drawn.limit_by_memory()
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last requested item, regardless of what was drawn ahead; for torchdata's loaders."""

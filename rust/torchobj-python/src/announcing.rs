@@ -117,6 +117,11 @@ impl Announcer {
         (pending.unwrap_or(0), self.iterator.budget())
     }
 
+    /// Records that no more is announced, until the next call of `announce`, because `pending` reached its part of the budget.
+    fn limit_by_memory(&self, py: Python<'_>) {
+        self.in_owner(py, |prefetcher, iterator| prefetcher.limit_by_memory(iterator));
+    }
+
     /// Returns the number of announced objects that were requested. 0 in a forked child.
     fn requested(&self, py: Python<'_>) -> u64 {
         self.in_owner(py, |prefetcher, iterator| prefetcher.taken(iterator)).unwrap_or(0)

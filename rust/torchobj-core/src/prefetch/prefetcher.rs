@@ -183,6 +183,12 @@ impl Prefetcher {
         pump(self);
     }
 
+    /// Records that no more is announced for an iterator, until the next announcement, for lack of memory.
+    pub fn limit_by_memory(&self, iterator: u64) {
+        let _inside = fork::enter();
+        self.window().limit_by_memory(iterator);
+    }
+
     /// Bytes that are announced for an iterator and not taken.
     pub fn pending(&self, iterator: u64) -> u64 {
         let _inside = fork::enter();

@@ -160,6 +160,11 @@ impl RequestSource for Prefetcher {
     }
 
     fn halted(&self, loader: u64, halt: Halt) {
+        let is_limited_by_memory = || {
+            let _inside = fork::enter();
+            self.window().is_limited_by_memory(loader)
+        };
+        let halt = if halt == Halt::Idle && is_limited_by_memory() { Halt::OutOfMemory } else { halt };
         self.stats.halted(loader, halt);
     }
 }

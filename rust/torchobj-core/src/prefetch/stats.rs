@@ -83,7 +83,8 @@ pub struct Stats {
     pub over_budget: u64,
     /// Requests for a block that the limits did not allow.
     pub blocks_refused: u64,
-    /// Number of completed reads after which no other read started for lack of memory, although objects were announced.
+    /// Number of completed reads after which no other read started for lack of memory, or because no further object was
+    /// announced for lack of memory.
     pub memory_limited: u64,
     /// Number of completed reads after which no other read started because the limit of concurrent reads was reached.
     pub request_limited: u64,

@@ -103,6 +103,21 @@ impl<B, W> Window<B, W> {
             self.iterators.entry(iterator).or_insert_with(|| IteratorState { last_used: clock, ..Default::default() });
         iterator_state.queued.insert(number);
         iterator_state.announced += charge;
+        iterator_state.limited_by_memory = false;
+    }
+
+    /// Records that no further entry of `iterator` is announced for lack of memory.
+    pub(super) fn limit_by_memory(&mut self, iterator: u64) {
+        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.limited_by_memory = true;
+        }
+    }
+
+    /// Returns whether no entry of a loader is queued because no further one was announced for lack of memory.
+    pub(super) fn is_limited_by_memory(&self, loader: u64) -> bool {
+        let mut own = self.iterators.values().filter(|iterator_state| iterator_state.loader == loader);
+        own.clone().all(|iterator_state| iterator_state.queued.is_empty())
+            && own.any(|iterator_state| iterator_state.limited_by_memory)
     }
 
     fn add(&mut self, iterator: u64, loader: u64, object: ObjectId, charge: u64, waiter: Option<W>) -> u64 {

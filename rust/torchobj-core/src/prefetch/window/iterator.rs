@@ -57,6 +57,8 @@ pub(super) struct IteratorState {
     pub(super) last_used: u64,
     /// An entry was evicted for another iterator, and this one was not used since.
     pub(super) paused: bool,
+    /// Further entries were not announced for lack of memory, since the last announcement.
+    pub(super) limited_by_memory: bool,
 }
 
 impl IteratorState {

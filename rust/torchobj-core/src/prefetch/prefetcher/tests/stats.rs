@@ -47,6 +47,25 @@ fn reads_followed_by_no_other_because_of_the_limit_are_counted_once() {
 }
 
 #[test]
+fn reads_after_which_no_more_was_announced_for_lack_of_memory_are_limited_by_it() {
+    let (_, _, store) = prefetcher(MIB, 20, 1000);
+    let faulty = Arc::new(FaultyStore::new(store));
+    let (prefetcher, source) = limited_prefetcher(faulty.clone(), 20, 1000);
+    let iterator = prefetcher.new_iterator(7);
+    let read = |indices: std::ops::Range<u64>, limited: bool| {
+        faulty.script(Operation::Get, [Fault::Delay(Duration::from_millis(100)); 2]);
+        prefetcher.announce(iterator, &objects(source, indices.clone()));
+        if limited {
+            prefetcher.limit_by_memory(iterator);
+        }
+        all_read(&prefetcher, indices.end);
+        prefetcher.stats(Some(7)).memory_limited
+    };
+    assert_eq!(read(0..2, true), 2);
+    assert_eq!(read(2..4, false), 2, "further objects were announced");
+}
+
+#[test]
 fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
     let (_, _, store) = prefetcher(MIB, 20, 1000);
     let faulty = Arc::new(FaultyStore::new(store));
