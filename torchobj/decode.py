@@ -14,6 +14,8 @@ import math
 import pickle
 import struct
 import sys
+import threading
+import time
 import tokenize
 import zipfile
 import zlib
@@ -58,9 +60,26 @@ _PT_STARTS = (b"PK\x03\x04", b"\x80")
 _MAX_NPZ_BYTES, _MAX_NPZ_RATIO = 1 << 30, 10
 
 
+class _Imports(threading.local):
+    """The time that this thread has spent on imports of libraries."""
+
+    seconds = 0.0
+
+
+imports = _Imports()
+
+
+def _module(name: str) -> Any:
+    began = time.perf_counter()
+    try:
+        return importlib.import_module(name)
+    finally:
+        imports.seconds += time.perf_counter() - began
+
+
 def _imported(module: str, package: str, function: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return _module(module)
     except ImportError as error:
         raise ConfigError(f"torchobj.decode.{function} needs {package} ({error}): pip install {package}") from error
 
@@ -119,7 +138,7 @@ def pil(data: Data, *, exif: bool = False) -> "PIL.Image.Image":
 
 
 def _upright(picture: Any, *, exif: bool) -> Any:
-    return importlib.import_module("PIL.ImageOps").exif_transpose(picture) if exif else picture
+    return _module("PIL.ImageOps").exif_transpose(picture) if exif else picture
 
 
 def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, exif: bool = False) -> "torch.Tensor":
@@ -157,7 +176,7 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, 
         >>> torchobj.decode.image(file.getvalue(), "L", torch.float32)[0, 0, 0]
         tensor(0.2000)
     """
-    torch_module = importlib.import_module("torch")
+    torch_module = _module("torch")
     if mode not in _MODES:
         raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}")
     chosen = dtype or torch_module.uint8
@@ -192,14 +211,14 @@ def _native_decoder() -> _NativeDecoder | None:
 
 
 def _of_torchcodec() -> _NativeDecoder:
-    decode = importlib.import_module("torchcodec.decoders").decode_image
+    decode = _module("torchcodec.decoders").decode_image
     return _NativeDecoder("torchcodec", lambda data, mode: decode(data, mode=_MODES[mode]), rotates=True)
 
 
 def _of_torchvision() -> _NativeDecoder:
-    modes = importlib.import_module("torchvision.io").ImageReadMode
+    modes = _module("torchvision.io").ImageReadMode
     # Not torchvision.io.decode_image, which warns at each call since 0.29 that TorchCodec will replace it.
-    decode = importlib.import_module("torch").ops.image.decode_image
+    decode = _module("torch").ops.image.decode_image
     return _NativeDecoder("torchvision", lambda data, mode: decode(data, modes[_MODES[mode]].value), rotates=False)
 
 
@@ -232,7 +251,7 @@ def _is_upright(memory: memoryview, *, needed: bool) -> bool:
         Exception: That of Pillow for an image of too many pixels, or whose header is damaged.
     """
     try:
-        images = importlib.import_module("PIL.Image")
+        images = _module("PIL.Image")
     except ImportError:
         return b"exif" not in bytes(memory).lower()
     with images.open(io.BytesIO(memory)) as picture:
@@ -245,7 +264,7 @@ def _is_upright(memory: memoryview, *, needed: bool) -> bool:
 
 
 def _decoded_by_pillow(torch: Any, memory: memoryview, mode: str, *, exif: bool) -> Any:
-    images, numpy = _imported("PIL.Image", "pillow", "image"), importlib.import_module("numpy")
+    images, numpy = _imported("PIL.Image", "pillow", "image"), _module("numpy")
     with images.open(io.BytesIO(memory)) as opened:
         picture = _upright(opened, exif=exif)
         if picture.mode.startswith("I;16"):
@@ -280,8 +299,8 @@ def npy(data: Data) -> "np.ndarray[Any, Any]":
 
 
 def _array(memory: memoryview) -> "np.ndarray[Any, Any]":
-    numpy = importlib.import_module("numpy")
-    form = importlib.import_module("numpy.lib.format")
+    numpy = _module("numpy")
+    form = _module("numpy.lib.format")
     major, _ = version = form.read_magic(io.BytesIO(memory[:8]))
     if major not in _NPY_LENGTHS:
         raise ValueError(f"an npy file of version {version[0]}.{version[1]}: numpy has versions 1 to 3")
@@ -389,7 +408,7 @@ def pt(data: Data, map_location: Any = "cpu") -> Any:
         pickle.UnpicklingError: It contains other classes, which are not loaded, or is damaged.
         ValueError: It is not an object of `torch.save`, is truncated or damaged, or `map_location` is not available.
     """
-    file, torch = _file(data), importlib.import_module("torch")
+    file, torch = _file(data), _module("torch")
     start = file.read(4)
     file.seek(0)
     if not start.startswith(_PT_STARTS):
@@ -453,7 +472,7 @@ def import_libraries(functions: Iterable[Callable[..., Any]]) -> list[str]:
         for name in _MODULES.get(function, ()):
             # Otherwise the call fails, with its own error.
             with contextlib.suppress(Exception):
-                importlib.import_module(name)
+                _module(name)
                 found[name] = None
         if function is image and (decoder := _native_decoder()) is not None:
             found[decoder.module] = None

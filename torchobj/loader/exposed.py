@@ -23,7 +23,7 @@ class Exposed(NamedTuple):
     collate: float
     """For the collate function."""
     startup: float
-    """For the start and the end of workers."""
+    """For the imports of decoders, and the start and the end of workers."""
 
 
 class SlowestRank(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
+from torchobj import decode
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterable_state import BatchWithState, IterablePass
 from torchobj.loader.sampler_state import PassPosition
@@ -88,16 +89,16 @@ class MeteredIterator(Iterator[Any]):
         self._returned_at: float | None = None
 
     def __next__(self) -> Any:
-        requested_at = time.perf_counter()
+        requested_at, imported_s = time.perf_counter(), decode.imports.seconds
         try:
             with profiled("torchobj.next_batch"):
                 batch = self._next()
         except StopIteration:
             if self._ends_workers and self._started is None:
                 self._started = requested_at
-            self._record(requested_at, 0)
+            self._record(requested_at, imported_s, 0)
             raise
-        self._record(requested_at, self._count(batch))
+        self._record(requested_at, imported_s, self._count(batch))
         return batch
 
     def _next(self) -> Any:
@@ -110,9 +111,12 @@ class MeteredIterator(Iterator[Any]):
         """The number of samples of the batch that is returned."""
         return samples_in(batch, self._batch_size, collated_by_default=self._collated_by_default)
 
-    def _record(self, requested_at: float, samples: int) -> None:
+    def _record(self, requested_at: float, imported_s: float, samples: int) -> None:
         started, self._started = self._started, None
-        self._returned_at = self._meter.record(requested_at, self._returned_at, samples, started=started)
+        importing_s = decode.imports.seconds - imported_s
+        self._returned_at = self._meter.record(
+            requested_at, self._returned_at, samples, started=started, importing_s=importing_s
+        )
 
     def __len__(self) -> int:
         return len(self._inner)

@@ -99,14 +99,15 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         import_decoders([self.dataset, self.collate_fn], self._start_method)
 
     def _time_of_start(self) -> float | None:
-        """The time at which the next pass begins to start workers, after the imports of decoders, which are made once.
+        """The time at which the next pass begins to import decoders and start workers.
 
         None if it starts none: without workers, and if those of the previous pass are persistent.
         """
         if not self.num_workers or self._iterator is not None:
             return None
+        started = time.perf_counter()
         self._import_decoders()
-        return time.perf_counter()
+        return started
 
     def _get_iterator(self) -> Any:
         # Workers that are started here do not warn about `attach`.
@@ -118,7 +119,9 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
             # Some libraries get an iterator without `iter`.
             self._import_decoders()
             init_fn = self.worker_init_fn
-            self.worker_init_fn = starting_with(self._meter.counted_in_worker(), init_fn)
+            self.worker_init_fn = starting_with(
+                self._meter.counted_in_worker(), init_fn, self._meter.started_in_worker()
+            )
             try:
                 with self._timed_collate():
                     return super()._get_iterator()
@@ -145,7 +148,7 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         """Figures since the previous call, for TensorBoard, Weights & Biases and others.
 
         The share of the time for which the loop waited for data is the sum of the shares of its causes: the store, the
-        memory budget, decoding, collation, and the start of workers. `docs/metrics.md` has the names and units.
+        memory budget, decoding, collation, and startup. `docs/metrics.md` has the names and units.
 
         Args:
             step: The number of training steps so far.

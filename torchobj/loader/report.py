@@ -3,12 +3,12 @@
 from torchobj.loader.exposed import CAUSES, Exposed, SlowestRank
 from torchobj.loader.stats import LoaderStats
 
-#: Minimum measured time, without the start of workers, before the report names the limit: a short pass has few batches
+#: Minimum measured time, without startup, before the report names the limit: a short pass has few batches
 #: and begins with nothing read ahead.
 _MIN_MEASURED_S = 2.0
 #: Below this share of waiting the input pipeline is not the bottleneck.
 _NOT_LIMITING = 0.1
-#: From this share of the time on, the report mentions the start of workers.
+#: From this share of the time on, the report mentions startup.
 _LONG_STARTUP = 0.1
 #: Share of throttled responses from which the store is the limit.
 _THROTTLED = 0.02
@@ -20,7 +20,7 @@ _WORDS = {
     "budget": "the memory budget",
     "decode": "decoding",
     "collate": "collation",
-    "startup": "the start of workers",
+    "startup": "startup",
 }
 
 
@@ -48,7 +48,7 @@ def report(
     startup = _startup(stats, start_method, persistent_workers=persistent_workers)
     measured_s = stats.elapsed_s - stats.startup_s
     if unread is None and measured_s < _MIN_MEASURED_S:
-        measured = f"{measured_s:.1f} s without the start of workers"
+        measured = f"{measured_s:.1f} s without startup"
         limit = [f"{measured} are too short to tell what limits the loader: {_MIN_MEASURED_S:.0f} s are needed."]
     else:
         limit = _limit(stats, unread, max_in_flight)
@@ -95,10 +95,13 @@ def _slowest(slowest: SlowestRank | None) -> list[str]:
 def _startup(stats: LoaderStats, start_method: str, *, persistent_workers: bool) -> list[str]:
     if not _startup_is_long(stats):
         return []
-    took = f"Starting and stopping workers took {stats.startup_s:.1f} of the {stats.elapsed_s:.1f} s"
+    took = f"Startup took {stats.startup_s:.1f} of the {stats.elapsed_s:.1f} s"
+    if not stats.workers:
+        return [f"{took}: the imports of decoders, once."]
+    took += ": the imports of decoders, and starting and stopping workers"
     lines = [f"{took}, once for all epochs." if persistent_workers and start_method != "spawn" else f"{took}."]
     if not persistent_workers:
-        lines.append("persistent_workers=True starts them once for all epochs.")
+        lines.append("persistent_workers=True starts workers once for all epochs.")
     if start_method == "spawn":
         lines.append("multiprocessing_context='fork' or 'forkserver' starts faster than 'spawn'.")
     return lines

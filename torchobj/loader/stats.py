@@ -30,7 +30,8 @@ class LoaderStats:
         batches: Number of batches returned to the loop.
         samples: Number of samples in them.
         elapsed_s: Time within epochs.
-        startup_s: Part of `elapsed_s` spent starting workers, from `iter` to the first batch, and stopping them.
+        startup_s: Part of `elapsed_s` spent importing decoders, starting workers, until the first batch and until the
+            last worker has started, and stopping them.
         waited_s: Part of the remaining time in which the loop waited for its next batch.
         samples_per_s: Samples per second of `elapsed_s`.
         bytes_per_s: Bytes read from the store for this loader, per second of `elapsed_s`; 0 before the first batch.
@@ -151,6 +152,8 @@ class Meter:
         self._elapsed_s = self._startup_s = self._waited_s = 0.0
         self._failed: shared_values.SharedCounter | None = None
         self._collated: shared_values.SharedSums | None = None
+        # When the last worker had started, in nanoseconds.
+        self._workers_started: shared_values.SharedNumber | None = None
         # At the last call of `log`: its step, and the totals.
         self._logged: tuple[int | None, Totals] = None, Totals()
         #: That of the last call of `log` with `ranks=True`.
@@ -191,8 +194,20 @@ class Meter:
         """The first call in a worker: what it reads is counted as this loader's."""
         return functools.partial(_count_for, self.loader, self._failures())
 
+    def started_in_worker(self) -> Callable[[], None]:
+        """The call of a worker that has started: the loop waited for its start until then."""
+        if self._workers_started is None:
+            self._workers_started = shared_values.SharedNumber()
+        return functools.partial(_set_time, self._workers_started)
+
     def record(
-        self, requested_at: float, returned_at: float | None, samples: int, *, started: float | None = None
+        self,
+        requested_at: float,
+        returned_at: float | None,
+        samples: int,
+        *,
+        started: float | None = None,
+        importing_s: float = 0.0,
     ) -> float:
         """Records that the loop has received a batch, or that the epoch has ended.
 
@@ -201,6 +216,7 @@ class Meter:
             returned_at: The return value for the previous batch of this epoch; None for the first.
             samples: Number of samples; 0 for the end of the epoch.
             started: Time at which workers began to be started or stopped, for the first batch or the end.
+            importing_s: Time since the request in which the loop imported decoders.
 
         Returns:
             The current time.
@@ -208,7 +224,10 @@ class Meter:
         now = time.perf_counter()
         since = requested_at if returned_at is None else returned_at
         if started is None:
-            self._waited_s += now - requested_at
+            workers_started_s = 0.0 if self._workers_started is None else self._workers_started.get() / 1e9
+            startup_s = importing_s + max(0.0, min(now, workers_started_s) - requested_at)
+            self._startup_s += startup_s
+            self._waited_s += now - requested_at - startup_s
             self._elapsed_s += now - since
         else:
             self._startup_s += now - started
@@ -317,6 +336,10 @@ def _shares(prefix: str, shares: list[float]) -> dict[str, float]:
     """The exposed share of a rank, and that of each cause."""
     by_cause = {f"{prefix}.{cause}_share": share for cause, share in zip(CAUSES, shares, strict=True)}
     return {f"{prefix}.share": sum(shares), **by_cause}
+
+
+def _set_time(number: shared_values.SharedNumber) -> None:
+    number.set(time.perf_counter_ns())
 
 
 def _count_for(loader: int, failed: shared_values.SharedCounter) -> None:

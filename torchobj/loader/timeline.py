@@ -67,7 +67,7 @@ def charts(samples: list[Sample]) -> list[Chart]:
             seconds,
             {
                 "waiting for data": rate(lambda sample: sample.waited_s, 100),
-                "starting workers": rate(lambda sample: sample.startup_s, 100),
+                "startup": rate(lambda sample: sample.startup_s, 100),
             },
         ),
         Chart("Samples", "per second", seconds, {"samples": rate(lambda sample: sample.samples)}),

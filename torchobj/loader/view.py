@@ -12,12 +12,23 @@ def changed_view(loader: Any, **changed: Any) -> Any:
     return view
 
 
-def starting_with(start: Callable[[], None], worker_init_fn: Callable[[int], Any] | None) -> Callable[[int], None]:
-    """The `worker_init_fn` of a loader whose workers first call `start`."""
-    return functools.partial(_start_worker, start, worker_init_fn)
+def starting_with(
+    start: Callable[[], None],
+    worker_init_fn: Callable[[int], Any] | None,
+    started: Callable[[], None] | None = None,
+) -> Callable[[int], None]:
+    """The `worker_init_fn` of a loader whose workers first call `start`, and `started` at the end."""
+    return functools.partial(_start_worker, start, worker_init_fn, started)
 
 
-def _start_worker(start: Callable[[], None], worker_init_fn: Callable[[int], Any] | None, worker: int) -> None:
+def _start_worker(
+    start: Callable[[], None],
+    worker_init_fn: Callable[[int], Any] | None,
+    started: Callable[[], None] | None,
+    worker: int,
+) -> None:
     start()
     if worker_init_fn is not None:
         worker_init_fn(worker)
+    if started is not None:
+        started()
