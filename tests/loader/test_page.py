@@ -1,8 +1,14 @@
 """The page of a run: its samples, its charts, and the file that is written."""
 
+import errno
+import os
 import re
 import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +90,53 @@ def test_a_page_that_cannot_be_written_changes_nothing(loader, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
     with pytest.raises(torchobj.TorchobjError, match=r"must end in \.html or \.png"):
         loader.report(tmp_path / "run.pdf")
+
+
+@pytest.fixture
+def read_only():
+    """A folder in which this process may not write, also if root runs the test."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        own = os.geteuid()
+        if own == 0:
+            os.seteuid(65534)
+        yield Path(folder)
+        os.seteuid(own)
+
+
+def test_a_read_only_folder_is_an_error_and_stays_empty(loader, read_only):
+    with pytest.raises(PermissionError, match="run"):
+        loader.report(read_only / "run.html")
+    assert list(read_only.iterdir()) == []
+
+
+def test_nothing_of_a_page_remains_when_the_disk_is_full(loader, tmp_path, monkeypatch):
+    def write_half(path, content):
+        path.write_text("<!doctype html>")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    (tmp_path / "run.html").write_text("old")
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    with pytest.raises(OSError, match="No space left"):
+        loader.report(tmp_path / "run.html")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("run.html", "old")]
+
+
+def test_loaders_report_to_one_file_at_once(loader, tmp_path):
+    loaders = [loader, torchobj.DataLoader([1, 2], lookahead=0)] * 4
+    assert len(list(loaders[1])) == 2
+    ready = threading.Barrier(len(loaders))
+
+    def write(each):
+        ready.wait()
+        for _ in range(20):
+            each.report(tmp_path / "run.html")
+
+    with ThreadPoolExecutor(len(loaders)) as pool:
+        list(pool.map(write, loaders))
+    (written,) = tmp_path.iterdir()
+    assert written.name == "run.html"
+    assert written.read_text().endswith("</html>\n")
 
 
 def test_a_loader_without_batches_has_a_page(tmp_path):

@@ -4,6 +4,7 @@ import html
 import io
 import math
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def write(path: "str | os.PathLike[str]", title: str, report: str, charts: list[
         content = _picture(target, report, charts)
     else:
         raise ConfigError(f"path={str(target)!r}: must end in .html or .png")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         temporary.write_bytes(content)
         temporary.replace(target)
