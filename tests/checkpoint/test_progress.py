@@ -81,13 +81,19 @@ def test_an_exception_of_progress_ends_a_save_and_leaves_nothing(bucket, config,
         with pytest.raises(StopError):
             torchobj.save(state, f"{bucket.url}/s.pt", config=config, progress=when)
     assert (bucket.keys(), bucket.uploads()) == ([], [])
+    torchobj.save(state, f"{bucket.url}/s.pt", config=config)
+    assert bucket.keys() == ["s.pt"]
 
 
 def test_an_exception_of_progress_ends_a_load(bucket, config, control, state):
-    torchobj.save(state, f"{bucket.url}/s.pt", config=config)
+    url = f"{bucket.url}/s.pt"
+    torchobj.save(state, url, config=config)
     control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.3}})
-    with pytest.raises(StopError):
-        torchobj.load(f"{bucket.url}/s.pt", config=config, progress=stop)
+    into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    for settings in ({}, {"into": into}):
+        with pytest.raises(StopError):
+            torchobj.load(url, config=config, progress=stop, **settings)
+    assert torch.equal(torchobj.load(url, config=config, into=into)["weight"], state["weight"])
 
 
 def test_a_manager_reports_saves_and_restores(manager, state):
@@ -107,6 +113,10 @@ def test_an_exception_of_progress_ends_a_save_of_a_manager(manager, bucket, stat
         with pytest.raises(StopError):
             save(1, state, progress=stop_later)
     assert (manager.steps(), bucket.keys(), bucket.uploads()) == ([], [], [])
+    manager.save(1, state)
+    with pytest.raises(StopError):
+        manager.restore(progress=stop)
+    assert torch.equal(manager.restore()["weight"], state["weight"])
 
 
 def test_a_listing_into_a_manifest_reports_its_objects(bucket):

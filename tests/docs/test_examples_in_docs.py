@@ -89,6 +89,9 @@ def test_configuration_files_of_a_page_can_be_loaded(page, tmp_path, monkeypatch
     for block in blocks(page, "toml"):
         (tmp_path / "torchobj.toml").write_text(block)
         torchobj.load_config(tmp_path / "torchobj.toml")
+        (tmp_path / "torchobj.toml").write_text(f"{block}\nno_such_setting = 1\n")
+        with pytest.raises(torchobj.TorchobjError, match="no_such_setting: .* has no such field"):
+            torchobj.load_config(tmp_path / "torchobj.toml")
 
 
 #: What the blocks of a page have computed.

@@ -51,6 +51,20 @@ def test_without_an_sdk_no_metric_is_read(monkeypatch):
     torchobj.otel.install()
 
 
+def test_an_sdk_without_a_reader_collects_nothing(monkeypatch):
+    monkeypatch.setattr(torchobj.otel, "metrics", None)
+    provider = MeterProvider()
+    torchobj.otel.install(provider)
+    assert provider.force_flush()
+    provider.shutdown()
+
+
+def test_only_the_api_is_needed():
+    code = "import sys; sys.modules['opentelemetry.sdk'] = None; import torchobj.otel; torchobj.otel.install(); print('ok')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("ok\n", "")
+
+
 def test_without_the_api_the_error_names_the_extra():
     code = "import sys; sys.modules['opentelemetry'] = None; import torchobj; torchobj.otel"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -103,3 +103,18 @@ def test_a_forked_process_has_its_own_metrics():
     assert found["torchobj.requests.put.ok"] == 0
     assert torchobj.metrics()["torchobj.requests.put.ok"] >= 1
     assert set(found) <= set(torchobj.metrics())
+
+
+def gets_in_worker(reader):
+    reader.read()
+    return torchobj.metrics()["torchobj.requests.get.ok"]
+
+
+def test_a_worker_of_a_loader_reads_its_own_metrics(tmp_path):
+    for number in range(4):
+        (tmp_path / f"{number}").write_bytes(b"1")
+    data = torchobj.ObjectMapDataset(f"file://{tmp_path}/", transform=gets_in_worker)
+    before = torchobj.metrics()
+    # The process of the loop reads for its worker.
+    assert [batch.item() for batch in torchobj.DataLoader(data, num_workers=1)] == [0] * 4
+    assert since(before)["torchobj.requests.get.ok"] == 4
