@@ -3,7 +3,7 @@
 import pytest
 
 import torchobj
-from torchobj.cli.bench import Level, knee, measure, suggestions
+from torchobj.cli.bench import Level, is_rising, knee, measure, suggestions
 from torchobj.cli.doctor import gcs_source, s3_source
 from torchobj.config import StoreConfig, config_file
 
@@ -200,9 +200,28 @@ def test_the_knee_is_the_lowest_number_with_nearly_all_of_the_throughput():
     assert knee([level(1, 100), level(4, 380), level(16, 400), level(64, 390)]).concurrency == 4
 
 
+def test_the_throughput_rises_if_the_last_number_gives_more_than_all_others():
+    assert is_rising([level(1, 100), level(4, 380)]) and is_rising([level(4, 100), level(8, 90), level(16, 120)])
+    assert not is_rising([level(1, 100)]) and not is_rising([level(1, 100), level(4, 108)])
+    assert not is_rising([level(1, 0), level(4, 0)])
+
+
+@pytest.mark.parametrize(("limit", "last"), [(600, 2048), (10_000, 4096), (100, 256)])
+def test_bench_doubles_the_number_until_the_throughput_no_longer_rises(cli, bucket, monkeypatch, limit, last):
+    bucket.write("k", b"1")
+    monkeypatch.setattr("torchobj.cli.bench.measure", lambda *call: level(call[3], min(call[3], limit)))
+    *levels, advice = cli.records("bench", bucket.url)[1:]
+    assert [each["concurrency"] for each in levels[:6]] == [1, 4, 16, 64, 128, 256]
+    assert levels[-1]["concurrency"] == last
+    assert ("still rises" in advice["suggestions"][0]) == (limit == 10_000)
+    # Numbers that are given are the only ones.
+    assert len(cli.records("bench", bucket.url, "--concurrency", "1,2")) == 1 + 2 + 1
+
+
 def test_suggestions_name_the_limit():
     rising = suggestions([level(1, 100), level(256, 25_000)], 1000, 8)
-    assert any("still rising: try --concurrency 256,512,1024" in line for line in rising)
+    assert "still rises at 256 requests" in rising[0] and "--concurrency 256,512,1024" in rising[2]
+    assert not any("--concurrency" in line for line in suggestions([level(1, 1), level(4096, 400)], 1000, 8))
     busy = suggestions([level(1, 100), level(64, 400, cpu_s=7.5), level(256, 400)], 1000, 8)
     assert any("The CPU is the limit: 7.5 of 8 cores" in line for line in busy)
     throttled = suggestions([level(1, 100), level(64, 90, {"ThrottledError": 3})], 1000, 8)

@@ -25,12 +25,13 @@ from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.exceptions import StoreError
 from torchobj.store import Store
 
-_LEVELS = "1,4,16,64,128,256"
+#: Numbers of concurrent requests; the last one is doubled while the throughput rises.
+_LEVELS = (1, 4, 16, 64, 128, 256)
 _MAX_IN_FLIGHT = 4096
 
 #: Share of the highest throughput at which more requests are not worth their load.
 _ENOUGH = 0.9
-#: Increase of the last level that suggests that more requests would help.
+#: Increase of the last level over all others that suggests that more requests would help.
 _STILL_RISING = 1.1
 #: Share of the CPU time of all cores at which the client is the limit.
 _CPU_BUSY = 0.8
@@ -173,25 +174,31 @@ def measure(url: str, objects: Sequence[ObjectRef], config: StoreConfig, concurr
     return Level(concurrency, elapsed, run.objects, run.bytes, cpu, sorted(run.latencies), dict(run.errors))
 
 
-def _levels(_: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+def _levels(_: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
+    if value is None:
+        return None
     try:
         levels = sorted({int(part) for part in value.split(",")})
     except ValueError:
         levels = []
     if not levels or not all(1 <= level <= _MAX_IN_FLIGHT for level in levels):
-        raise click.BadParameter(f"{value!r}: must be numbers of 1..{_MAX_IN_FLIGHT}, as {_LEVELS}", param=parameter)
+        expected = f"must be numbers of 1..{_MAX_IN_FLIGHT}, such as 64,128,256"
+        raise click.BadParameter(f"{value!r}: {expected}", param=parameter)
     return levels
 
 
 @click.command(cls=Command, short_help="Read a prefix as a loader does, and suggest settings.")
 @click.argument("url", type=URL)
 @click.option(
-    "--concurrency", metavar="N,...", default=_LEVELS, show_default=True, callback=_levels, help="Concurrent requests."
+    "--concurrency",
+    metavar="N,...",
+    callback=_levels,
+    help="Concurrent requests.  [default: 1 to 256, and more while the throughput rises]",
 )
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=3, show_default=True, help="Time for each number.")
 @click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Number of objects to read.")
 @click.option("--raw", is_flag=True, help="Take wildcards in the URL as they are.")
-def bench(url: str, *, concurrency: list[int], seconds: float, limit: int, raw: bool) -> None:
+def bench(url: str, *, concurrency: list[int] | None, seconds: float, limit: int, raw: bool) -> None:
     """Reads the objects under URL in random order with different numbers of concurrent requests.
 
     Prints objects and bytes per second, the latency of single reads meanwhile, and the CPU time of this process in
@@ -218,11 +225,14 @@ def bench(url: str, *, concurrency: list[int], seconds: float, limit: int, raw: 
     )
     if not chosen.json:
         print_line(_ROW.format("requests", "objects/s", "bytes/s", "p50", "p90", "p99", "max", "cores", "errors"))
-    levels = []
-    for number in concurrency:
-        level = measure(store.url, objects, config, number, seconds)
+    levels: list[Level] = []
+    waiting = list(concurrency or _LEVELS)
+    while waiting:
+        level = measure(store.url, objects, config, waiting.pop(0), seconds)
         levels.append(level)
         chosen.show(_fields(level), _row(level))
+        if concurrency is None and not waiting and is_rising(levels) and level.concurrency < _MAX_IN_FLIGHT:
+            waiting = [2 * level.concurrency]
     advice = suggestions(levels, sum(sizes) / len(sizes), os.cpu_count() or 1)
     lines = "\n".join(("", *advice))
     chosen.show({"suggested_max_in_flight": knee(levels).concurrency, "suggestions": advice}, lines)
@@ -252,6 +262,12 @@ def _fields(level: Level) -> dict[str, Any]:
     }
 
 
+def is_rising(levels: Sequence[Level]) -> bool:
+    """Whether the throughput of the last level is clearly higher than that of each one before it."""
+    before = max((level.objects_per_s for level in levels[:-1]), default=float("inf"))
+    return levels[-1].objects_per_s > _STILL_RISING * before
+
+
 def knee(levels: Sequence[Level]) -> Level:
     """The lowest level whose throughput is nearly the highest."""
     best = max(level.objects_per_s for level in levels)
@@ -273,7 +289,9 @@ def suggestions(levels: Sequence[Level], mean_bytes: float, cores: int) -> list[
     share = round(100 * enough.objects_per_s / best.objects_per_s)
     setting = f"StoreConfig(max_in_flight={enough.concurrency})"
     lines = [
-        f"This machine reads at most {rate}; a training job that needs more waits for data.",
+        f"This machine reads at least {rate}: the throughput still rises at {last.concurrency} requests."
+        if is_rising(levels)
+        else f"This machine reads at most {rate}; a training job that needs more waits for data.",
         f"{enough.concurrency} concurrent requests give {share} % of it: {setting}.",
     ]
     cap = AdvancedOptions.max_in_flight_cap
@@ -282,10 +300,9 @@ def suggestions(levels: Sequence[Level], mean_bytes: float, cores: int) -> list[
     else:
         advanced = f"AdvancedOptions(max_in_flight_cap={enough.concurrency})"
         lines[-1] += f' max_in_flight="auto" needs {advanced}; the default is {cap}.'
-    previous = levels[-2] if len(levels) > 1 else None
-    if enough is last and previous is not None and last.objects_per_s > _STILL_RISING * previous.objects_per_s:
+    if is_rising(levels) and last.concurrency < _MAX_IN_FLIGHT:
         more = ",".join(str(min(_MAX_IN_FLIGHT, last.concurrency * factor)) for factor in (1, 2, 4))
-        lines.append(f"The throughput was still rising: try --concurrency {more}.")
+        lines.append(f"Try more of them: --concurrency {more}.")
     if best.cpu_s / best.seconds > _CPU_BUSY * cores:
         lines.append(f"The CPU is the limit: {best.cpu_s / best.seconds:.1f} of {cores} cores were busy.")
     if any("Throttled" in name for level in levels for name in level.errors):
