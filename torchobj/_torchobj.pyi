@@ -973,8 +973,13 @@ class NativeSlicePlan:
         receives it if no other read does and its runs are long. Otherwise it is read tile by tile. Without `before`,
         `crc32` is that of the array; 0 if it is unknown. Returns the number of the read.
         """
-    def read(self) -> NativeWave | None:
-        """Executes the next wave. Returns `None` if no read is left."""
+    def read(self, progress: Callable[[int], object] | None = None) -> NativeWave | None:
+        """Executes the next wave. Returns `None` if no read is left.
+
+        Args:
+            progress: Called about every 0.1 s with the number of bytes of all waves that have arrived; its exception
+                ends the reads.
+        """
 
 @final
 class NativeWave:

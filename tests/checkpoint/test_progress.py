@@ -4,13 +4,18 @@ import threading
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import torchobj
 from tests.support.managers import GCS_IN_MATRIX
 from torchobj import exceptions
+from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.files import Progress
 
-pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
+pytestmark = [
+    pytest.mark.providers("s3", GCS_IN_MATRIX),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 
 MIB = 1 << 20
 
@@ -119,6 +124,58 @@ def test_an_exception_of_progress_ends_a_save_of_a_manager(manager, bucket, stat
     assert torch.equal(manager.restore()["weight"], state["weight"])
 
 
+def test_the_bytes_of_a_state_shard_are_reported(bucket, config, state):
+    url, saving, loading = f"{bucket.url}/step", Seen(), Seen()
+    # Values that are pickled, a copy, and memory that is sent as it is.
+    state |= {"step": 7, "transposed": torch.ones(300, 200).T}
+    dcp.save(state, storage_writer=StorageWriter(url, progress=saving, config=config))
+    into = {name: torch.zeros_like(value) if torch.is_tensor(value) else 0 for name, value in state.items()}
+    dcp.load(into, storage_reader=StorageReader(url, progress=loading, config=config))
+    assert into["step"] == 7 and torch.equal(into["weight"], state["weight"])
+    assert torch.equal(into["transposed"], state["transposed"])
+    size = saving[-1].bytes_done
+    assert saving.is_complete(size) and len(saving) > 3 and loading.is_complete(loading[-1].bytes_done)
+    assert min(size, loading[-1].bytes_done) > sum(value.nbytes for value in state.values() if torch.is_tensor(value))
+    assert saving.threads | loading.threads == {threading.get_ident()}
+    # The files are those of a save without it.
+    dcp.save(state, storage_writer=StorageWriter(f"{bucket.url}/without", config=config))
+    files = [key for key in sorted(bucket.keys()) if key.endswith(".distcp")]
+    contents = [torchobj.get(f"{bucket.url}/{key}", config=config) for key in files]
+    assert len(contents) >= 2 and contents[: len(contents) // 2] == contents[len(contents) // 2 :]
+
+
+def test_the_bytes_of_a_running_load_of_a_state_shard_are_reported(bucket, config, control, state):
+    url, seen = f"{bucket.url}/step", Seen()
+    dcp.save(state, storage_writer=StorageWriter(url, config=config))
+    control.faults({"operation": "GetObject", "times": 1, "skip": 3, "action": {"delay_first_byte_s": 0.5}})
+    dcp.load(state, storage_reader=StorageReader(url, progress=seen, config=config))
+    assert any(0 < progress.bytes_done < progress.bytes_total for progress in seen)
+
+
+def test_an_exception_of_progress_ends_the_save_of_a_state_shard(bucket, config, state):
+    with pytest.raises(dcp.api.CheckpointException, match="StopError"):
+        dcp.save(state, storage_writer=StorageWriter(f"{bucket.url}/step", progress=stop_later, config=config))
+    assert (bucket.keys(), bucket.uploads()) == ([], [])
+
+
+def test_a_manager_of_state_shards_reports_saves_and_restores(bucket, config, state):
+    saving, later, restoring = Seen(), Seen(), Seen()
+    with torchobj.CheckpointManager(f"{bucket.url}/run", sharded=True, config=config) as manager:
+        manager.save(1, state, progress=saving)
+        manager.save_async(2, state, progress=later).result()
+        into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        manager.restore(into=into, progress=restoring)
+        with pytest.raises(StopError):
+            manager.save(3, state, progress=stop_later)
+        assert manager.steps() == [1, 2]
+    assert torch.equal(into["weight"], state["weight"])
+    size = saving[-1].bytes_done
+    assert size > state["weight"].nbytes and saving.is_complete(size) and later.is_complete(size)
+    # Values are read before tensors, in two loads.
+    assert restoring[-1] == Progress(1, 1, *[restoring[-1].bytes_done] * 2, 0)
+    assert sum(progress.files_done for progress in restoring) == 1
+
+
 def test_a_listing_into_a_manifest_reports_its_objects(bucket):
     for number in range(5):
         bucket.write(f"train/{number}", bytes(number))
@@ -146,4 +203,7 @@ def test_what_is_no_progress_is_refused_before_anything_is_sent(bucket, manager,
         torchobj.load(f"{bucket.url}/s.pt", config=bucket.config, progress=progress)
     with refused:
         manager.save(1, {}, progress=progress)
+    for storage in (StorageWriter, StorageReader):
+        with refused:
+            storage(bucket.url, progress=progress)
     assert bucket.keys() == []

@@ -28,7 +28,7 @@ from torchobj.checkpoint.records import NotPlannableError, RecordRange, Records
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.store.file_objects import open_reader, store_of
-from torchobj.store.transfers import ByteProgress, ProgressOption, counters_to
+from torchobj.store.transfers import ByteProgress, ProgressOption, byte_progress
 from torchobj.telemetry.ranges import profiled
 
 __all__ = ["is_switched_on", "load", "load_counted"]
@@ -93,8 +93,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         {'a': tensor([1., 1.])}
     """
     settings = store_config(config, region, endpoint_url, url=url)
-    report = counters_to(progress)
-    counted = None if report is None else ByteProgress(report)
+    counted = byte_progress(progress)
     loaded = load_counted(
         url,
         map_location,

@@ -28,7 +28,7 @@ from torchobj.checkpoint.staging import Stager
 from torchobj.checkpoint.state import own_state
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
-from torchobj.store.transfers import ByteProgress, ProgressOption, counters_to
+from torchobj.store.transfers import ProgressOption, byte_progress
 
 __all__ = ["CheckpointManager"]
 
@@ -129,8 +129,8 @@ class CheckpointManager:
             metrics: Numbers by name, for `keep_best`; stored in the commit object.
             overwrite: Replace the step if it is committed; the old one exists until the new one is committed. If the
                 old commit object cannot be read, the old data becomes a leftover.
-            progress: As for `torchobj.save`, on the first rank; an exception that it raises ends the save, and nothing
-                is committed. State shards are not reported.
+            progress: As for `torchobj.save`, on the first rank; as for `StorageWriter`, on each rank, if `sharded`. An
+                exception that it raises ends the save, and nothing is committed.
 
         Raises:
             CheckpointError: The step is committed already, or another writer committed it first.
@@ -258,7 +258,7 @@ class CheckpointManager:
                 them must be complete. Required for sharded checkpoints.
             map_location: Device of tensors without `into`, as for `torch.load`.
             weights_only: Refuse everything but plain data, as `torch.load` does.
-            progress: As for `torchobj.load`, on the calling rank. State shards are not reported.
+            progress: As for `torchobj.load`, on the calling rank.
 
         Returns:
             `into`; without it the state, with states in place of objects.
@@ -276,8 +276,7 @@ class CheckpointManager:
         source, folder = f"{self.url}, step {found.step}", f"{self.url}/{found.attempt.folder}"
         with self._ranks.together():
             self._check_restore(found, into, map_location, source)
-            report = counters_to(progress)
-        counted = None if report is None or self._sharded else ByteProgress(report)
+            counted = byte_progress(progress)
         try:
             if into is None:
                 with self._ranks.together():
@@ -287,7 +286,9 @@ class CheckpointManager:
                     )
                     into = own_state(loaded, self._ranks, source)
             elif self._sharded:
-                restore_shards(into, folder, self._config, self._ranks, source, weights_only=weights_only)
+                restore_shards(
+                    into, folder, self._config, self._ranks, source, weights_only=weights_only, counted=counted
+                )
             else:
                 restore_file(
                     into, folder, self._config, self._ranks, source, weights_only=weights_only, counted=counted

@@ -63,7 +63,7 @@ class PendingSave:
         config: How the store of the data is reached.
         rules: The rules of the manager.
         sharded: Whether each rank writes its state shard; otherwise the first rank writes one file.
-        progress: Receives the progress of that file.
+        progress: Receives the progress of that file, or of the state shard of each rank.
 
     Raises:
         CheckpointError: The step is committed, and `overwrite` is false.
@@ -191,7 +191,7 @@ class PendingSave:
         if self._sharded:
             # By default torch divides the entries of one object among ranks, which would mix replicas that differ.
             planner, group = DefaultSavePlanner(dedup_save_to_lowest_rank=True), self._ranks.group
-            writer = StorageWriter(folder, config=self._config)
+            writer = StorageWriter(folder, progress=self._progress, config=self._config)
             with collective():
                 save_shards(self._state, storage_writer=writer, planner=planner, process_group=group)
             self._crc32s = {**writer.checksums, METADATA: None}

@@ -16,9 +16,10 @@ import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
 from torchobj.checkpoint.commit_format import STATE_FILE
 from torchobj.checkpoint.dcp.storage import StorageReader
@@ -221,9 +222,16 @@ def _assign(into: MutableMapping[Any, Any], saved: Mapping[Any, Any], source: st
 
 
 def restore_shards(
-    into: MutableMapping[str, Any], folder: str, config: StoreConfig, ranks: Ranks, source: str, *, weights_only: bool
+    into: MutableMapping[str, Any],
+    folder: str,
+    config: StoreConfig,
+    ranks: Ranks,
+    source: str,
+    *,
+    weights_only: bool,
+    counted: ByteProgress | None = None,
 ) -> None:
-    """Restores a state from a folder. Collective.
+    """Restores a state from a folder. Collective. `counted` counts the bytes of this rank.
 
     Names, shapes and dtypes are compared with the checkpoint's first, then values are read, and tensors last.
 
@@ -232,6 +240,7 @@ def restore_shards(
         Exception: A rank could not read.
     """
     reader = _Reader(folder, config=config)
+    reader.counted = counted
 
     with ranks.together():
         metadata = reader.read_metadata()
@@ -266,15 +275,20 @@ def _load_items(
 
 
 class _Reader(StorageReader):
-    """Reads the metadata once."""
+    """Reads the metadata once, and counts the bytes of several loads."""
 
     _metadata: Metadata | None = None
+    counted: ByteProgress | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Returns the metadata of the checkpoint."""
         if self._metadata is None:
             self._metadata = super().read_metadata(*args, **kwargs)
         return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Loads the items of one kind."""
+        return self._load(plan, planner, self.counted)
 
 
 class _Planner(DefaultLoadPlanner):

@@ -14,7 +14,7 @@ from torchobj.exceptions import ConfigError
 from torchobj.store.conditions import check_condition
 from torchobj.store.file_objects import NO_ATTRIBUTES, ObjectWriter, store_of
 from torchobj.store.tensor_memory import memory_of
-from torchobj.store.transfers import ByteProgress, ProgressOption, counters_to
+from torchobj.store.transfers import ProgressOption, byte_progress
 from torchobj.telemetry.ranges import profiled
 
 __all__ = ["SavedObject", "save"]
@@ -83,8 +83,7 @@ def save(
         'memory://example/saved.pt'
     """
     settings = store_config(config, region, endpoint_url, url=url)
-    report = counters_to(progress)
-    counted = None if report is None else ByteProgress(report)
+    counted = byte_progress(progress)
     check_condition(overwrite, if_version)
     parsed, store = store_of(url, settings, is_written=True)
     if parsed.key.lower().endswith(".safetensors"):

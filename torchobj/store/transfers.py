@@ -10,7 +10,16 @@ from typing import Any, TypeAlias
 
 from torchobj.exceptions import ConfigError
 
-__all__ = ["ByteProgress", "FilePath", "Progress", "ProgressCallback", "ProgressOption", "Transfer", "counters_to"]
+__all__ = [
+    "ByteProgress",
+    "FilePath",
+    "Progress",
+    "ProgressCallback",
+    "ProgressOption",
+    "Transfer",
+    "byte_progress",
+    "counters_to",
+]
 
 #: Time between two updates of the bar.
 _BAR_INTERVAL_S = 0.1
@@ -112,7 +121,7 @@ def _bar() -> ProgressCallback:
 
 
 class ByteProgress:
-    """The progress of one object that several calls transfer.
+    """The progress of one object, or of a state shard, that several calls transfer.
 
     Args:
         report: As `counters_to` returns it.
@@ -139,3 +148,9 @@ class ByteProgress:
     def finish(self) -> None:
         """Reports the end."""
         self._report(1, 1, self._done, self._done, 0)
+
+
+def byte_progress(progress: ProgressOption) -> ByteProgress | None:
+    """Converts the argument `progress` of the transfer of one object; None if nothing is reported."""
+    report = counters_to(progress)
+    return None if report is None else ByteProgress(report)

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::sync::{Mutex, MutexGuard};
+use torchobj_core::buffer::ReceivedBytes;
 use torchobj_core::read::{BufferedRead, Frame, Outcome, Slice, SlicePlan, Tile, Wave};
 
 use crate::buffer::{self, Buffer};
 use crate::error::OrRaise;
 use crate::store::{NativeStore, clients};
-use crate::wait::wait;
+use crate::wait::wait_reporting;
 
 /// Reads of arrays, and slices of them, that lie one behind the other in objects. Executed in waves.
 ///
@@ -23,6 +24,7 @@ use crate::wait::wait;
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeSlicePlan {
     plan: Arc<Mutex<SlicePlan>>,
+    received: ReceivedBytes,
 }
 
 /// Shape of the rows, offsets in them, offsets in the slice, and shape of the tile.
@@ -97,7 +99,8 @@ impl NativeSlicePlan {
     ) -> PyResult<Self> {
         let client = clients(py, std::iter::once(store))?.remove(0);
         let plan = SlicePlan::new(client, prefix, verify, wave_bytes, tile_bytes);
-        Ok(Self { plan: Arc::new(Mutex::new(plan)) })
+        let received = plan.received();
+        Ok(Self { plan: Arc::new(Mutex::new(plan)), received })
     }
 
     /// Adds a whole array of `array_bytes` bytes, which is read into the buffer. `before` are the bytes that precede it
@@ -134,9 +137,15 @@ impl NativeSlicePlan {
     }
 
     /// Executes the next wave. Returns `None` if no read is left.
-    fn read(&self, py: Python<'_>) -> PyResult<Option<NativeWave>> {
+    ///
+    /// Args:
+    ///     progress: Called about every 0.1 s with the number of bytes of all waves that have arrived; its exception
+    ///         ends the reads.
+    #[pyo3(signature = (progress=None))]
+    fn read(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Option<NativeWave>> {
         let plan = self.plan.clone();
-        let wave = wait(py, async move { plan.lock().await.read().await })?.or_raise(py)?;
+        let report = |_: Python<'_>| progress.map_or(Ok(()), |call| call.call1((self.received.bytes(),)).map(drop));
+        let wave = wait_reporting(py, async move { plan.lock().await.read().await }, report)?.or_raise(py)?;
         wave.map(|wave| NativeWave::new(py, wave)).transpose()
     }
 }

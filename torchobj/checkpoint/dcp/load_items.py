@@ -29,6 +29,7 @@ from torchobj.checkpoint.pickling import message_of
 from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
 from torchobj.store.tensor_memory import memory_of
+from torchobj.store.transfers import ByteProgress
 
 __all__ = ["ShortFileError", "load_items"]
 
@@ -94,8 +95,17 @@ class _Content(NamedTuple):
 class _Load:
     """The load of one rank's items."""
 
-    def __init__(self, checkpoint: CheckpointDir, metadata: Metadata, planner: LoadPlanner, *, verify: bool) -> None:
+    def __init__(
+        self,
+        checkpoint: CheckpointDir,
+        metadata: Metadata,
+        planner: LoadPlanner,
+        *,
+        verify: bool,
+        counted: ByteProgress | None,
+    ) -> None:
         self._checkpoint, self._url = checkpoint, checkpoint.url
+        self._counted = counted
         self._metadata = metadata
         self._planner = planner
         self._verify = verify
@@ -133,12 +143,20 @@ class _Load:
             else:
                 self._add(self._tensor(request, info, target))
         check_apart(infos, self._url)
+        expected = sum(
+            info.length if target is None else target.numel() * target.element_size()
+            for info, target in zip(infos, targets, strict=True)
+        )
+        if self._counted is not None:
+            self._counted.expect(expected)
         self._read()
         others, self._other = self._other, []
         for start in range(0, len(others), _MAX_ENDS):
             self._load_other(others[start : start + _MAX_ENDS])
         for item in self._loaded:
             self._planner.commit_tensor(item.request, item.target)
+        if self._counted is not None:
+            self._counted.add(expected)
 
     def _info(self, request: ReadItem) -> _StorageInfo:
         """Returns file, offset and length of a requested item.
@@ -238,7 +256,7 @@ class _Load:
 
     def _next_wave(self) -> _torchobj.NativeWave | None:
         try:
-            return self._plan.read()
+            return self._plan.read(None if self._counted is None else self._counted.arrived)
         except RangeError as error:
             raise _short_file(self._checkpoint.url, error) from error
 
@@ -377,7 +395,13 @@ def _overlap(file: str, offset: int, end: int) -> CheckpointError:
 
 
 def load_items(
-    checkpoint: CheckpointDir, metadata: Metadata, items: list[ReadItem], planner: LoadPlanner, *, verify: bool
+    checkpoint: CheckpointDir,
+    metadata: Metadata,
+    items: list[ReadItem],
+    planner: LoadPlanner,
+    *,
+    verify: bool,
+    counted: ByteProgress | None = None,
 ) -> None:
     """Loads the items of a rank into the destinations of its planner.
 
@@ -389,6 +413,7 @@ def load_items(
         items: Items to load.
         planner: Planner of torch's.
         verify: Compare the checksums of items that are read whole.
+        counted: Receives the number of bytes that have arrived.
 
     Raises:
         IntegrityError: Bytes differ from what was written; the message names tensor and file.
@@ -396,4 +421,4 @@ def load_items(
         ObjectChangedError: Another save replaced a file during the load.
         StoreError: A request failed.
     """
-    _Load(checkpoint, metadata, planner, verify=verify).load(items)
+    _Load(checkpoint, metadata, planner, verify=verify, counted=counted).load(items)

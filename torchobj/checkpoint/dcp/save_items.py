@@ -5,6 +5,7 @@ The items of a file follow each other, and are sent from the memory of their ten
 
 import dataclasses
 import io
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -19,13 +20,14 @@ from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.object_names import FileNames
 from torchobj.checkpoint.dcp.removal import discard
-from torchobj.checkpoint.device_memory import check_memory
+from torchobj.checkpoint.device_memory import BLOCK_BYTES, BLOCKS_BYTES, check_memory
 from torchobj.checkpoint.leftovers import under_way
 from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.checkpoint.ranks import portable
 from torchobj.store.archive import DESCRIPTOR_MARK
 from torchobj.store.file_objects import NO_ATTRIBUTES
 from torchobj.store.tensor_memory import memory_of
+from torchobj.store.transfers import ByteProgress
 
 __all__ = ["RankReport", "write_items"]
 
@@ -98,10 +100,16 @@ class _ItemFile:
         checkpoint: Folder of the checkpoint.
         name: Name of the file, relative to the folder.
         limit_bytes: Maximum size of the bytes that are held until they are sent; None if they are the caller's memory.
+        counted: Receives the number of bytes that are sent, up to those in flight.
     """
 
-    def __init__(self, checkpoint: CheckpointDir, name: str, limit_bytes: int | None) -> None:
+    def __init__(
+        self, checkpoint: CheckpointDir, name: str, limit_bytes: int | None, counted: ByteProgress | None
+    ) -> None:
         self.name = name
+        self._counted = counted
+        #: Bytes of items in the current batch.
+        self._uncounted = 0
         #: Offset of the last item that was added, and its end.
         self.offset = self.length = 0
         self._native = _torchobj.NativeGather(
@@ -124,6 +132,7 @@ class _ItemFile:
             crc32 = zlib.crc32(payload).to_bytes(4, "little")
             self._joined += (item.before, payload, DESCRIPTOR_MARK, crc32, item.middle, crc32, item.after)
         self._grow(item.length)
+        self._uncounted += item.payload_bytes
         self._joined_bytes += item.length
         if self._joined_bytes >= _BATCH_BYTES:
             self._write()
@@ -137,6 +146,9 @@ class _ItemFile:
             self._join()
             self._add_record(content)
         self._grow(len(content))
+        if self._counted is not None:
+            self._counted.expect(len(content))
+        self._uncounted += len(content)
         self._write_if_full()
 
     def add_large(self, item: TensorArchive, payload: Iterable[torch.Tensor]) -> None:
@@ -148,8 +160,14 @@ class _ItemFile:
         self._pieces.append(item.before)
         first = self._records
         for piece in payload:
-            self._add_record(memory_of(piece))
-            self._write_if_full()
+            memory = memory_of(piece)
+            # A block is written when those before it are sent, up to the limit.
+            step = max(1, len(memory)) if self._counted is None else BLOCK_BYTES
+            for at in range(0, len(memory), step):
+                block = memory[at : at + step]
+                self._add_record(block)
+                self._uncounted += len(block)
+                self._write_if_full()
         records = (first, self._records)
         self._pieces += (DESCRIPTOR_MARK, records, item.middle, records, item.after)
         self._grow(item.length)
@@ -177,6 +195,13 @@ class _ItemFile:
 
     def _write(self) -> None:
         self._native.write(self._take())
+        self.count()
+
+    def count(self) -> None:
+        """Reports the bytes that are written."""
+        if self._counted is not None:
+            self._counted.add(self._uncounted)
+        self._uncounted = 0
 
     def _take(self) -> list[Any]:
         """Returns the pieces of the current batch, and starts a new one."""
@@ -192,6 +217,8 @@ def close_files(files: Sequence[_ItemFile]) -> dict[str, int]:
         StoreError: The error of the first file that failed, after the others have ended.
     """
     closed = _torchobj.close_gathers([(file._native, file._take()) for file in files])
+    for file in files:
+        file.count()
     return {file.name: crc32 for file, (_, _, crc32) in zip(files, closed, strict=True)}
 
 
@@ -202,10 +229,13 @@ class _Bin:
         checkpoint: Folder of the checkpoint.
         names: Names of the files of the rank.
         opened: All files of the rank, to which this adds those that it opens.
+        counted: As for `_ItemFile`.
     """
 
-    def __init__(self, checkpoint: CheckpointDir, names: FileNames, opened: list[_ItemFile]) -> None:
-        self._checkpoint, self._names, self._opened = checkpoint, names, opened
+    def __init__(
+        self, checkpoint: CheckpointDir, names: FileNames, opened: list[_ItemFile], counted: ByteProgress | None
+    ) -> None:
+        self._checkpoint, self._names, self._opened, self._counted = checkpoint, names, opened, counted
         #: The file of copies, and that of the caller's memory.
         self._files: dict[bool, _ItemFile] = {}
         self._left = _COPIED_BYTES
@@ -244,8 +274,9 @@ class _Bin:
     def _file(self, *, of_copies: bool) -> _ItemFile:
         """Returns the file of copies, or that of the caller's memory."""
         if of_copies not in self._files:
-            name, limit_bytes = self._names.file(len(self._opened)), _STAGED_BYTES if of_copies else None
-            self._files[of_copies] = _ItemFile(self._checkpoint, name, limit_bytes)
+            limit_bytes = _STAGED_BYTES if of_copies else None if self._counted is None else BLOCKS_BYTES
+            name = self._names.file(len(self._opened))
+            self._files[of_copies] = _ItemFile(self._checkpoint, name, limit_bytes, self._counted)
             self._opened.append(self._files[of_copies])
         return self._files[of_copies]
 
@@ -258,7 +289,13 @@ class _Bin:
 
 
 def write_items(
-    checkpoint: CheckpointDir, prefix: str, items: list[WriteItem], planner: SavePlanner, thread_count: int
+    checkpoint: CheckpointDir,
+    prefix: str,
+    items: list[WriteItem],
+    planner: SavePlanner,
+    thread_count: int,
+    *,
+    counted: ByteProgress | None = None,
 ) -> list[WriteResult]:
     """Writes the items of a rank. Returns when all files are stored.
 
@@ -267,6 +304,7 @@ def write_items(
         prefix: Start of the names of the rank's files.
         items: Items to write. The planner resolves them one by one, on this thread.
         thread_count: Maximum number of files, without files of copies.
+        counted: Receives the number of bytes of items that are sent.
 
     Returns:
         A result for each item, and the rank's report.
@@ -278,11 +316,14 @@ def write_items(
     if not items:
         return []
     names, opened = FileNames(prefix), list[_ItemFile]()
+    tensors = [item.tensor_data for item in items if item.tensor_data is not None]
+    if counted is not None:
+        counted.expect(sum(math.prod(data.chunk.sizes) * data.properties.dtype.itemsize for data in tensors))
     with under_way(names.token):
         try:
             results = []
             for content in _split_by_size_and_type(thread_count, items):
-                content_bin = _Bin(checkpoint, names, opened)
+                content_bin = _Bin(checkpoint, names, opened, counted)
                 results += [content_bin.add(item, planner.resolve_data(item)) for item in content]
             checksums = close_files(opened)
         except BaseException:

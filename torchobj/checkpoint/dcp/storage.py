@@ -31,6 +31,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
+from torchobj.store.transfers import ByteProgress, ProgressOption, byte_progress, counters_to
 from torchobj.urls import SCHEMES, parse_url
 
 __all__ = ["CheckpointStorage", "StorageReader", "StorageWriter"]
@@ -108,6 +109,8 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
     Args:
         url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
         verify: Compare checksums.
+        progress: Receives a `torchobj.files.Progress` of the bytes that this rank loads, about every 0.1 s and at the
+            end; True shows a bar on stderr. An exception that it raises ends the load.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Override those of the configuration.
 
@@ -126,11 +129,14 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         url: str,
         *,
         verify: bool = True,
+        progress: ProgressOption = None,
         config: StoreConfig | S3ClientConfig | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
     ) -> None:
+        counters_to(progress)
         super().__init__(url, config, region, endpoint_url)
+        self._progress = progress
         self._verify = verify
         self._metadata: Metadata | None = None
 
@@ -186,9 +192,16 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
             ObjectChangedError: Another save replaced a file during the load.
             StoreError: A request failed.
         """
+        counted = byte_progress(self._progress)
+        loaded = self._load(plan, planner, counted)
+        if counted is not None:
+            counted.finish()
+        return loaded
+
+    def _load(self, plan: LoadPlan, planner: LoadPlanner, counted: ByteProgress | None) -> Future[None]:
         if self._metadata is None:
             raise CheckpointError(f"{self.checkpoint_id}: set_up_storage_reader was not called")
-        load_items(self._checkpoint, self._metadata, plan.items, planner, verify=self._verify)
+        load_items(self._checkpoint, self._metadata, plan.items, planner, verify=self._verify, counted=counted)
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -213,6 +226,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         prefix_strategy: Returns how the names of the files of a rank start, given its number; `__<rank>_` if None. The
             strategies of s3torchconnector are in `torchobj.dcp`.
         overwrite: Replace an existing checkpoint.
+        progress: Receives a `torchobj.files.Progress` of the bytes that this rank saves, as they are sent; True shows
+            a bar on stderr. An exception that it raises ends the save on all ranks.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Override those of the configuration.
 
@@ -233,6 +248,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         thread_count: int = 1,
         prefix_strategy: Callable[[int], str] | None = None,
         overwrite: bool = True,
+        progress: ProgressOption = None,
         config: StoreConfig | S3ClientConfig | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
@@ -240,7 +256,9 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         if not isinstance(thread_count, int) or thread_count < 1:
             raise ConfigError(f"thread_count={thread_count!r}: must be an int of 1 or more")
         check_condition(overwrite, None)
+        counters_to(progress)
         super().__init__(url, config, region, endpoint_url)
+        self._progress = progress
         self._thread_count = thread_count
         self._prefix_of = prefix_strategy or rank_prefix
         self._overwrite = overwrite
@@ -287,7 +305,11 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes the items of the rank. A failure is part of the result; `finish` raises it on all ranks."""
         try:
-            results = write_items(self._checkpoint, plan.storage_data.prefix, plan.items, planner, self._thread_count)
+            counted = byte_progress(self._progress)
+            prefix = plan.storage_data.prefix
+            results = write_items(self._checkpoint, prefix, plan.items, planner, self._thread_count, counted=counted)
+            if counted is not None:
+                counted.finish()
         except BaseException as error:  # noqa: BLE001  the coordinator raises it, on all ranks
             results = [RankReport({}, error, "".join(traceback.format_exception(error))).result()]
         future: Future[list[WriteResult]] = Future()

@@ -93,6 +93,7 @@ pub struct SlicePlan {
     last_frame: Bytes,
     /// First and end address of the memory of all reads: no two of them share any.
     reserved: BTreeMap<usize, usize>,
+    received: ReceivedBytes,
 }
 
 struct PlannedObject {
@@ -135,7 +136,25 @@ impl SlicePlan {
     pub fn new(client: Arc<Client>, prefix: String, verify: bool, wave_bytes: u64, tile_bytes: u64) -> Self {
         let (objects, numbers, reads) = (Vec::new(), HashMap::new(), VecDeque::new());
         let (reserved, last_frame) = (BTreeMap::new(), Bytes::new());
-        Self { client, prefix, verify, wave_bytes, tile_bytes, objects, numbers, reads, added: 0, last_frame, reserved }
+        Self {
+            client,
+            prefix,
+            verify,
+            wave_bytes,
+            tile_bytes,
+            objects,
+            numbers,
+            reads,
+            added: 0,
+            last_frame,
+            reserved,
+            received: ReceivedBytes::default(),
+        }
+    }
+
+    /// Counts the bytes of all waves that have arrived in their memory, for progress.
+    pub fn received(&self) -> ReceivedBytes {
+        self.received.clone()
     }
 
     /// The frame of an array that `before` precedes. Holds a copy of the bytes, which consecutive equal frames share.
@@ -317,7 +336,7 @@ impl SlicePlan {
                     key: key.clone(),
                     version,
                     ranges: Vec::new(),
-                    arrived: ReceivedBytes::default(),
+                    arrived: self.received.clone(),
                 }
             });
             read.ranges.push(ScatterRange { offset, dest });
