@@ -28,6 +28,56 @@ def test_a_profile_that_does_not_exist_is_named_first(strict_server, force_sdk):
 
 
 @pytest.mark.parametrize("force_sdk", [False, True])
+@pytest.mark.parametrize("profile", [None, "empty"])
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"AWS_EC2_METADATA_DISABLED": "true"}, "IMDS disabled"),
+        (
+            {"AWS_EC2_METADATA_DISABLED": "false", "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9"},
+            "Connection refused",
+        ),
+    ],
+)
+def test_the_sources_without_credentials_are_named_first_and_the_metadata_service_last(
+    strict_server, tmp_path, monkeypatch, force_sdk, profile, variables, reason
+):
+    (tmp_path / "config").write_text("[profile empty]\nregion = us-east-1\n")
+    variables |= {"AWS_CONFIG_FILE": str(tmp_path / "config")} | ({"AWS_PROFILE": profile} if profile else {})
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(exceptions.CredentialsError) as caught:
+        torchobj.Store("s3://any", config=config(strict_server, profile=None, force_sdk=force_sdk)).get("k")
+    text = str(caught.value)
+    sources = (
+        f'the environment, the profile "{profile or "default"}" of ~/.aws, or a role of this machine; set AWS_ACCESS'
+    )
+    assert f"s3://any/: no credentials were found in {sources}" in text and "\n" not in text
+    assert "`aws sso login`, or S3Options(anonymous=True)" in text
+    assert text.index("anonymous=True") < text.index("(the metadata service of the machine: ") < text.index(reason)
+
+
+def test_a_profile_without_credentials_is_named(strict_server, tmp_path, monkeypatch):
+    (tmp_path / "config").write_text("[profile empty]\nregion = us-east-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(
+        exceptions.CredentialsError, match='no credentials: the profile "empty" of ~/.aws has none; set '
+    ):
+        torchobj.Store("s3://any", config=config(strict_server, profile="empty")).get("k")
+
+
+def test_an_expired_login_is_the_reason(strict_server, tmp_path, monkeypatch):
+    (tmp_path / "config").write_text(
+        "[profile sso]\nsso_session = s\nsso_account_id = 1\nsso_role_name = r\nregion = us-east-1\n"
+        "[sso-session s]\nsso_region = us-east-1\nsso_start_url = https://d-1.awsapps.com/start\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "sso")
+    with pytest.raises(exceptions.CredentialsError, match="no credentials: .*SSO token; set .*`aws sso login`"):
+        torchobj.Store("s3://any", config=config(strict_server, profile=None)).get("k")
+
+
+@pytest.mark.parametrize("force_sdk", [False, True])
 def test_https_to_a_server_without_tls_suggests_http(strict_server, force_sdk):
     endpoint = strict_server.endpoint.replace("http://", "https://")
     settings = s3_config(endpoint_url=endpoint, profile="strict", force_sdk=force_sdk)

@@ -67,6 +67,9 @@ def test_missing_credentials_are_an_error_with_the_next_steps(gcs_bucket, monkey
         Store(gcs_bucket.url, config=without_credentials(gcs_bucket)).get("k")
     for way in ("GOOGLE_APPLICATION_CREDENTIALS", "gcloud auth application-default login", "service account"):
         assert way in str(caught.value)
+    text = str(caught.value)
+    assert f"get {gcs_bucket.url}/: no credentials were found in GOOGLE_APPLICATION_CREDENTIALS, /" in text
+    assert text.endswith("(the metadata service of the machine: Connection refused (os error 111))")
 
 
 class Renewed:

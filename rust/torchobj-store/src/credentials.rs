@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, oneshot};
 use torchobj_core::runtime::Task;
 
-use crate::http::sanitize;
+use crate::http::{Chain, sanitize};
 
 /// Credentials are refreshed this long before they expire, or after half of their lifetime if that is later.
 const REFRESH_AHEAD: Duration = Duration::from_secs(300);
@@ -117,6 +117,34 @@ pub(crate) fn required(name: &str, value: Option<String>) -> Result<String, Stri
 /// The error of a load.
 pub(crate) fn failed(message: &str) -> LoadError {
     Arc::from(Box::<dyn Error + Send + Sync>::from(message))
+}
+
+/// No source of a provider has credentials.
+#[derive(Debug)]
+pub(crate) struct NoneFound {
+    /// The sources.
+    pub(crate) sources: String,
+    /// Why the last one, the metadata service of the machine, has none.
+    pub(crate) reason: String,
+}
+
+impl fmt::Display for NoneFound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "none were found in {} ({})", self.sources, self.reason)
+    }
+}
+
+impl Error for NoneFound {}
+
+/// The message of a failed load, and the next step: `hint`, before what only the machines of the provider have.
+pub(crate) fn described(error: &LoadError, hint: &str) -> (String, String) {
+    match error.downcast_ref::<NoneFound>() {
+        Some(NoneFound { sources, reason }) => {
+            let hint = format!("{hint} (the metadata service of the machine: {reason})");
+            (format!("no credentials were found in {sources}"), hint)
+        }
+        None => (format!("no credentials: {}", Chain(error)), hint.to_owned()),
+    }
 }
 
 /// Credentials returned by a [`Loader`].

@@ -1,5 +1,6 @@
 //! Loads access tokens: Application Default Credentials by google-cloud-auth, or a credential provider of the user.
 
+use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,9 +16,11 @@ use serde::Deserialize;
 use tokio::sync::Mutex;
 use torchobj_core::policy::within;
 
-use crate::credentials::{CALL_TIMEOUT, CredentialProvider, Credentials, Fresh, LoadError, Loader, failed, required};
+use crate::credentials::{
+    CALL_TIMEOUT, CredentialProvider, Credentials, Fresh, LoadError, Loader, NoneFound, failed, required,
+};
 use crate::env;
-use crate::http::sanitize;
+use crate::http::{root_cause, sanitize};
 
 /// OAuth 2.0 scope for reading and writing objects ("Cloud Storage authentication", "Scopes").
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
@@ -54,36 +57,40 @@ impl Adc {
         if let Some(domain) = &self.universe_domain {
             builder = builder.with_universe_domain(domain);
         }
-        builder.build().map_err(|error| failed(&described(&root_cause(&error))))
+        builder.build().map_err(|error| failure(&error))
     }
 }
 
-/// The message of a failure of Application Default Credentials, with the file that contains them. Omits its contents.
-fn described(cause: &str) -> String {
+/// The error of Application Default Credentials, with the file that contains them. Omits its contents.
+fn failure(error: &(dyn Error + 'static)) -> LoadError {
     const FILE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
+    let cause = root_cause(error);
     let (path, named) = match env::first_of(&[FILE, "HOME"]) {
         Some((FILE, path)) => (PathBuf::from(&path), format!("{FILE}={path}")),
         Some((_, home)) => {
             let path = PathBuf::from(home).join(".config/gcloud/application_default_credentials.json");
             (path.clone(), path.display().to_string())
         }
-        None => return cause.to_owned(),
+        None => return failed(&cause),
     };
     let named = sanitize(&named, 300);
     let text = match std::fs::read(&path) {
         Ok(text) => text,
         // Without a file the service account of the machine is used.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !named.starts_with(FILE) => return cause.to_owned(),
-        Err(error) => return format!("{named}: {error}"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !named.starts_with(FILE) => {
+            let sources = format!("{FILE}, {named}, or a service account of this machine");
+            return Arc::new(NoneFound { sources, reason: cause });
+        }
+        Err(error) => return failed(&format!("{named}: {error}")),
     };
     let Ok(file) = serde_json::from_slice::<CredentialsFile>(&text) else {
-        return format!("{named}: not a credentials file: it is damaged, or not JSON");
+        return failed(&format!("{named}: not a credentials file: it is damaged, or not JSON"));
     };
     let source = file.credential_source.and_then(|source| source.file);
-    match source.map(|source| (std::fs::metadata(&source), source)) {
+    failed(&match source.map(|source| (std::fs::metadata(&source), source)) {
         Some((Err(error), source)) => format!("{named}: credential_source.file={source}: {error}"),
         _ => format!("{named} ({}): {cause}", file.kind.as_deref().unwrap_or("without a type")),
-    }
+    })
 }
 
 /// The fields of a credentials file that error messages name.
@@ -116,7 +123,7 @@ impl Loader<Token> for Adc {
         let headers = match within(CALL_TIMEOUT, credentials.headers(Extensions::new())).await {
             Some(Ok(CacheableResource::New { data, .. })) => data,
             Some(Ok(CacheableResource::NotModified)) => return Err(failed("google-cloud-auth returned no token")),
-            Some(Err(error)) => return Err(failed(&described(&root_cause(&error)))),
+            Some(Err(error)) => return Err(failure(&error)),
             None => return Err(failed(&format!("no token within {} s", CALL_TIMEOUT.as_secs()))),
         };
         *source = Some(credentials);
@@ -125,12 +132,6 @@ impl Loader<Token> for Adc {
         let identity = Token { authorization, quota_project: text(USER_PROJECT) };
         Ok(Fresh { identity, expires: Some(SystemTime::now() + READ_CACHE_AFTER) })
     }
-}
-
-/// The message of the first cause of an error. Those of google-cloud-auth above it repeat each other.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let cause = std::iter::successors(Some(error), |error| error.source()).last();
-    sanitize(&cause.map_or_else(String::new, ToString::to_string), 500)
 }
 
 #[async_trait]

@@ -11,10 +11,10 @@ use torchobj_core::types::{Condition, Payload, Version};
 use super::config::Account;
 use super::credentials::{Token, USER_PROJECT};
 use super::error::{hint, refusal};
-use crate::credentials::Loaded;
+use crate::credentials::{Loaded, described};
 use crate::http::{
-    self, Authorize, Chain, Dialect, ErrorResponse, Failure, Headers, HostAddress, Origin, Refusal, Request,
-    RequestHead, Response, Unauthorized, encode, sanitize,
+    self, Authorize, Dialect, ErrorResponse, Failure, Headers, HostAddress, Origin, Refusal, Request, RequestHead,
+    Response, Unauthorized, encode, sanitize,
 };
 
 /// Maximum size of the JSON of a response. A page of 1000 names of 1024 bytes, each escaped, has 6 MiB.
@@ -127,16 +127,12 @@ impl Bucket {
             Some(credentials) => {
                 let loaded = credentials.current().await;
                 Some(loaded.map_err(|source| {
-                    let error = self.error(ErrorKind::Credentials, operation, None, "no credentials");
-                    let error = error.with_source(Chain(source));
-                    if self.account.config.credential_provider.is_some() {
-                        return error;
-                    }
-                    error.with_hint(
-                        "set GOOGLE_APPLICATION_CREDENTIALS to a credentials file, run `gcloud auth \
-                         application-default login`, or attach a service account to the machine; \
-                         GCSOptions(anonymous=True) for a public bucket",
-                    )
+                    let hint = "set GOOGLE_APPLICATION_CREDENTIALS to a credentials file, run `gcloud auth \
+                        application-default login`, or attach a service account to the machine; \
+                        GCSOptions(anonymous=True) for a public bucket";
+                    let (message, hint) = described(&source, hint);
+                    let error = self.error(ErrorKind::Credentials, operation, None, &message);
+                    if self.account.config.credential_provider.is_some() { error } else { error.with_hint(hint) }
                 })?)
             }
         };

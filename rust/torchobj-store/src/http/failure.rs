@@ -151,6 +151,12 @@ impl<E: std::error::Error> fmt::Display for Chain<E> {
 
 impl<E: std::error::Error> std::error::Error for Chain<E> {}
 
+/// The message of the first cause of an error, for SDKs whose errors above it repeat each other.
+pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let cause = std::iter::successors(Some(error), |error| error.source()).last();
+    sanitize(&cause.map_or_else(String::new, ToString::to_string), 500)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

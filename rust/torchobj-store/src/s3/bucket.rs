@@ -12,7 +12,8 @@ use super::config::Account;
 use super::endpoint::{Address, is_region};
 use super::error::refusal;
 use super::sign::{DEFAULT_REGION, Signer};
-use crate::http::{Anonymous, Chain, ErrorResponse, Failure, Headers, Request, encode, exchange, sanitize};
+use crate::credentials::described;
+use crate::http::{Anonymous, ErrorResponse, Failure, Headers, Request, encode, exchange, sanitize};
 
 /// A signer, and the generation of its credentials.
 pub(super) type Signing = (Arc<Signer>, u64);
@@ -175,17 +176,17 @@ impl Bucket {
                 return Err(failed.with_source(error));
             }
             Err(error) => {
-                let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or \
-                    S3Options(anonymous=True) for a public bucket";
-                let message = match (self.account.missing_profile().await, &self.account.config.profile) {
-                    (Some(profile), _) => format!("the profile {profile:?} does not exist; no credentials"),
-                    (None, Some(profile)) => format!("the profile {profile:?} has no credentials"),
-                    (None, None) => "no credentials".to_owned(),
-                };
-                let token_file = self.account.unreadable_token_file().await;
-                let message = token_file.map_or(message.clone(), |problem| format!("{message}: {problem}"));
-                let error = self.error(ErrorKind::Credentials, operation, None, &message).with_source(Chain(error));
-                return Err(error.with_hint(hint));
+                let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE to a profile of `aws configure` or \
+                    `aws sso login`, or S3Options(anonymous=True) for a public bucket";
+                let (message, hint) =
+                    match (self.account.unreadable_token_file().await, self.account.missing_profile().await) {
+                        (Some(problem), _) => (format!("no credentials: {problem}"), hint.to_owned()),
+                        (None, Some(profile)) => {
+                            (format!("the profile {profile:?} does not exist; no credentials"), hint.to_owned())
+                        }
+                        (None, None) => described(&error, hint),
+                    };
+                return Err(self.error(ErrorKind::Credentials, operation, None, &message).with_hint(hint));
             }
         };
         {

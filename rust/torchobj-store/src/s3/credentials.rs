@@ -1,10 +1,13 @@
 //! Loads the configuration of the SDK, and credentials of S3: from the provider chain of the SDK, or from a credential provider
 //! of the user.
 
+use std::error::Error;
 use std::sync::{Arc, RwLock};
 
 use async_trait::async_trait;
 use aws_config::environment::EnvironmentVariableRegionProvider;
+use aws_config::imds::client::error::ImdsError;
+use aws_config::meta::ProviderChainError;
 use aws_config::meta::region::RegionProviderChain;
 use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider};
 use aws_config::provider_config::ProviderConfig;
@@ -17,8 +20,9 @@ use aws_types::region::Region;
 use super::connector::Connector;
 use super::sign::{DEFAULT_REGION, Identity};
 use crate::config::S3Config;
-use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, failed, required};
+use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, NoneFound, failed, required};
 use crate::env;
+use crate::http::root_cause;
 
 /// Loads settings from the environment, the profiles and the instance.
 pub(super) async fn load_sdk_config(config: &S3Config, connector: &Connector) -> SdkConfig {
@@ -76,6 +80,24 @@ impl SdkChain {
         let provider = RwLock::new(sdk.credentials_provider()?);
         Some(Self { config: config.clone(), connector: connector.clone(), provider })
     }
+
+    /// The error of a load: [`NoneFound`] unless a source has credentials that cannot be loaded.
+    fn failure(&self, error: CredentialsError) -> LoadError {
+        let causes = || std::iter::successors(Some(&error as &(dyn Error + 'static)), |error| (*error).source());
+        let chain = causes().find_map(|cause| cause.downcast_ref::<ProviderChainError<CredentialsError>>());
+        match &self.config.profile {
+            Some(profile) if matches!(error, CredentialsError::CredentialsNotLoaded(_)) => {
+                failed(&format!("the profile {profile:?} of ~/.aws has none"))
+            }
+            None if chain.is_some() || causes().any(|cause| cause.is::<ImdsError>()) => {
+                let last = chain.and_then(|chain| Some(chain.attempts().last()?.error()));
+                let profile = env::first_of(&["AWS_PROFILE"]).map_or_else(|| "default".to_owned(), |(_, name)| name);
+                let sources = format!("the environment, the profile {profile:?} of ~/.aws, or a role of this machine");
+                Arc::new(NoneFound { sources, reason: root_cause(last.unwrap_or(&error)) })
+            }
+            _ => Arc::new(error),
+        }
+    }
 }
 
 #[async_trait]
@@ -88,7 +110,7 @@ impl Loader<Identity> for SdkChain {
             *self.provider.write().expect("no holder of this lock panics") = provider;
         }
         let provider = self.provider.read().expect("no holder of this lock panics").clone();
-        let found = provider.provide_credentials().await.map_err(|error| Arc::new(error) as LoadError)?;
+        let found = provider.provide_credentials().await.map_err(|error| self.failure(error))?;
         let identity = Identity {
             access_key: found.access_key_id().to_owned(),
             secret_key: found.secret_access_key().to_owned(),
