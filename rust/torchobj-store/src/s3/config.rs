@@ -134,14 +134,6 @@ impl Account {
         let endpoint_url = config.endpoint_url.clone().or_else(|| configured_endpoint(&sdk));
         // If the path of the endpoint has no trailing slash, the rules of the SDK append the bucket to its last component.
         let endpoint_url = endpoint_url.map(|url| if url.ends_with('/') { url } else { url + "/" });
-        let path = endpoint_url.as_ref().and_then(|url| url.parse::<http::Uri>().ok().map(|url| url.path().to_owned()));
-        if let Some(path) = path.filter(|path| path != "/" && !path.contains('@')) {
-            let path = sanitize(&path, 200);
-            log::warn!(
-                "the endpoint has the path {path}, and buckets are expected below it. \
-                 A bucket belongs in the URL, such as s3://bucket"
-            );
-        }
         let region = sdk.region().map(ToString::to_string);
         let region = region.or_else(|| endpoint_url.as_ref().map(|_| DEFAULT_REGION.to_owned()));
         let checksums_when_required =

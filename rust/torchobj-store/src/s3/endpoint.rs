@@ -43,6 +43,25 @@ impl Account {
             );
             return Err(misconfigured(&message));
         }
+        let configured: Option<Uri> = environment.endpoint_url.as_deref().and_then(|url| url.parse().ok());
+        let path = configured.as_ref().map_or("", |url| url.path().trim_end_matches('/'));
+        // Below an endpoint that ends with the bucket, keys would begin with its name, and a listing would read an object.
+        let ends_with_bucket = path.strip_suffix(bucket).is_some_and(|base| base.ends_with('/'));
+        if ends_with_bucket && self.config.addressing != Addressing::Path {
+            let path = sanitize(path, 200);
+            let message = format!(
+                "endpoint_url, or its environment variable: the path {path} ends with the bucket, which belongs in the URL \
+                 s3://{bucket} only; addressing_style=\"path\" accepts it as a prefix of the server"
+            );
+            return Err(misconfigured(&message));
+        }
+        if !path.is_empty() {
+            let path = sanitize(path, 200);
+            log::warn!(
+                "the endpoint has the path {path}, and buckets are expected below it. \
+                 A bucket belongs in the URL, such as s3://bucket"
+            );
+        }
         let mut params = Params::builder().region(region);
         params = params
             .set_bucket((!bucket.is_empty()).then(|| bucket.to_owned()))
@@ -60,7 +79,6 @@ impl Account {
                 "addressing_style=\"virtual\": bucket {bucket:?} cannot be part of a host"
             )));
         }
-        let configured: Option<Uri> = environment.endpoint_url.as_deref().and_then(|url| url.parse().ok());
         let endpoint_host = match configured.as_ref().and_then(Uri::host) {
             Some(endpoint) => endpoint.to_owned(),
             None => host.strip_prefix(&format!("{bucket}.")).unwrap_or(&host).to_owned(),
@@ -147,6 +165,21 @@ mod tests {
         assert_eq!((address.origin.host.as_str(), address.origin.path.as_slice()), ("10.0.0.1:9000", &b"/base/b/"[..]));
         assert_eq!(address.origin.path_of(b"a%20b//c"), b"/base/b/a%20b//c");
         assert_eq!(address.origin.path_of(b""), b"/base/b");
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_that_ends_with_the_bucket_is_a_config_error_unless_its_path_is_meant() {
+        for url in ["http://h:9000/b", "http://h:9000/b/", "https://h/base/b"] {
+            let error = address(custom(url, Addressing::Auto), "b", "us-east-1").await.err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.to_string().contains("ends with the bucket"), "{error}");
+        }
+        for url in ["http://h:9000/bb/", "http://h:9000/b/base/", "http://h:9000/", "http://b", "http://h:9000/B/"] {
+            address(custom(url, Addressing::Auto), "b", "us-east-1").await.unwrap();
+        }
+        let meant = address(custom("http://h:9000/b/", Addressing::Path), "b", "us-east-1").await.unwrap();
+        assert_eq!(meant.origin.path, b"/b/b/");
+        address(custom("http://h:9000/", Addressing::Auto), "", "us-east-1").await.unwrap();
     }
 
     #[tokio::test]
