@@ -39,10 +39,19 @@ class TestDoctor:
         assert done.exit_code == 1 and "FAILED  LIST" in done.stdout
         assert "not tried: LIST failed" in done.stdout
 
-    def test_its_advice_is_not_to_call_it(self, cli, bucket, control):
-        control.faults({"operation": "ListObjectsV2", "action": {"status": 403, "code": "AccessDenied"}})
-        done = cli.run("doctor", bucket.url)
-        assert "see the checks of credentials" in done.stdout and "torchobj doctor" not in done.stdout
+    @pytest.mark.parametrize("operation", ["LIST", "GET", "PUT"])
+    def test_a_missing_permission_is_named_and_the_credentials_are_accepted(self, cli, bucket, control, operation):
+        bucket.write("train/k", b"1")
+        refused = {"LIST": "ListObjectsV2", "GET": "GetObject", "PUT": "PutObject"}[operation]
+        control.faults({"operation": refused, "action": {"status": 403, "code": "AccessDenied"}})
+        records = cli.failed_records("doctor", f"{bucket.url}/train/", "--write")
+        failed = {record["name"]: record["advice"] for record in records if record["state"] == "failed"}
+        s3 = {"LIST": "s3:ListBucket", "GET": "s3:GetObject", "PUT": "s3:PutObject"}
+        gcs = {"LIST": "storage.objects.list", "GET": "storage.objects.get", "PUT": "storage.objects.create"}
+        # PUT reads what it wrote.
+        assert {operation} <= failed.keys() <= {operation, "PUT"}
+        assert "accepts the credentials" in failed[operation]
+        assert (s3 if bucket.url.startswith("s3://") else gcs)[operation] in failed[operation]
 
     def test_a_clock_that_differs_is_a_warning(self, cli, bucket, control):
         control.clock(-3600)
@@ -51,6 +60,58 @@ class TestDoctor:
     def test_no_secret_is_shown(self, cli, bucket, control):
         shown = cli.run("doctor", bucket.url, "--write").output
         assert bucket.server.secret_key not in shown and str(bucket.server.token) not in shown
+
+
+class TestDoctorOfS3:
+    """What the advice after a refused LIST is."""
+
+    @pytest.fixture
+    def advice(self, cli, bucket, monkeypatch, tmp_path):
+        """Calls doctor with keys of the environment. Returns the failed checks and their advice."""
+        (tmp_path / "torchobj.toml").write_text(f'["s3://"]\ns3 = {{ endpoint_url = "{bucket.server.endpoint}" }}\n')
+        config_file._read.clear()
+
+        def call(*options, url=bucket.url, key=bucket.server.access_key, secret=bucket.server.secret_key):
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+            records = cli.failed_records("doctor", url, *options)
+            return {record["name"]: record["advice"] for record in records if record["state"] == "failed"}
+
+        return call
+
+    def test_a_wrong_secret(self, advice):
+        found = advice(secret="wrong")
+        assert found.keys() == {"LIST"} and "rejects the credentials (AWS_ACCESS_KEY_ID and" in found["LIST"]
+        assert found["LIST"].endswith("check the secret access key")
+
+    def test_an_unknown_access_key(self, advice):
+        found = advice(key="AKIAUNKNOWN")
+        assert found.keys() == {"LIST"} and found["LIST"].endswith("check that the access key belongs to this endpoint")
+
+    def test_an_unknown_bucket(self, advice, bucket):
+        found = advice(url=bucket.url.replace("test-", "missing-"))
+        assert found == {"LIST": "check the bucket's name and the endpoint"}
+
+    def test_a_bucket_that_is_not_public(self, advice):
+        assert advice("--no-sign-request") == {"LIST": "the bucket is not public: requests need credentials"}
+
+    def test_no_credentials(self, advice):
+        found = advice(key="")
+        assert found["LIST"] == "no request was sent: see the check of credentials" and "credentials" in found
+
+    def test_a_bucket_of_another_server(self, advice, bucket, control):
+        control.bucket(bucket.name, {"elsewhere": {"region": "eu-west-1", "endpoint": "b.s3.eu-west-1.example"}})
+        assert "another region" in advice()["LIST"]
+
+    def test_a_wrong_region_is_a_warning(self, cli, bucket):
+        found = {record["name"]: record for record in cli.records("doctor", bucket.url, "--region", "eu-west-1")}
+        assert found["region"]["state"] == "warning" and "--region us-east-1" in found["region"]["advice"]
+
+    def test_an_endpoint_that_ends_with_the_bucket(self, cli, bucket):
+        endpoint = f"{bucket.server.endpoint}/{bucket.name}"
+        assert "ends with the bucket" in cli.error("ls", bucket.url, "--endpoint-url", endpoint)
+        records = cli.failed_records("doctor", bucket.url, "--endpoint-url", endpoint)
+        assert "ends with the bucket" in next(record for record in records if record["name"] == "LIST")["found"]
 
 
 def test_doctor_without_a_url_checks_the_machine(cli):

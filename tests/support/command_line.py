@@ -48,6 +48,12 @@ class CommandLine:
         """The output of a command that succeeds, with `--json`."""
         return [json.loads(line) for line in self.lines(*arguments, "--json")]
 
+    def failed_records(self, *arguments):
+        """The output of a command that fails, with `--json`."""
+        done = self.run(*arguments, "--json")
+        assert done.exit_code == 1, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
     def error(self, *arguments, code=1):
         """The message of a command that fails, which is one line."""
         done = self.run(*arguments)

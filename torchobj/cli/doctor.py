@@ -33,7 +33,16 @@ from torchobj.cli.output import counted, duration, escaped, human_size
 from torchobj.cli.targets import URL, parse_target
 from torchobj.config import GCSOptions, S3Options, StoreConfig, config_file
 from torchobj.datasets.memory_budget import budget_bytes
-from torchobj.exceptions import ConfigError, RangeError, StoreError, TorchobjError
+from torchobj.exceptions import (
+    AccessDeniedError,
+    ConfigError,
+    CredentialsError,
+    RangeError,
+    StoreConnectionError,
+    StoreError,
+    StoreTimeoutError,
+    TorchobjError,
+)
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import Url, shown_url
 
@@ -49,6 +58,13 @@ _SHARED_BYTES = 1 << 30
 _SKEW_S = 60.0
 _LIMIT_S = 5.0
 _READ_BYTES = 1 << 20
+#: Permissions of S3 and of Google Cloud Storage, by operation.
+_PERMISSIONS = {
+    "list": ("s3:ListBucket on the bucket and this prefix", "storage.objects.list on the bucket"),
+    "get": ("s3:GetObject on the key, and kms:Decrypt if it is encrypted by KMS", "storage.objects.get"),
+    "put": ("s3:PutObject on the key, and kms:GenerateDataKey if it is encrypted by KMS", "storage.objects.create"),
+    "delete": ("s3:DeleteObject on the key", "storage.objects.delete"),
+}
 _EXPECTED = "expected http://host:port; special characters of a password are written as %2F"
 #: Name of the temporary object, before a nonce.
 _PROBE = ".torchobj-doctor-"
@@ -93,11 +109,14 @@ def _checks(url: str | None, *, write: bool) -> Iterator[Check]:
         return
     target = parse_target(url, raw=True)
     store, prefix = target.open(settings().config(url))
+    source = None
     if target.url.scheme == "s3":
-        yield s3_source(store.config.s3)
+        source = s3_source(store.config.s3)
     elif target.url.scheme == "gs":
-        yield gcs_source(store.config.gcs)
-    yield from _store_checks(target.url, store, prefix, write=write)
+        source = gcs_source(store.config.gcs)
+    if source is not None:
+        yield source
+    yield from _store_checks(target.url, store, prefix, source, write=write)
 
 
 def _machine_checks() -> Iterator[Check]:
@@ -302,20 +321,28 @@ def _endpoint_of(url: Url, config: StoreConfig) -> tuple[str, str]:
     return f"https://s3{f'.{region}' if region else ''}.amazonaws.com", "AWS, unless the profile names another one"
 
 
-def _store_checks(url: Url, store: Store, prefix: str, *, write: bool) -> Iterator[Check]:
-    """Checks a store: name resolution and clock of a cloud, then LIST, GET, and PUT if `write`."""
+def _store_checks(url: Url, store: Store, prefix: str, source: Check | None, *, write: bool) -> Iterator[Check]:
+    """Checks a store: name resolution and clock of a cloud, then LIST, GET, and PUT if `write`.
+
+    Args:
+        url: URL of the store.
+        store: The store.
+        prefix: Prefix of the keys.
+        source: Where the credentials come from; None for a store without them.
+        write: Whether to try PUT.
+    """
     if url.scheme in ("s3", "gs"):
         yield from _network(url, store.config)
     found: list[ObjectInfo] = []
-    listed = _timed("LIST", lambda: _list(store, prefix, found))
+    listed = _timed("LIST", source, lambda: _list(store, prefix, found))
     yield listed
     if found:
-        yield _timed("GET", lambda: _get(store, found[0]))
+        yield _timed("GET", source, lambda: _get(store, found[0]))
     else:
         reason = "LIST failed" if listed.state == "failed" else "the prefix has no objects"
         yield Check("GET", "note", f"not tried: {reason}")
     if write:
-        yield _timed("PUT", lambda: _put(store, prefix))
+        yield _timed("PUT", source, lambda: _put(store, prefix))
     else:
         yield Check("PUT", "note", "not tried; --write writes, reads and deletes a small object of its own")
 
@@ -427,18 +454,43 @@ def _proxy(endpoint: str) -> str | None:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
-def _timed(name: str, check: Callable[[], str]) -> Check:
+def _timed(name: str, source: Check | None, check: Callable[[], str]) -> Check:
     started = time.perf_counter()
     try:
         found = check()
     except TorchobjError as error:
         step = next_step(error)
-        if step is not None and "`torchobj doctor" in step:
-            message = described(error).removesuffix(f"; {escaped(step)}")
-            return Check(name, "failed", message, "see the checks of credentials, endpoint and connection")
-        message, _, advice = described(error).rpartition("; ")
-        return Check(name, "failed", message or advice, advice if message else "")
+        text = described(error).removesuffix("" if step is None else f"; {escaped(step)}")
+        if isinstance(error, CredentialsError) and error.status is None:
+            return Check(name, "failed", text, "no request was sent: see the check of credentials")
+        message, _, hint = text.rpartition("; ")
+        advice = _advice(error, source, hint if message else "")
+        return Check(name, "failed", message or hint, advice or step or "")
     return Check(name, "ok", f"{found} in {duration(time.perf_counter() - started)}")
+
+
+def _advice(error: TorchobjError, source: Check | None, hint: str) -> str:
+    """The next step after a failed request: which other check has the cause, or what to grant.
+
+    Args:
+        error: The error.
+        source: Where the credentials come from.
+        hint: The last part of its message.
+    """
+    if isinstance(error, (StoreConnectionError, StoreTimeoutError)):
+        return "see the checks of endpoint, DNS and connection"
+    if source is None or not isinstance(error, StoreError):
+        return hint
+    if isinstance(error, CredentialsError):
+        return f"the store rejects the credentials ({source.found}): {hint}"
+    if isinstance(error, AccessDeniedError):
+        if source.state == "note" and source.found.startswith("none are used"):
+            return "the bucket is not public: requests need credentials"
+        granted = _PERMISSIONS.get(error.operation or "")
+        if granted is not None:
+            permission = granted[(error.url or "").startswith("gs://")]
+            return f"the store accepts the credentials ({source.found}), which lack a permission: grant {permission}"
+    return hint
 
 
 def _list(store: Store, prefix: str, found: list[ObjectInfo]) -> str:

@@ -85,6 +85,9 @@ pub(super) fn hint(operation: Operation, kind: ErrorKind, code: Option<&str>) ->
         (ErrorKind::Credentials, Some("InvalidAccessKeyId" | "XAdminUserNotFound")) => {
             Some("check that the access key belongs to this endpoint")
         }
+        (ErrorKind::NoBucket, _) if matches!(operation, Operation::Put | Operation::BeginUpload) => {
+            Some("check the bucket's name and the endpoint, or create the bucket, such as by `aws s3 mb`")
+        }
         (ErrorKind::NoBucket, _) => Some("check the bucket's name and the endpoint"),
         (ErrorKind::Changed, _) => Some(CHANGED),
         (ErrorKind::ClockSkew, _) => Some("set the clock of this machine"),
