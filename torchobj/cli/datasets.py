@@ -3,26 +3,22 @@
 `torchobj.manifest` and `torchobj.shards` list the objects, read the headers of shards, and plan and write shards.
 """
 
-import threading
 import time
 
 import click
+from typing_extensions import override
 
 from torchobj.cli.options import Command, CommandError, Settings, settings, shared_options
 from torchobj.cli.output import counted, duration, human_size, print_json, rate_shown, rows, shown
-from torchobj.cli.progress import Report, reporting
+from torchobj.cli.progress import reporting
 from torchobj.cli.targets import URL, Target, parse_target
 from torchobj.cli.transfer_run import FailedTransfer
 from torchobj.config import StoreConfig
 from torchobj.manifest import Manifest
 from torchobj.shards import TarIndex, index_file
-from torchobj.shards.packing import PackPlan, PlannedShard, Stopped, is_complete, pack_shard, plan_shards
+from torchobj.shards.packing import Packing, PackPlan, PlannedShard, check_next, plan_shards
 from torchobj.shards.shard_urls import shard_manifest
-from torchobj.shards.writer import shard_url
-from torchobj.store import Store
-from torchobj.store.concurrency import concurrently
-from torchobj.store.transfers import Progress
-from torchobj.urls import Url, parse_url
+from torchobj.urls import Url
 
 
 @click.group(params=shared_options(), short_help="Manifest files: build, show.")
@@ -160,7 +156,7 @@ def pack(
     plan = plan_shards(objects, folder, pattern, maxcount=maxcount, maxsize=maxsize, start_shard=start_shard)
     if not plan.shards:
         raise CommandError(f"{prefix}: no samples; {_left_out(plan)}") if plan.left_out else target.nothing()
-    _check_next(plan, pattern, start_shard, config)
+    check_next(plan, pattern, start_shard, config)
     if plan.left_out and not chosen.json:
         chosen.note(_left_out(plan))
     selected = [shard for shard in plan.shards if shard.number % part[1] == part[0]]
@@ -170,7 +166,7 @@ def pack(
         return
     started = time.monotonic()
     with reporting("pack", quiet=chosen.json or check) as report:
-        packing = _Packing(plan, selected, config, report, check=check)
+        packing = (_Checking if check else Packing)(plan, selected, config, report)
         packing.run(parallel)
     _print_packed(chosen, plan, packing, time.monotonic() - started)
 
@@ -191,64 +187,19 @@ def _objects(target: Target, pattern: str, manifest: str | None, config: StoreCo
     return Manifest.load(str(parse_target(manifest, raw=True).url), config=config), target.folder().url
 
 
-def _check_next(plan: PackPlan, pattern: str, start_shard: int, config: StoreConfig) -> None:
-    """Checks that there is no shard after those of the plan, which readers would read with them."""
-    url = parse_url(shard_url(pattern, start_shard + len(plan.shards)))
-    if Store(url.base, config=config).exists(url.key):
-        raise CommandError(
-            f"{url}: exists, but the plan has {len(plan.shards)} shards: it is of other objects or limits; delete it "
-            "and those after it, or choose other names"
-        )
-
-
 def _left_out(plan: PackPlan) -> str:
     count, first = len(plan.left_out), plan.manifest.url(plan.left_out[0])
     noun = "object is" if count == 1 else "objects are"
     return f"{count} {noun} left out, whose names have no extension or begin with a dot: {shown(first)}"
 
 
-class _Packing:
-    """Packs shards at the same time, and adds up their progress."""
+class _Checking(Packing):
+    """Compares shards with the plan."""
 
-    def __init__(
-        self, plan: PackPlan, shards: list[PlannedShard], config: StoreConfig, report: Report, *, check: bool
-    ) -> None:
-        self._plan, self._shards, self._config, self._report, self._only_checks = plan, shards, config, report, check
-        self._lock, self._stopped = threading.Lock(), threading.Event()
-        self._total = sum(len(shard.objects) for shard in shards), sum(shard.bytes for shard in shards)
-        self._files = self._bytes = self._skipped = 0
-        self.packed: list[PlannedShard] = []
-        self.complete: list[PlannedShard] = []
-        self.failures: list[FailedTransfer] = []
-
-    def run(self, parallel: int) -> None:
-        """Packs shards that are not complete. A failure does not end the others."""
-        try:
-            for shard, done in concurrently(self._pack, self._shards, parallel, waits=False):
-                if isinstance(done, Exception):
-                    self.failures.append(FailedTransfer(shard.url, done))
-                else:
-                    (self.packed if done else self.complete).append(shard)
-        finally:
-            # The writers abort their uploads, for which the end of the process waits.
-            self._stopped.set()
-
-    def _pack(self, shard: PlannedShard) -> bool:
-        """Packs a shard unless it is complete. Returns whether it did."""
-        if self._stopped.is_set():
-            raise Stopped
-        if is_complete(self._plan, shard, self._config):
-            self._add(len(shard.objects), shard.bytes, len(shard.objects))
-            return False
-        if self._only_checks:
-            raise CommandError(f"{shard.url}: is missing, or does not contain the objects of the plan; pack it")
-        pack_shard(self._plan, shard, self._config, lambda size: self._add(1, size, 0), self._stopped)
-        return True
-
-    def _add(self, files: int, size: int, skipped: int) -> None:
-        with self._lock:
-            self._files, self._bytes, self._skipped = self._files + files, self._bytes + size, self._skipped + skipped
-            self._report(Progress(self._files, self._total[0], self._bytes, self._total[1], self._skipped))
+    @override
+    def write(self, shard: PlannedShard) -> None:
+        """Raises instead."""
+        raise CommandError(f"{shard.url}: is missing, or does not contain the objects of the plan; pack it")
 
 
 def _print_planned(chosen: Settings, shard: PlannedShard) -> None:
@@ -257,10 +208,10 @@ def _print_planned(chosen: Settings, shard: PlannedShard) -> None:
     chosen.show({"action": "would pack", **fields}, f"would pack {shown(shard.url)}: {contents}")
 
 
-def _print_packed(chosen: Settings, plan: PackPlan, packing: _Packing, elapsed_s: float) -> None:
+def _print_packed(chosen: Settings, plan: PackPlan, packing: Packing, elapsed_s: float) -> None:
     """Prints the failures and a summary. Ends the command with exit code 1 if a shard is not complete."""
-    for failure in sorted(packing.failures, key=lambda failure: failure.name):
-        chosen.error(str(failure), failure.error)
+    for url, error in sorted(packing.failures, key=lambda failure: failure[0]):
+        chosen.error(str(FailedTransfer(url, error)), error)
     samples, size = sum(shard.samples for shard in packing.packed), sum(shard.bytes for shard in packing.packed)
     files, complete = sum(len(shard.objects) for shard in packing.packed), len(packing.complete)
     fields = {

@@ -16,16 +16,18 @@ from itertools import groupby
 from typing import Any
 
 from torchobj._torchobj import NativeStore, ObjectReader
-from torchobj.config import StoreConfig, resolved
-from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError, TarIndexError
+from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
+from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError, TarIndexError, TransferError
 from torchobj.manifest import Manifest
 from torchobj.shards import index_file
 from torchobj.shards.members import end_of_archive, header, padding, split_name
 from torchobj.shards.writer import TarWriter, check_shard_limits, check_shard_pattern, shard_url
 from torchobj.store import Store
+from torchobj.store.concurrency import concurrently
+from torchobj.store.transfers import ProgressOption, counters_to
 from torchobj.urls import Url, parse_url
 
-__all__ = ["PackPlan", "PlannedShard", "Stopped", "is_complete", "pack_shard", "plan_shards"]
+__all__ = ["PackPlan", "Packing", "PlannedShard", "check_next", "pack", "plan_shards"]
 
 #: Objects that are read by one call, and their bytes. While these are written, the next ones are read.
 _ROUND_OBJECTS, _ROUND_BYTES = 512, 16 << 20
@@ -241,6 +243,152 @@ def pack_shard(
             f"{shard.url}: is not as it was written, {shard.samples} samples in {plan.size_of_shard(shard)} bytes; "
             "another writer has replaced it or its index. Pack it again"
         )
+
+
+def check_next(plan: PackPlan, pattern: str, start_shard: int, config: StoreConfig) -> None:
+    """Checks that there is no shard after those of the plan, which readers would read with them.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    url = parse_url(shard_url(pattern, start_shard + len(plan.shards)))
+    if Store(url.base, config=config).exists(url.key):
+        raise ConfigError(
+            f"{url}: exists, but the plan has {len(plan.shards)} shards: it is of other objects or limits; delete it "
+            "and those after it, or choose other names"
+        )
+
+
+class Packing:
+    """Packs shards at the same time, and adds up their progress.
+
+    Args:
+        plan: The plan.
+        shards: Those of its shards that are packed.
+        config: The configuration of both stores.
+        progress: Receives the number of objects and bytes that are packed. An exception that it raises ends `run`.
+    """
+
+    def __init__(
+        self, plan: PackPlan, shards: Sequence[PlannedShard], config: StoreConfig, progress: ProgressOption
+    ) -> None:
+        self._plan, self._shards, self._config, self._report = plan, shards, config, counters_to(progress)
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._total = sum(len(shard.objects) for shard in shards), sum(shard.bytes for shard in shards)
+        self._files = self._bytes = self._skipped = 0
+        self._raised: Exception | None = None
+        self.packed: list[PlannedShard] = []
+        """The shards that were written."""
+        self.complete: list[PlannedShard] = []
+        """Those that were complete before."""
+        self.failures: list[tuple[str, Exception]] = []
+        """URL and exception of each shard that could not be packed."""
+
+    def run(self, parallel: int) -> None:
+        """Packs shards that are not complete. A failure does not end the others."""
+        try:
+            for shard, done in concurrently(self._pack, self._shards, parallel, waits=False):
+                if isinstance(done, Exception):
+                    self.failures.append((shard.url, done))
+                else:
+                    (self.packed if done else self.complete).append(shard)
+        finally:
+            # The writers abort their uploads, for which the end of the process waits.
+            self._stopped.set()
+        if self._raised is not None:
+            raise self._raised
+
+    def write(self, shard: PlannedShard) -> None:
+        """Writes a shard that is not complete."""
+        pack_shard(self._plan, shard, self._config, lambda size: self._add(1, size, 0), self._stopped)
+
+    def _pack(self, shard: PlannedShard) -> bool:
+        """Packs a shard unless it is complete. Returns whether it did."""
+        if self._stopped.is_set():
+            raise Stopped
+        if is_complete(self._plan, shard, self._config):
+            self._add(len(shard.objects), shard.bytes, len(shard.objects))
+            return False
+        self.write(shard)
+        return True
+
+    def _add(self, files: int, size: int, skipped: int) -> None:
+        with self._lock:
+            self._files, self._bytes, self._skipped = self._files + files, self._bytes + size, self._skipped + skipped
+            if self._report is None or self._raised is not None:
+                return
+            try:
+                self._report(self._files, self._total[0], self._bytes, self._total[1], self._skipped)
+            except Exception as error:
+                self._raised = error
+                self._stopped.set()
+                raise Stopped from error
+
+
+def pack(
+    prefix: str,
+    shards: str,
+    *,
+    maxcount: int = 100_000,
+    maxsize: float = 3e9,
+    start_shard: int = 0,
+    parallel: int = 4,
+    progress: ProgressOption = None,
+    config: StoreConfig | S3ClientConfig | None = None,
+) -> list[str]:
+    """Packs the objects in a folder into tar shards in the format of webdataset, with an index beside each.
+
+    Objects with the same name up to the first dot are a sample. Which objects are in which shard depends on the listing
+    and the limits only, so that a repeated call packs what is missing or has changed, and skips complete shards. Each
+    shard is verified after it was written. Objects without an extension are left out. `torchobj pack` does the same.
+    Needs the extra `manifest`.
+
+    Args:
+        prefix: URL of the folder.
+        shards: URL of the shards, with the number of a shard as in `train-%06d.tar`; not below the folder.
+        maxcount, maxsize, start_shard: As for `ShardWriter`.
+        parallel: Maximum number of shards that are packed at the same time.
+        progress: Receives a `torchobj.files.Progress` of objects and bytes, in the threads that write; True shows a bar
+            on stderr. An exception that it raises ends the packing; shards that are complete remain.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+
+    Returns:
+        The URLs of all shards.
+
+    Raises:
+        ConfigError: An argument is invalid, two objects would be the same field of a sample, or there is a shard after
+            the last one.
+        ObjectNotFoundError: The folder has no samples.
+        TransferError: Some shards could not be packed: `failures` has their URLs and exceptions. The others are packed.
+
+    Example:
+        >>> import torchobj
+        >>> store = torchobj.Store("memory://unpacked")
+        >>> for name in ("a.jpg", "a.cls", "b.jpg", "b.cls"):
+        ...     _ = store.put(f"in/{name}", name.encode())
+        >>> pack("memory://unpacked/in/", "memory://unpacked/out/train-%06d.tar")
+        ['memory://unpacked/out/train-000000.tar']
+    """
+    index_file.check_installed()
+    chosen, folder = store_config(config), parse_url(prefix.rstrip("/") + "/")
+    if isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1:
+        raise ConfigError(f"parallel={parallel!r}: must be an int of 1 or more")
+    counters_to(progress)
+    check_shard_pattern(shards)
+    if shards.startswith(str(folder)):
+        raise ConfigError(f"shards={shards!r}: is below {folder}, whose next listing would contain the shards")
+    manifest = Manifest.from_prefix(str(folder), config=chosen)
+    plan = plan_shards(manifest, folder, shards, maxcount=maxcount, maxsize=maxsize, start_shard=start_shard)
+    if not plan.shards:
+        raise ObjectNotFoundError(f"{folder}: no samples; {len(plan.left_out)} objects are left out")
+    check_next(plan, shards, start_shard, chosen)
+    packing = Packing(plan, plan.shards, chosen, progress)
+    packing.run(parallel)
+    if packing.failures:
+        failed = "; ".join(f"{url}: {error}" for url, error in packing.failures[:3])
+        count = f"{len(packing.failures)} of {len(plan.shards)} shards were not packed"
+        raise TransferError(f"pack {folder}: {count}: {failed}", packing.failures)
+    return [shard.url for shard in plan.shards]
 
 
 def _divided(name: str) -> tuple[str, str]:
