@@ -28,6 +28,7 @@ def test_gcs_is_another_name_of_gs(key):
     ("url", "words"),
     [
         ("bucket/key", "not a URL"),
+        ("/data/train", "or file:///folder/name for a local one"),
         ("az://bucket/key", "scheme 'az', expected s3:// or gs:// or file:// or memory://"),
         ("s3:///key", "no bucket, expected s3://bucket/key"),
         ("s3://", "no bucket"),

@@ -97,7 +97,8 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
         raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key")
     scheme, separator, rest = canonical_url(url).partition("://")
     if not separator:
-        raise ConfigError(f"url={shown_url(url)!r}: not a URL, expected one such as s3://bucket/key")
+        local = ", or file:///folder/name for a local one" if "file" in schemes else ""
+        raise ConfigError(f"url={shown_url(url)!r}: not a URL, expected one such as s3://bucket/key{local}")
     if scheme not in schemes:
         expected = " or ".join(f"{name}://" for name in schemes)
         raise ConfigError(f"url={shown_url(url)!r}: scheme {shown_url(scheme)!r}, expected {expected}")
