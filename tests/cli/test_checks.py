@@ -53,6 +53,11 @@ class TestDoctor:
         assert "accepts the credentials" in failed[operation]
         assert (s3 if bucket.url.startswith("s3://") else gcs)[operation] in failed[operation]
 
+    def test_requests_without_credentials_to_a_bucket_that_is_not_public(self, cli, bucket):
+        records = cli.failed_records("doctor", bucket.url, "--no-sign-request")
+        [failed] = [record for record in records if record["state"] == "failed"]
+        assert failed["advice"].startswith("the bucket is not public, and no credentials are used: requests ")
+
     def test_a_clock_that_differs_is_a_warning(self, cli, bucket, control):
         control.clock(-3600)
         assert states(cli.records("doctor", bucket.url))["clock"] == "warning"
@@ -91,9 +96,6 @@ class TestDoctorOfS3:
     def test_an_unknown_bucket(self, advice, bucket):
         found = advice(url=bucket.url.replace("test-", "missing-"))
         assert found == {"LIST": "check the bucket's name and the endpoint"}
-
-    def test_a_bucket_that_is_not_public(self, advice):
-        assert advice("--no-sign-request") == {"LIST": "the bucket is not public: requests need credentials"}
 
     def test_no_credentials(self, advice):
         found = advice(key="")

@@ -65,6 +65,8 @@ _PERMISSIONS = {
     "put": ("s3:PutObject on the key, and kms:GenerateDataKey if it is encrypted by KMS", "storage.objects.create"),
     "delete": ("s3:DeleteObject on the key", "storage.objects.delete"),
 }
+#: How the check of credentials begins if requests have none.
+_UNSIGNED = "no credentials are used"
 _EXPECTED = "expected http://host:port; special characters of a password are written as %2F"
 #: Name of the temporary object, before a nonce.
 _PROBE = ".torchobj-doctor-"
@@ -213,7 +215,7 @@ def _section(path: Path, *names: str) -> dict[str, str]:
 def s3_source(options: S3Options, environ: Mapping[str, str] = os.environ) -> Check:
     """Where the credentials of S3 come from: the first source of the chain of the AWS SDKs that is configured."""
     if options.anonymous:
-        return Check("credentials", "note", "none are used: requests are not signed")
+        return Check("credentials", "note", f"{_UNSIGNED}: requests are not signed")
     if options.credential_provider is not None:
         return Check("credentials", "ok", "from a credential_provider")
     # Keys in the environment take precedence over AWS_PROFILE, but not over the option.
@@ -283,7 +285,7 @@ def gcs_source(options: GCSOptions, environ: Mapping[str, str] = os.environ) -> 
     emulator = options.endpoint_url is None and environ.get("STORAGE_EMULATOR_HOST")
     if options.anonymous or emulator:
         why = "STORAGE_EMULATOR_HOST names an emulator" if emulator else "requests have no token"
-        return Check("credentials", "note", f"none are used: {why}")
+        return Check("credentials", "note", f"{_UNSIGNED}: {why}")
     named = environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     folder = _file(environ, "CLOUDSDK_CONFIG", "~/.config/gcloud")
     path = Path(named) if named else folder / "application_default_credentials.json"
@@ -481,11 +483,11 @@ def _advice(error: TorchobjError, source: Check | None, hint: str) -> str:
         return "see the checks of endpoint, DNS and connection"
     if source is None or not isinstance(error, StoreError):
         return hint
+    if source.found.startswith(_UNSIGNED) and isinstance(error, AccessDeniedError):
+        return f"the bucket is not public, and {source.found}"
     if isinstance(error, CredentialsError):
         return f"the store rejects the credentials ({source.found}): {hint}"
     if isinstance(error, AccessDeniedError):
-        if source.state == "note" and source.found.startswith("none are used"):
-            return "the bucket is not public: requests need credentials"
         granted = _PERMISSIONS.get(error.operation or "")
         if granted is not None:
             permission = granted[(error.url or "").startswith("gs://")]
