@@ -25,9 +25,9 @@ class TestDoctor:
     def test_write_deletes_its_own_object_only(self, cli, bucket, control):
         bucket.write("train/k", b"1")
         found = states(cli.records("doctor", f"{bucket.url}/train/", "--write"))
-        assert found["PUT"] == "ok" and bucket.keys() == ["train/k"]
-        deleted = [request.key for request in control.requests() if request.method == "DELETE"]
-        assert len(deleted) == 1 and deleted[0].startswith("train/.torchobj-doctor-")
+        assert (found["PUT"], found["conditions"]) == ("ok", "ok") and bucket.keys() == ["train/k"]
+        deleted = {request.key for request in control.requests() if request.method == "DELETE"}
+        assert len(deleted) == 2 and all(key.startswith("train/.torchobj-doctor-") for key in deleted)
 
     def test_an_object_that_could_not_be_read_back_is_deleted(self, cli, bucket, control):
         control.faults({"operation": "GetObject", "action": {"status": 403, "code": "AccessDenied"}})
@@ -68,6 +68,16 @@ class TestDoctor:
 
 
 class TestDoctorOfS3:
+    @pytest.mark.parametrize(
+        ("flag", "state", "found"),
+        [("ignores_conditions", "warning", "(overwrite=False)"), ("refuses_if_match", "note", "refuses If-Match")],
+    )
+    def test_conditions_that_the_server_does_not_compare_are_named(self, cli, bucket, control, flag, state, found):
+        control.bucket(bucket.name, {flag: True})
+        records = {record["name"]: record for record in cli.records("doctor", bucket.url, "--write")}
+        assert records["conditions"]["state"] == state and found in records["conditions"]["found"]
+        assert bucket.keys() == []
+
     """What the advice after a refused LIST is."""
 
     @pytest.fixture

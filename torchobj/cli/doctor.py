@@ -37,11 +37,13 @@ from torchobj.exceptions import (
     AccessDeniedError,
     ConfigError,
     CredentialsError,
+    PreconditionFailedError,
     RangeError,
     StoreConnectionError,
     StoreError,
     StoreTimeoutError,
     TorchobjError,
+    UnsupportedError,
 )
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import Url, shown_url
@@ -344,9 +346,12 @@ def _store_checks(url: Url, store: Store, prefix: str, source: Check | None, *, 
         reason = "LIST failed" if listed.state == "failed" else "the prefix has no objects"
         yield Check("GET", "note", f"not tried: {reason}")
     if write:
-        yield _timed("PUT", source, lambda: _put(store, prefix))
+        written = _timed("PUT", source, lambda: _put(store, prefix))
+        yield written
+        if written.state == "ok":
+            yield _conditions(store, prefix)
     else:
-        yield Check("PUT", "note", "not tried; --write writes, reads and deletes a small object of its own")
+        yield Check("PUT", "note", "not tried; --write writes, reads and deletes small objects of its own")
 
 
 def _network(url: Url, config: StoreConfig) -> Iterator[Check]:
@@ -510,14 +515,52 @@ def _get(store: Store, info: ObjectInfo) -> str:
     return f"{human_size(size)} of {store.url}/{info.key}"
 
 
+def _own_key(prefix: str) -> str:
+    """A random name: no other object is written or deleted."""
+    return f"{prefix[: prefix.rfind('/') + 1]}{_PROBE}{secrets.token_hex(16)}"
+
+
 def _put(store: Store, prefix: str) -> str:
-    folder = prefix[: prefix.rfind("/") + 1]
-    key, data = f"{folder}{_PROBE}{secrets.token_hex(16)}", secrets.token_bytes(1024)
+    key, data = _own_key(prefix), secrets.token_bytes(1024)
     store.put(key, data)
     try:
         if bytes(memoryview(store.get(key))) != data:
             raise StoreError(f"get {store.url}/{key}: other bytes than were written; check caches and proxies")
     finally:
-        # Its name is random, so that no other object is deleted.
         store.delete(key)
     return f"{store.url}/{key} was written, read and deleted"
+
+
+def _conditions(store: Store, prefix: str) -> Check:
+    """Whether the store compares versions before it writes and deletes. Some servers ignore conditions."""
+    name, key = "conditions", _own_key(prefix)
+    old = store.put(key, secrets.token_bytes(16))
+    try:
+        store.put(key, secrets.token_bytes(16), if_version=old)
+        ignored = [
+            condition
+            for condition, request in (
+                ("an object that exists (overwrite=False)", lambda: store.put(key, b"", overwrite=False)),
+                ("another version (if_version=)", lambda: store.put(key, b"", if_version=old)),
+                ("another version at a delete", lambda: store.delete(key, if_version=old)),
+            )
+            if not _is_refused(request)
+        ]
+    except UnsupportedError as error:
+        return Check(name, "note", described(error))
+    except TorchobjError as error:
+        return Check(name, "failed", described(error))
+    finally:
+        store.delete(key)
+    if ignored:
+        advice = "for S3Options(conditional_writes=False), checkpoint managers compare versions themselves"
+        return Check(name, "warning", f"the store ignores {', '.join(ignored)}", advice)
+    return Check(name, "ok", "an object that exists, or has another version, is not replaced or deleted")
+
+
+def _is_refused(request: Callable[[], object]) -> bool:
+    try:
+        request()
+    except PreconditionFailedError:
+        return True
+    return False
