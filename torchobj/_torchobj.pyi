@@ -1239,8 +1239,8 @@ def request_stats() -> dict[str, Any]:
 
     Returns:
         Numbers by name. `requests` has the number of attempts by operation and outcome, in the order of `outcomes`;
-        `first_byte`, `body` and `others` have the number of durations, their sum, and their 50th, 90th and 99th
-        percentiles, in seconds.
+        `first_byte`, `body`, `reads` and `others` have the number of durations, their sum, and their 50th, 90th and
+        99th percentiles, in seconds.
     """
 
 def enter_loader(loader: int) -> int:

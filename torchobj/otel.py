@@ -4,11 +4,22 @@ Only the API is used. Without an SDK its instruments are never read, so that the
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from torchobj._torchobj import __version__
 from torchobj.telemetry import metrics
-from torchobj.telemetry.names import COUNT, DURATIONS, OF_PREFETCHER, OF_REQUESTS, PERCENTILES, REQUESTS, SUM, Kind
+from torchobj.telemetry.names import (
+    BY_ATTRIBUTES,
+    COUNT,
+    DURATIONS,
+    OF_EPOCHS,
+    OF_PREFETCHER,
+    OF_REQUESTS,
+    PERCENTILES,
+    SUM,
+    Kind,
+    Metric,
+)
 
 try:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
@@ -25,8 +36,8 @@ def install(meter_provider: MeterProvider | None = None) -> None:
     """Registers an observable instrument for each metric of this process.
 
     The instruments have the names and units in `docs/metrics.md`. `torchobj.requests` is one instrument with the
-    attributes `operation` and `outcome`. A process that is forked reports its own metrics, from zero. Call it once for
-    each provider.
+    attributes `operation` and `outcome`, and `torchobj.exposed_seconds` one with the attribute `cause`. A process that
+    is forked reports its own metrics, from zero. Call it once for each provider.
 
     Args:
         meter_provider: A provider of the SDK; None: the global one, also if it is set later.
@@ -44,8 +55,9 @@ def install(meter_provider: MeterProvider | None = None) -> None:
     def register(name: str, unit: str, kind: Kind, description: str) -> None:
         create[kind](name, [reading.callback(name)], unit, description)
 
-    meter.create_observable_counter(REQUESTS.name, [reading.requests], REQUESTS.unit, REQUESTS.description)
-    for metric in (*OF_REQUESTS, *OF_PREFETCHER):
+    for metric, attributes in BY_ATTRIBUTES.items():
+        create[metric.kind](metric.name, [reading.by(metric, attributes)], metric.unit, metric.description)
+    for metric in (*OF_EPOCHS, *OF_REQUESTS, *OF_PREFETCHER):
         register(metric.name, metric.unit, metric.kind, metric.description)
     for name in DURATIONS:
         register(f"{name}.{COUNT}", "{request}", "counter", "Number of measured requests")
@@ -77,10 +89,14 @@ class _Reading:
 
         return observe
 
-    def requests(self, _: CallbackOptions) -> Iterable[Observation]:
-        """Observes the numbers of requests by operation and outcome."""
-        prefix = f"{REQUESTS.name}."
-        for name, value in self.values().items():
-            if name.startswith(prefix):
-                operation, outcome = name.removeprefix(prefix).split(".")
-                yield Observation(value, {"operation": operation, "outcome": outcome})
+    def by(self, metric: Metric, attributes: Sequence[str]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """Observes the values of a metric by attributes, which follow its name."""
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            prefix = f"{metric.name}."
+            for name, value in self.values().items():
+                if name.startswith(prefix):
+                    parts = name.removeprefix(prefix).split(".")
+                    yield Observation(value, dict(zip(attributes, parts, strict=True)))
+
+        return observe

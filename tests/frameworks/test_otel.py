@@ -9,7 +9,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 
 import torchobj
 import torchobj.otel
-from torchobj.telemetry.names import OF_PREFETCHER, OF_REQUESTS
+from torchobj.telemetry.names import CAUSES, OF_EPOCHS, OF_PREFETCHER, OF_REQUESTS
 
 
 @pytest.fixture
@@ -30,9 +30,10 @@ def read():
 
 def test_an_sdk_reads_the_metrics_of_the_process_with_their_units(read):
     found = read()
-    names = {name for name in torchobj.metrics() if not name.startswith("torchobj.requests.")}
-    assert set(found) == names | {"torchobj.requests"}
-    for metric in (*OF_REQUESTS, *OF_PREFETCHER):
+    by_attribute = ("torchobj.requests.", "torchobj.exposed_seconds.")
+    names = {name for name in torchobj.metrics() if not name.startswith(by_attribute)}
+    assert set(found) == names | {"torchobj.requests", "torchobj.exposed_seconds"}
+    for metric in (*OF_EPOCHS, *OF_REQUESTS, *OF_PREFETCHER):
         assert found[metric.name].unit == metric.unit
         assert isinstance(found[metric.name].data, Sum) == (metric.kind == "counter")
 
@@ -44,6 +45,11 @@ def test_requests_have_their_operation_and_outcome_as_attributes(read):
     assert counts["put", "ok"] == expected["torchobj.requests.put.ok"] >= 1
     assert counts["get", "ok"] == expected["torchobj.requests.get.ok"] >= 1
     assert len(counts) == sum(name.startswith("torchobj.requests.") for name in expected)
+
+
+def test_exposed_data_time_has_its_cause_as_attribute(read):
+    points = read()["torchobj.exposed_seconds"].data.data_points
+    assert {point.attributes["cause"] for point in points} == set(CAUSES)
 
 
 def test_without_an_sdk_no_metric_is_read(monkeypatch):

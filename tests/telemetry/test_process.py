@@ -8,7 +8,7 @@ import pytest
 
 import torchobj
 from torchobj.loader.stats import LoaderStats, metric_name
-from torchobj.telemetry.names import OF_PREFETCHER, OF_REQUESTS
+from torchobj.telemetry.names import CAUSES, OF_EPOCHS, OF_PREFETCHER, OF_REQUESTS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
@@ -42,7 +42,10 @@ def test_requests_bytes_and_times_are_counted():
         "torchobj.requests.put.ok": 1,
     }
     assert (found["torchobj.received_bytes"], found["torchobj.sent_bytes"]) == (5, 5)
-    assert (found["torchobj.read.first_byte.count"], found["torchobj.read.body.count"]) == (1, 1)
+    times = [found[f"torchobj.read.{name}.seconds"] for name in ("first_byte", "body", "duration")]
+    assert [found[f"torchobj.read.{name}.count"] for name in ("first_byte", "body", "duration")] == [1, 1, 1]
+    # Each is rounded down to a microsecond.
+    assert 0 <= times[2] - times[0] - times[1] < 2.5e-6
     assert found["torchobj.other_requests.count"] == 3
     assert torchobj.metrics()["torchobj.permits.limit"] >= 1
 
@@ -58,15 +61,53 @@ def test_retries_and_throttled_responses_are_counted(bucket, control):
     assert (found["torchobj.requests.get.ok"], found["torchobj.received_bytes"]) == (1, 1000)
 
 
+def test_an_upload_in_parts_is_in_flight_until_it_ends(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
+    with store.open("parts", "wb") as file:
+        file.write(bytes(20 << 20))
+        assert torchobj.metrics()["torchobj.uploads.in_flight"] == 1
+    in_flight = {name: value for name, value in torchobj.metrics().items() if ".uploads." in name}
+    assert set(in_flight.values()) == {0} and len(in_flight) == 3
+
+
+def test_epochs_of_all_loaders_are_summed_also_of_deleted_ones():
+    before = torchobj.metrics()
+    for workers in (0, 1):
+        loader = torchobj.DataLoader([1, 2, 3], batch_size=2, num_workers=workers, lookahead=0)
+        assert len(list(loader)) == 2
+        elapsed_s = loader.stats().elapsed_s
+        del loader
+    found = since(before)
+    assert (found["torchobj.epochs.batches"], found["torchobj.epochs.samples"]) == (4, 6)
+    exposed = {cause: found[f"torchobj.exposed_seconds.{cause}"] for cause in CAUSES}
+    assert min(exposed.values()) >= 0 < exposed["startup"]
+    assert sum(exposed.values()) <= found["torchobj.epochs.elapsed_seconds"]
+    assert elapsed_s < found["torchobj.epochs.elapsed_seconds"]
+
+
+def test_a_loop_is_measured_while_it_runs():
+    before = torchobj.metrics()
+    loader = torchobj.DataLoader([1, 2, 3], lookahead=0)
+    batches = iter(loader)
+    for count in (1, 2, 3):
+        next(batches)
+        assert since(before)["torchobj.epochs.samples"] == count
+    assert torchobj.metrics()["torchobj.epochs.elapsed_seconds"] - before["torchobj.epochs.elapsed_seconds"] == (
+        pytest.approx(loader.stats().elapsed_s)
+    )
+
+
 def test_names_and_units_are_those_of_the_documentation():
     torchobj.Store("memory://metrics-names").put("k", b"1")
     assert len(torchobj.get("memory://metrics-names/k")) == 1
     names = documented("Of a process")
     assert names.pop("torchobj.requests.<operation>.<outcome>") == "requests"
-    found = {name for name in torchobj.metrics() if not name.startswith("torchobj.requests.")}
+    assert names.pop("torchobj.exposed_seconds.<cause>") == "s"
+    by_attribute = ("torchobj.requests.", "torchobj.exposed_seconds.")
+    found = {name for name in torchobj.metrics() if not name.startswith(by_attribute)}
     assert found == set(names)
     units = {"By": "B", "s": "s", "{batch}": "batches"}
-    for metric in (*OF_REQUESTS, *OF_PREFETCHER):
+    for metric in (*OF_EPOCHS, *OF_REQUESTS, *OF_PREFETCHER):
         assert names[metric.name] == units.get(metric.unit, metric.unit.strip("{}") + "s")
 
 
@@ -94,13 +135,15 @@ def read_in_child(queue):
 
 def test_a_forked_process_has_its_own_metrics():
     torchobj.Store("memory://metrics-forked").put("k", b"1")
+    loader = torchobj.DataLoader([1, 2, 3], lookahead=0)
+    assert len(list(loader)) == 3
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     child = context.Process(target=read_in_child, args=(queue,))
     child.start()
     found = queue.get()
     child.join()
-    assert found["torchobj.requests.put.ok"] == 0
+    assert found["torchobj.requests.put.ok"] == found["torchobj.epochs.samples"] == 0
     assert torchobj.metrics()["torchobj.requests.put.ok"] >= 1
     assert set(found) <= set(torchobj.metrics())
 

@@ -89,7 +89,7 @@ class Check(NamedTuple):
 
 @click.command(cls=Command, short_help="Check credentials, endpoint, clock and limits.")
 @click.argument("url", type=URL, required=False)
-@click.option("--write", is_flag=True, help="Also write, read and delete a small object of its own below URL.")
+@click.option("--write", is_flag=True, help="Also write, read and delete small objects of its own below URL.")
 def doctor(url: str | None, *, write: bool) -> None:
     """Checks this machine, and the store of URL: where credentials are found, region, endpoint, DNS, clock, one LIST
     and one GET. Shows no secrets. The exit code is 1 if a check failed.

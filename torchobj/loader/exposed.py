@@ -7,12 +7,9 @@ from typing import Any, NamedTuple
 from torchobj.datasets.shared_values import SharedSums
 from torchobj.telemetry.ranges import profiled
 
-#: What the loop waits for, in the order of `Exposed`.
-CAUSES = ("store", "budget", "decode", "collate", "startup")
-
 
 class Exposed(NamedTuple):
-    """Seconds for which the loop waited, by cause."""
+    """Seconds for which the loop waited, by cause, in the order of `CAUSES`."""
 
     store: float
     """For objects, because of the network or the store."""

@@ -84,7 +84,9 @@ class MeteredIterator(Iterator[Any]):
     def __init__(self, inner: Any, loader: Any, *, started: float | None) -> None:
         self._inner, self._meter, self._started = inner, loader._meter, started
         self._batch_size, self._collated_by_default = loader.batch_size, loader.collate_fn is default_collate
-        self._reads_here = not getattr(inner, "_num_workers", 0)
+        workers = getattr(inner, "_num_workers", 0)
+        self._meter.begin(workers)
+        self._reads_here = not workers
         self._ends_workers = started is not None and not getattr(inner, "_persistent_workers", False)
         self._returned_at: float | None = None
 

@@ -14,8 +14,10 @@ import torch.distributed
 
 from torchobj import _torchobj
 from torchobj.datasets import shared_values
-from torchobj.loader.exposed import CAUSES, SlowestRank, TimedCollate, Totals
+from torchobj.loader.exposed import SlowestRank, TimedCollate, Totals
 from torchobj.loader.timeline import Sample, Timeline
+from torchobj.telemetry.epochs import EPOCHS
+from torchobj.telemetry.names import CAUSES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,6 +158,8 @@ class Meter:
         self._workers_started: shared_values.SharedNumber | None = None
         # At the last call of `log`: its step, and the totals.
         self._logged: tuple[int | None, Totals] = None, Totals()
+        # The totals at the last call of `measured`, and the number of workers of the last pass.
+        self._measured, self._workers = Totals(), 0
         #: That of the last call of `log` with `ranks=True`.
         self.slowest: SlowestRank | None = None
         self.timeline = Timeline()
@@ -200,6 +204,11 @@ class Meter:
             self._workers_started = shared_values.SharedNumber()
         return functools.partial(_set_time, self._workers_started)
 
+    def begin(self, workers: int) -> None:
+        """Begins a pass with this number of workers. From now on, the metrics of the process include this loader."""
+        self._workers = workers
+        EPOCHS.add(self)
+
     def record(
         self,
         requested_at: float,
@@ -234,6 +243,9 @@ class Meter:
             self._elapsed_s += now - min(since, started)
         self._batches += samples > 0
         self._samples += samples
+        if not samples:
+            # The loader may be deleted before the metrics of the process are read next.
+            EPOCHS.add(self)
         if self._elapsed_s >= self.timeline.due_s:
             self.timeline.add(
                 Sample(self._elapsed_s, self._waited_s, self._startup_s, self._samples, self._prefetch_stats())
@@ -297,6 +309,13 @@ class Meter:
             request_limited=found.get("request_limited", 0),
             over_budget=found.get("over_budget", 0),
         )
+
+    def measured(self) -> dict[str, float]:
+        """What was measured since the previous call, for the metrics of the process."""
+        totals = self._totals(self._prefetch_stats())
+        new, self._measured = totals.since(self._measured), totals
+        sums = {"elapsed_s": new.elapsed_s, "batches": new.batches, "samples": new.samples}
+        return new.exposed(self._workers)._asdict() | sums
 
     def log(self, step: int, workers: int, *, ranks: bool) -> dict[str, float]:
         """The figures since the previous call, as `DataLoader.log` returns them."""

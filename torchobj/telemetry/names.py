@@ -23,6 +23,22 @@ class Metric(NamedTuple):
 #: The number of requests; its name is followed by the operation and the outcome.
 REQUESTS = Metric("torchobj.requests", "{request}", "counter", "Attempts, by operation and outcome", "requests")
 
+#: Exposed data time of all loaders; its name is followed by the cause.
+EXPOSED = Metric("torchobj.exposed_seconds", "s", "counter", "Time that loops waited for data, by cause", "exposed")
+
+#: What a loop waits for.
+CAUSES = ("store", "budget", "decode", "collate", "startup")
+
+#: Those that have several values, and the parts that follow their names.
+BY_ATTRIBUTES = {REQUESTS: ("operation", "outcome"), EXPOSED: ("cause",)}
+
+#: Those of all loaders of this process.
+OF_EPOCHS = (
+    Metric("torchobj.epochs.elapsed_seconds", "s", "counter", "Time within epochs", "elapsed_s"),
+    Metric("torchobj.epochs.batches", "{batch}", "counter", "Batches returned to loops", "batches"),
+    Metric("torchobj.epochs.samples", "{sample}", "counter", "Samples in these batches", "samples"),
+)
+
 #: Those of all clients of this process.
 OF_REQUESTS = (
     Metric("torchobj.received_bytes", "By", "counter", "Bytes of objects that were received", "received_bytes"),
@@ -35,12 +51,16 @@ OF_REQUESTS = (
     Metric("torchobj.permits.used", "{request}", "gauge", "Requests in flight", "in_flight"),
     Metric("torchobj.permits.limit", "{request}", "gauge", "Current maximum of requests in flight", "in_flight_limit"),
     Metric("torchobj.permits.backing_off", "{request}", "gauge", "Requests that wait before a retry", "backing_off"),
+    Metric("torchobj.uploads.in_flight", "{upload}", "gauge", "Uploads in parts that have not ended", "uploads"),
+    Metric("torchobj.uploads.in_flight_parts", "{part}", "gauge", "Parts that have not been received", "parts"),
+    Metric("torchobj.uploads.in_flight_bytes", "By", "gauge", "Bytes of these parts", "part_bytes"),
 )
 
 #: Times of requests: their names, which are followed by `COUNT`, `SUM` or a percentile. With their keys.
 DURATIONS = {
     "torchobj.read.first_byte": "first_byte",
     "torchobj.read.body": "body",
+    "torchobj.read.duration": "reads",
     "torchobj.other_requests": "others",
 }
 COUNT, SUM, PERCENTILES = "count", "seconds", ("p50_seconds", "p90_seconds", "p99_seconds")
@@ -75,9 +95,11 @@ OF_PREFETCHER = (
     Metric("torchobj.prefetch.in_flight", "{object}", "gauge", "Objects that are being read", "in_flight"),
     Metric("torchobj.memory.budget_bytes", "By", "gauge", "Memory budget of the prefetcher", "budget_bytes"),
     Metric("torchobj.memory.used_bytes", "By", "gauge", "Memory in use", "used_bytes"),
-    Metric("torchobj.memory.granted_bytes", "By", "gauge", "Part of it that workers hold", "granted_bytes"),
-    Metric("torchobj.memory.ahead_bytes", "By", "gauge", "Part of it that was read ahead", "ahead_bytes"),
+    Metric("torchobj.memory.resident_bytes", "By", "gauge", "Memory in use or kept for reuse", "resident_bytes"),
+    Metric("torchobj.memory.granted_bytes", "By", "gauge", "Part of used_bytes that workers hold", "granted_bytes"),
+    Metric("torchobj.memory.ahead_bytes", "By", "gauge", "Part of used_bytes that was read ahead", "ahead_bytes"),
     Metric("torchobj.memory.block_bytes", "By", "gauge", "Memory of batches, in addition", "block_bytes"),
+    Metric("torchobj.memory.used_block_bytes", "By", "gauge", "Part of block_bytes that is in use", "used_block_bytes"),
     Metric(
         "torchobj.memory.blocks_refused",
         "{batch}",

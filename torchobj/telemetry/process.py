@@ -3,14 +3,27 @@
 import sys
 
 from torchobj import _torchobj
-from torchobj.telemetry.names import COUNT, DURATIONS, OF_PREFETCHER, OF_REQUESTS, PERCENTILES, REQUESTS, SUM
+from torchobj.telemetry.epochs import EPOCHS
+from torchobj.telemetry.names import (
+    CAUSES,
+    COUNT,
+    DURATIONS,
+    EXPOSED,
+    OF_EPOCHS,
+    OF_PREFETCHER,
+    OF_REQUESTS,
+    PERCENTILES,
+    REQUESTS,
+    SUM,
+)
 
 
 def metrics() -> dict[str, float]:
-    """Metrics of this process since its start: requests, bytes, latencies, and the memory of the prefetcher.
+    """Metrics of this process since its start: requests, bytes, latencies, memory, and exposed data time.
 
-    They are those of all stores, datasets and checkpoints. A DataLoader worker that was forked starts at zero. The
-    metrics of a single loader are `DataLoader.stats()`. A call takes less than a millisecond; counting needs no lock.
+    They are those of all stores, datasets, loaders and checkpoints. A DataLoader worker that was forked starts at zero.
+    The metrics of a single loader are `DataLoader.stats()`. A call takes less than a millisecond; counting needs no
+    lock.
 
     Returns:
         Plain numbers by the names in `docs/metrics.md`, with units in their names. Names are stable; a percentile is
@@ -29,6 +42,9 @@ def metrics() -> dict[str, float]:
         for outcome, count in zip(found["outcomes"], counts, strict=True)
     }
     values |= {metric.name: found[metric.source] for metric in OF_REQUESTS}
+    of_epochs = EPOCHS.sums()
+    values |= {f"{EXPOSED.name}.{cause}": of_epochs[cause] for cause in CAUSES}
+    values |= {metric.name: of_epochs[metric.source] for metric in OF_EPOCHS}
     for name, source in DURATIONS.items():
         count, total_s, percentiles = found[source]
         values |= {f"{name}.{COUNT}": count, f"{name}.{SUM}": total_s}

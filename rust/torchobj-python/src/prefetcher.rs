@@ -260,12 +260,14 @@ pub(crate) fn prefetch_stats(py: Python<'_>, loader: Option<u64>) -> PyResult<Bo
     dict.set_item("in_flight_limit", stats.limit)?;
     dict.set_item("budget_bytes", stats.memory.budget)?;
     dict.set_item("used_bytes", stats.memory.used)?;
+    dict.set_item("resident_bytes", stats.memory.resident)?;
     dict.set_item("granted_bytes", stats.memory.granted)?;
     dict.set_item("ahead_bytes", stats.ahead)?;
     dict.set_item("over_budget", stats.over_budget)?;
     dict.set_item("transferred", stats.memory.transferred)?;
     dict.set_item("copied", stats.memory.copied)?;
     dict.set_item("block_bytes", stats.memory.blocks)?;
+    dict.set_item("used_block_bytes", stats.memory.used_blocks)?;
     dict.set_item("blocks_refused", stats.blocks_refused)?;
     let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
     let requests = &stats.requests;

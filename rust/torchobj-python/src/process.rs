@@ -133,7 +133,7 @@ fn cached<C: Clone + Eq + Hash, A>(
 ///
 /// Returns:
 ///     Numbers by name. `requests` has the number of attempts by operation and outcome, in the order of `outcomes`; `first_byte`,
-///     `body` and `others` have the number of durations, their sum, and their 50th, 90th and 99th percentiles, in seconds.
+///     `body`, `reads` and `others` have the number of durations, their sum, and their 50th, 90th and 99th percentiles, in seconds.
 #[pyfunction]
 pub(crate) fn request_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let (found, permits) = py.detach(measured);
@@ -147,10 +147,15 @@ pub(crate) fn request_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("received_bytes", found.received_bytes)?;
     dict.set_item("sent_bytes", found.sent_bytes)?;
     set_events(&dict, &found)?;
+    dict.set_item("uploads", found.uploads)?;
+    dict.set_item("parts", found.parts)?;
+    dict.set_item("part_bytes", found.part_bytes)?;
     dict.set_item("in_flight", permits.iter().map(|limit| limit.in_use()).sum::<usize>())?;
     dict.set_item("in_flight_limit", permits.iter().map(|limit| limit.limit()).sum::<usize>())?;
     dict.set_item("backing_off", permits.iter().map(|limit| limit.backing_off()).sum::<usize>())?;
-    for (name, counts) in [("first_byte", &found.first_byte), ("body", &found.body), ("others", &found.others)] {
+    for (name, counts) in
+        [("first_byte", &found.first_byte), ("body", &found.body), ("reads", &found.reads), ("others", &found.others)]
+    {
         dict.set_item(name, durations(counts))?;
     }
     Ok(dict)

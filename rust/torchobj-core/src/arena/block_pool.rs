@@ -40,6 +40,11 @@ impl BlockPool {
         self.bytes
     }
 
+    /// Bytes of the blocks that are not in use.
+    pub(super) fn unused_bytes(&self) -> u64 {
+        self.unused.iter().map(|(block, _)| block.capacity).sum()
+    }
+
     /// Number of requests for which a block was taken.
     pub(super) fn granted(&self) -> u64 {
         self.granted
@@ -70,7 +75,7 @@ impl BlockPool {
     }
 
     fn create(&mut self, capacity: u64) -> Option<Arc<Block>> {
-        let unused: u64 = self.unused.iter().map(|(block, _)| block.capacity).sum();
+        let unused = self.unused_bytes();
         let (limit, max_blocks) = (self.limit, self.max_blocks);
         let fits = |bytes: u64, count: usize| bytes.saturating_add(capacity) <= limit && (count as u64) < max_blocks;
         if !fits(self.bytes - unused, self.used.len()) {
@@ -129,7 +134,7 @@ mod tests {
         let numbers = [a.number, b.number, c.number];
         [a, b, c].into_iter().for_each(|block| pool.give(block));
         assert_eq!([1, 1, 1].map(|slot| pool.take(slot, MIB).unwrap().number), [numbers[1], numbers[0], numbers[2]]);
-        assert_eq!(pool.bytes(), 3 * MIB);
+        assert_eq!((pool.bytes(), pool.unused_bytes()), (3 * MIB, 0));
     }
 
     #[test]

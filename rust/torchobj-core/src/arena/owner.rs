@@ -57,6 +57,8 @@ pub struct Usage {
     pub budget: u64,
     /// Bytes of all segments.
     pub used: u64,
+    /// Bytes of all segments, and of the free memory that is kept for the next ones.
+    pub resident: u64,
     /// Bytes of segments that were granted to workers and not returned; those on their way to the trainer included.
     pub granted: u64,
     /// Number of segments that the trainer adopted without a copy.
@@ -66,6 +68,8 @@ pub struct Usage {
     /// Bytes of all blocks, which hold batches of workers; not part of `used`. Without blocks that were discarded after a
     /// fork.
     pub blocks: u64,
+    /// Part of `blocks` that workers or the trainer use.
+    pub used_blocks: u64,
     /// Number of blocks that were granted.
     pub granted_blocks: u64,
 }
@@ -150,10 +154,12 @@ impl Arena {
         Usage {
             budget: self.budget,
             used: space.used(),
+            resident: space.used() + space.resident(),
             granted: segments.capacity(),
             transferred: segments.transferred + blocks.transferred,
             copied: segments.copied + blocks.copied,
             blocks: pool.bytes(),
+            used_blocks: pool.bytes() - pool.unused_bytes(),
             granted_blocks: pool.granted(),
         }
     }

@@ -67,6 +67,11 @@ impl Space {
         self.used
     }
 
+    /// Bytes of free extents whose pages are kept.
+    pub(super) fn resident(&self) -> u64 {
+        self.resident
+    }
+
     /// Size of the space in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size

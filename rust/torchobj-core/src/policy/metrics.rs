@@ -60,12 +60,16 @@ pub struct Metrics {
     sent_bytes: AtomicU64,
     first_byte: Histogram,
     body: Histogram,
+    reads: Histogram,
     others: Histogram,
     retries: AtomicU64,
     throttled: AtomicU64,
     connect_failures: AtomicU64,
     hedges: AtomicU64,
     hedges_won: AtomicU64,
+    uploads: AtomicU64,
+    parts: AtomicU64,
+    part_bytes: AtomicU64,
     /// Counters that include these.
     whole: Option<Arc<Metrics>>,
 }
@@ -83,6 +87,8 @@ pub struct MetricsSnapshot {
     pub first_byte: Counts,
     /// Time from the head to the end of the body.
     pub body: Counts,
+    /// Time from the request of a read to the end of the body.
+    pub reads: Counts,
     /// Time of the requests that are not reads and succeeded, from the permit to the end of the response.
     pub others: Counts,
     /// Attempts after the first.
@@ -95,6 +101,51 @@ pub struct MetricsSnapshot {
     pub hedges: u64,
     /// Hedged reads whose second response arrived first.
     pub hedges_won: u64,
+    /// Uploads in parts that have begun and not ended.
+    pub uploads: u64,
+    /// Their parts that are being sent, or wait for a permit or a retry.
+    pub parts: u64,
+    /// Bytes of these parts.
+    pub part_bytes: u64,
+}
+
+/// Counts an upload in parts, or a part of one, as in flight until it is dropped.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    metrics: Arc<Metrics>,
+    /// Bytes of the part; `None` for an upload.
+    part: Option<u64>,
+}
+
+impl InFlight {
+    /// An upload that has begun.
+    pub(crate) fn upload(metrics: &Arc<Metrics>) -> Self {
+        metrics.count(|metrics| &metrics.uploads);
+        Self { metrics: metrics.clone(), part: None }
+    }
+
+    /// A part of `bytes` bytes.
+    pub(crate) fn part(metrics: &Arc<Metrics>, bytes: u64) -> Self {
+        metrics.record(|metrics| {
+            metrics.parts.fetch_add(1, Ordering::Relaxed);
+            metrics.part_bytes.fetch_add(bytes, Ordering::Relaxed);
+        });
+        Self { metrics: metrics.clone(), part: Some(bytes) }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.metrics.record(|metrics| match self.part {
+            None => {
+                metrics.uploads.fetch_sub(1, Ordering::Relaxed);
+            }
+            Some(bytes) => {
+                metrics.parts.fetch_sub(1, Ordering::Relaxed);
+                metrics.part_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            }
+        });
+    }
 }
 
 impl Metrics {
@@ -135,9 +186,12 @@ impl Metrics {
         });
     }
 
-    /// Records the time from the head to the end of the body.
-    pub(crate) fn body(&self, took: Duration) {
-        self.record(|metrics| metrics.body.add(took));
+    /// Records the time from the head to the end of the body, and that from the request.
+    pub(crate) fn body(&self, took: Duration, since_request: Duration) {
+        self.record(|metrics| {
+            metrics.body.add(took);
+            metrics.reads.add(since_request);
+        });
     }
 
     /// Records that a request failed with an error of this kind.
@@ -181,11 +235,15 @@ impl Metrics {
             others: self.others.counts(),
             first_byte: self.first_byte.counts(),
             body: self.body.counts(),
+            reads: self.reads.counts(),
             retries: count(&self.retries),
             throttled: count(&self.throttled),
             connect_failures: count(&self.connect_failures),
             hedges: count(&self.hedges),
             hedges_won: count(&self.hedges_won),
+            uploads: count(&self.uploads),
+            parts: count(&self.parts),
+            part_bytes: count(&self.part_bytes),
         }
     }
 }
@@ -200,11 +258,15 @@ impl MetricsSnapshot {
         self.others.merge(&other.others);
         self.first_byte.merge(&other.first_byte);
         self.body.merge(&other.body);
+        self.reads.merge(&other.reads);
         self.retries += other.retries;
         self.throttled += other.throttled;
         self.connect_failures += other.connect_failures;
         self.hedges += other.hedges;
         self.hedges_won += other.hedges_won;
+        self.uploads += other.uploads;
+        self.parts += other.parts;
+        self.part_bytes += other.part_bytes;
     }
 }
 
@@ -218,6 +280,7 @@ mod tests {
         let part = Metrics::part_of(&whole);
         part.first_byte(Duration::from_millis(1));
         part.received(7);
+        part.body(Duration::from_millis(2), Duration::from_millis(3));
         part.succeeded(Operation::PutPart, 5, Duration::from_millis(3));
         part.failed(Operation::Get, ErrorKind::Throttled);
         part.failed(Operation::Get, ErrorKind::Reset);
@@ -230,9 +293,28 @@ mod tests {
         assert_eq!(found.requests[Operation::Head as usize], [0, 0, 1, 0, 0]);
         assert_eq!(found.requests[Operation::Delete as usize], [0, 0, 0, 1, 0]);
         assert_eq!((found.received_bytes, found.sent_bytes, found.others.number()), (7, 5, 1));
+        assert_eq!([found.body, found.reads].map(|times| times.total().as_millis()), [2, 3]);
         found.merge(&part.snapshot());
         assert_eq!(found.requests[Operation::Get as usize], [2, 2, 0, 0, 2]);
         assert_eq!(found.received_bytes, 14);
+    }
+
+    #[test]
+    fn an_upload_and_its_parts_are_in_flight_until_they_are_dropped() {
+        let whole = Arc::new(Metrics::default());
+        let part = Metrics::part_of(&whole);
+        let in_flight = || {
+            let found = whole.snapshot();
+            assert_eq!(found, part.snapshot());
+            (found.uploads, found.parts, found.part_bytes)
+        };
+        let upload = InFlight::upload(&part);
+        let parts = [7, 3].map(|bytes| InFlight::part(&part, bytes));
+        assert_eq!(in_flight(), (1, 2, 10));
+        drop(parts);
+        assert_eq!(in_flight(), (1, 0, 0));
+        drop(upload);
+        assert_eq!(in_flight(), (0, 0, 0));
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub use concurrency::{ConcurrencyLimit, Permit};
 pub(crate) use hedge_delay::HedgeDelay;
 pub use histogram::{Counts, Histogram};
 pub(crate) use memory_limit::{MemoryLimit, ReservedMemory};
+pub(crate) use metrics::InFlight;
 pub use metrics::{Metrics, MetricsSnapshot, Outcome};
 pub use quota::Quota;
 pub use rate_limit::RateLimit;

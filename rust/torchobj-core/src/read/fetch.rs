@@ -240,7 +240,7 @@ impl Client {
         sink: &mut S,
         first: Option<First>,
     ) -> Result<()> {
-        let First { mut result, response_at, mut permit } = match first {
+        let First { mut result, requested_at, response_at, mut permit } = match first {
             Some(first) => first,
             None => {
                 let ask = ByteRange::Bounded(range.start + sink.filled() as u64..range.end);
@@ -273,7 +273,7 @@ impl Client {
             Err(stall) => Err(self.stalled(key, stall, sink.filled())),
         };
         match &received {
-            Ok(()) => self.metrics().body(ended - response_at),
+            Ok(()) => self.metrics().body(ended - response_at, ended - requested_at),
             // A body without a length may be an error page, or incomplete.
             Err(_) if !result.has_length() => sink.rewind(before),
             Err(_) => {}

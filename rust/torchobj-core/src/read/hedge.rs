@@ -18,9 +18,9 @@ use crate::types::GetRequest;
 const THROTTLE_PAUSE: Duration = Duration::from_secs(10);
 
 impl Client {
-    /// One attempt to open a read of about `bytes` bytes, within the time limit. Also returns when the response
-    /// arrived. The caller holds a permit.
-    pub(super) async fn open(&self, request: GetRequest<'_>, bytes: u64) -> Result<(Box<dyn GetResult>, Instant)> {
+    /// One attempt to open a read of about `bytes` bytes, within the time limit. Also returns when the request
+    /// was sent and when the response arrived. The caller holds a permit.
+    pub(super) async fn open(&self, request: GetRequest<'_>, bytes: u64) -> Result<(Box<dyn GetResult>, [Instant; 2])> {
         let began = Instant::now();
         let (key, limit) = (request.key, self.policy().first_byte_timeout);
         let delay = self.hedge_delay().delay(bytes).filter(|delay| self.policy().hedge && *delay < limit);
@@ -36,7 +36,7 @@ impl Client {
         let took = answered - began;
         self.hedge_delay().record(bytes, took);
         self.metrics().first_byte(took);
-        Ok((response, answered))
+        Ok((response, [began, answered]))
     }
 
     /// Races `first`, which is late, with a second request once one is allowed.

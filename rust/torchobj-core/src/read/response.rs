@@ -35,6 +35,7 @@ impl Expected {
 /// A response whose body was not read yet, and the permit of its request.
 pub(crate) struct First {
     pub(crate) result: Box<dyn GetResult>,
+    pub(crate) requested_at: Instant,
     pub(crate) response_at: Instant,
     pub(crate) permit: Permit,
 }
@@ -49,9 +50,9 @@ impl Client {
     pub(crate) async fn open_once(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
         let permit = self.permit().await;
         match self.open(request.clone(), bytes).await {
-            Ok((result, response_at)) => {
+            Ok((result, [requested_at, response_at])) => {
                 self.check(&request, &*result)?;
-                Ok(First { result, response_at, permit })
+                Ok(First { result, requested_at, response_at, permit })
             }
             // Refused as beyond the end, although the object is known to be longer.
             Err(error) if error.kind() == ErrorKind::Range && contains(&request) => {

@@ -16,7 +16,7 @@ use super::commit::{Commit, CommitFailure};
 use crate::client::Client;
 use crate::engine::{Batch, BatchRequest};
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::policy::within;
+use crate::policy::{InFlight, within};
 use crate::runtime::clean_up;
 use crate::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
 
@@ -45,6 +45,7 @@ pub(crate) struct Session {
     receipts: Vec<PartReceipt>,
     /// Whether the upload needs no abort: it was committed or aborted, or its commit may still be running.
     ended: bool,
+    _in_flight: InFlight,
 }
 
 impl Session {
@@ -56,7 +57,17 @@ impl Session {
         let sequential = upload.sequential;
         let limit = move || if sequential { 1 } else { (permits.read_ahead_limit() / 2).max(2) };
         let sending = Arc::new(Batch::new(limit, true));
-        Ok(Self { client, upload, sending, sent: 0, offset: 0, held_bytes: 0, receipts: Vec::new(), ended: false })
+        Ok(Self {
+            _in_flight: InFlight::upload(client.metrics()),
+            client,
+            upload,
+            sending,
+            sent: 0,
+            offset: 0,
+            held_bytes: 0,
+            receipts: Vec::new(),
+            ended: false,
+        })
     }
 
     /// Number of the next part, from 1.
@@ -76,7 +87,8 @@ impl Session {
         self.sent = number;
         self.offset += payload.len() as u64;
         self.held_bytes += held_bytes;
-        self.sending.push(SendPart { client, upload, number, offset, payload, held_bytes });
+        let in_flight = InFlight::part(client.metrics(), payload.len() as u64);
+        self.sending.push(SendPart { client, upload, number, offset, payload, held_bytes, _in_flight: in_flight });
         Ok(())
     }
 
@@ -274,13 +286,14 @@ struct SendPart {
     offset: u64,
     payload: Payload,
     held_bytes: u64,
+    _in_flight: InFlight,
 }
 
 impl BatchRequest for SendPart {
     type Output = SentPart;
 
     async fn run(self) -> Result<SentPart> {
-        let Self { client, upload, number, offset, payload, held_bytes } = self;
+        let Self { client, upload, number, offset, payload, held_bytes, _in_flight } = self;
         let mut attempts = client.attempts();
         loop {
             client.wait_for_rate(&payload).await;
