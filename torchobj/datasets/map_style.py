@@ -11,6 +11,7 @@ from torchobj.datasets.base import Sample_co, position_of, positions_of
 from torchobj.datasets.failures import Failure, FailurePolicy, neighbours
 from torchobj.datasets.memory_budget import HAS_PREFETCHER
 from torchobj.datasets.sharding import Order
+from torchobj.telemetry.ranges import profiled
 
 
 class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
@@ -61,7 +62,8 @@ class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
     def _torchobj_samples(self, positions: list[int]) -> list[Any]:
         """The samples at these positions. Reads their objects concurrently."""
         read = self._torchobj_read(positions)
-        return [self._torchobj_sample(position, each) for position, each in zip(positions, read, strict=True)]
+        with profiled("torchobj.decode"):
+            return [self._torchobj_sample(position, each) for position, each in zip(positions, read, strict=True)]
 
     def _torchobj_in_order(self, order: Order) -> Iterator[Any]:
         """The samples at these positions. Objects of the next ones are announced."""
