@@ -4,12 +4,13 @@
     python benchmarks/loader.py --only "tail, 4 workers"   # the cases whose label has these words
     python benchmarks/loader.py --rounds 1 --objects 1024  # a preview: not for publication
 
-Needs the extra `bench` and nginx with its lua module. Each run is a training loop in its own process, with its
-workers; the order is one seeded permutation, the batch 64, and every byte reaches the trainer as uint8. There is no
-transform, except in two kinds of cases: the samples of "tensor" are tensors, which the default collation stacks; those
-of "jpeg" are decoded photos. "1st epoch" is the rate of the first epoch, after its first batch, beside that of later
-ones. Batches are verified: the number of bytes, the objects, and one object of each batch byte for byte. CPU time and
-memory are those of the trainer and its workers; the server runs on the same machine.
+Needs the extras `bench` and `otel`, and nginx with its lua module. Each run is a training loop in its own process,
+with its workers; the order is one seeded permutation, the batch 64, and every byte reaches the trainer as uint8. There
+is no transform, except in two kinds of cases: the samples of "tensor" are tensors, which the default collation stacks;
+those of "jpeg" are decoded photos. "1st epoch" is the rate of the first epoch, after its first batch, beside that of
+later ones. Batches are verified: the number of bytes, the objects, and one object of each batch byte for byte. CPU
+time and memory are those of the trainer and its workers; the server runs on the same machine. The loop of "torchobj,
+otel" has installed the instruments of OpenTelemetry, which no SDK reads.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ ENDPOINTS = {"no latency": nginx.PLAIN, "20 ms": nginx.LATENCY, "tail": nginx.TA
 SLOW = ("s3torchconnector", "boto3", "litData")
 _STEADY_S = 1.0
 _GETITEMS, _CONNECTOR = "getitems", "s3torchconnector"
-_WITHOUT, _FLAT, _RAM = f"{OURS}, lookahead=0", f"{OURS}, one tensor", "torch, RAM"
+_WITHOUT, _FLAT, _RAM, _OTEL = f"{OURS}, lookahead=0", f"{OURS}, one tensor", "torch, RAM", f"{OURS}, otel"
 
 # Case and rival: the minimum rate as a multiple of the rival's.
 _RATES = {
@@ -60,6 +61,7 @@ _RATES = {
 }
 # Kind and rival: the maximum CPU time as a multiple of the rival's.
 _CPU = {("rate", _GETITEMS): 0.5, ("tensor", _RAM): 1.1}
+_OTEL_CPU = 1.01
 _FIRST_EPOCH = 0.8
 _ROUND_TRIP_S = 0.02
 _FIRST_BATCH_ROUND_TRIPS = 1.5
@@ -101,6 +103,7 @@ CASES = [
     *(Case("half-speed trainer", endpoint, 4) for endpoint in ("20 ms", "tail")),
     Case("epoch gap at full speed", "20 ms", 4),
     Case("memory", "20 ms", 2),
+    *(Case("otel", "no latency", workers) for workers in (0, 4)),
 ]
 
 
@@ -154,6 +157,8 @@ class Bench:
             yield entry(_WITHOUT, OURS, most=2048, plan={"elastic": True, "lookahead": 0}, min_s=0.1, step_s=ours)
             yield entry(_GETITEMS, most=1024, step_s=theirs)
             yield entry("getitems, our trainer", _GETITEMS, most=1024, step_s=ours)
+        elif case.kind == "otel":
+            yield from (entry(feed) for feed in (OURS, _OTEL))
         elif case.kind == "epoch gap at full speed":
             yield entry(OURS, plan={"elastic": True})
             yield entry(_GETITEMS, once=True)
@@ -217,7 +222,9 @@ def verdicts(loop: Any) -> Iterator[Verdict]:
             yield targets.ratio(loop, "CPU µs a sample", "cpu_us", rival, most=most)
     if not loop.has(OURS):
         return
-    if loop.kind == "tensor":
+    if loop.kind == "otel":
+        yield targets.ratio(loop, "CPU µs a sample", "cpu_us", OURS, most=_OTEL_CPU, ours=_OTEL)
+    elif loop.kind == "tensor":
         yield from _tensors(loop)
     elif loop.label == "half-speed trainer, tail, 4 workers":
         shares = {name: loop.spread("waiting_percent", name) for name in (OURS, _WITHOUT) if loop.has(name)}

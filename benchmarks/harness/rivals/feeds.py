@@ -269,11 +269,22 @@ class TorchobjFlat(Torchobj):
         return len(batch.data)
 
 
+class TorchobjOtel(Torchobj):
+    """Like `Torchobj`, with the instruments of OpenTelemetry, which no SDK reads."""
+
+    def loader(self, plan: Plan) -> Any:
+        import torchobj.otel
+
+        torchobj.otel.install()
+        return super().loader(plan)
+
+
 #: The same loop on data in memory, where all objects are the same zeros: the baseline for memory growth.
 ZEROS = Feed((), _zeros)
 CLIENTS: dict[str, Feed] = {
     "torchobj": Torchobj(_OURS, _listed),
     "torchobj, one tensor": TorchobjFlat(_OURS, _listed),
+    "torchobj, otel": TorchobjOtel((*_OURS, "torchobj.otel"), _listed),
     # `__getitems__` with `obstore.get_async`.
     "getitems": Feed(("obstore", "obstore.store"), lambda plan: _Batches(plan, objects.Obstore)),
     "s3torchconnector": Feed(("s3torchconnector",), _connected),
