@@ -34,11 +34,7 @@ from benchmarks.lab.location import Location
 from benchmarks.lab.progress import progress
 
 RIVAL = "s3torchconnector"
-STATES = {
-    "512 MiB": States.of_mib(512),
-    "2 GiB": States.of_mib(2048),
-    "10k small tensors": States.of_tensors(10_000),
-}
+STATES = {"512 MiB": States.of_mib(512), "2 GiB": States.of_mib(2048), "10k small tensors": States.of_tensors(10_000)}
 QUICK_STATES = {"128 MiB": States.of_mib(128), "1k small tensors": States.of_tensors(1000)}
 SMALL_TENSORS = 10_000
 # Forty seconds for 512 MiB, at 55 CPU-s per GB: its case is the save.
@@ -46,12 +42,7 @@ LOADS_NOTHING = ("multi-storage-client in Rust",)
 _LIMIT_S = 300.0
 _CPU = 0.4
 # Minimum MB/s as a multiple of the rival's, per action and location.
-_RATES = {
-    ("save", "origin"): 1.5,
-    ("save", "versitygw"): 1.0,
-    ("load", "origin"): 4.0,
-    ("load", "versitygw"): 2.5,
-}
+_RATES = {("save", "origin"): 1.5, ("save", "versitygw"): 1.0, ("load", "origin"): 4.0, ("load", "versitygw"): 2.5}
 _GROWN_MIB = 64
 _GROWN_SHARE = 1.05
 

@@ -33,37 +33,17 @@ _TENSOR_US = 30
 _SHARE = 0.015
 
 
-class _NoStorage:
-    """What a writer and a reader have in common that transfer nothing.
+class _NoWriter(dcp.FileSystemWriter):
+    """Writes nothing and keeps the metadata for the reader.
 
-    With `asks` they ask the planner for each tensor, as every writer and reader must: the planner's own cost.
+    With `asks` it asks the planner for each tensor, as every writer and reader must: the planner's own cost.
     """
-
-    def __init__(self, asks: bool) -> None:
-        self.asks = asks
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
-
-    def prepare_global_plan(self, plans: Any) -> Any:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        del checkpoint_id
-        return True
-
-
-class _NoWriter(_NoStorage, StorageWriter):
-    """Writes nothing and keeps the metadata for the reader."""
 
     metadata: Metadata | None = None
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
+    def __init__(self, folder: str, asks: bool) -> None:
+        super().__init__(folder)
+        self.asks = asks
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
         for item in plan.items if self.asks else ():
@@ -75,22 +55,22 @@ class _NoWriter(_NoStorage, StorageWriter):
         self.metadata = metadata
 
 
-class _NoReader(_NoStorage, StorageReader):
+class _NoReader(dcp.FileSystemReader):
     """Reads nothing: the state stays unchanged."""
 
-    def __init__(self, metadata: Metadata, asks: bool) -> None:
-        super().__init__(asks)
-        self._metadata = metadata
+    def __init__(self, folder: str, writer: _NoWriter) -> None:
+        super().__init__(folder)
+        self._metadata, self._asks = copy.deepcopy(writer.metadata), writer.asks
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
         return self._metadata
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        for item in plan.items if self.asks else ():
+        for item in plan.items if self._asks else ():
             planner.commit_tensor(item, planner.resolve_tensor(item))
         return _done(None)
 
@@ -136,8 +116,8 @@ def _pairs(
     location: Location, folder: str
 ) -> Iterator[tuple[str, Callable[[], StorageWriter], Callable[[], StorageReader]]]:
     for name in (NOTHING, ASKING):
-        writer = _NoWriter(asks=name == ASKING)
-        yield name, lambda by=writer: by, lambda by=writer: _NoReader(copy.deepcopy(by.metadata), by.asks)
+        writer = _NoWriter(folder, asks=name == ASKING)
+        yield name, lambda by=writer: by, lambda by=writer: _NoReader(folder, by)
     yield STOCK, lambda: dcp.FileSystemWriter(folder), lambda: dcp.FileSystemReader(folder)
     yield OURS, *_ours(location, "small")
 

@@ -75,10 +75,7 @@ def measure_workers(manifest: torchobj.Manifest) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
     samples = torchobj.S3MapDataset.from_manifest(manifest)
     loader = torch.utils.data.DataLoader(
-        Probe(samples, context.Barrier(WORKERS)),
-        batch_size=None,
-        num_workers=WORKERS,
-        multiprocessing_context=context,
+        Probe(samples, context.Barrier(WORKERS)), batch_size=None, num_workers=WORKERS, multiprocessing_context=context
     )
     results, seconds = timed(lambda: list(loader))
     return {

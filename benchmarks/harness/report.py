@@ -46,11 +46,7 @@ class Rounds:
     """Clients that were left out, and why."""
 
     def take(
-        self,
-        clients: Sequence[str],
-        rounds: int,
-        run: Callable[[str], Any],
-        fewer: Mapping[str, int] | None = None,
+        self, clients: Sequence[str], rounds: int, run: Callable[[str], Any], fewer: Mapping[str, int] | None = None
     ) -> None:
         """Runs all rounds: A B C, B C A, C A B, since the first process after another client's large object pays for
         memory that the machine took back. A client that fails is left out of later rounds.

@@ -25,12 +25,10 @@ from tests.servers.certificates import make_certificates
 from tests.servers.install import cache_directory
 from tests.servers.lifetime import die_with_parent
 
-PACKAGES = ("nginx", "libnginx-mod-http-lua")
 BUCKET = "bench"
 _MODULES = ("ndk_http_module.so", "ngx_http_lua_module.so")
 _MODULE_FOLDERS = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules", "/usr/local/lib/nginx/modules")
 _START_LIMIT_S = 10.0
-_INSTALL_LIMIT_S = 300.0
 # nginx cannot choose a free port and report it, so another process may take the port that was free a moment ago.
 _PORT_ATTEMPTS = 5
 # Nine in ten requests take 0.6 to 1.6 times the median.
@@ -57,30 +55,14 @@ TAIL = Endpoint(latency_ms=20, tail=True)
 LIMITED = Endpoint(latency_ms=20, rate="80m")
 
 
-def _find() -> tuple[str, list[Path]] | None:
+def _installed() -> tuple[str, list[Path]]:
     """Returns the program and its lua modules."""
     binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     for folder in map(Path, _MODULE_FOLDERS):
         modules = [folder / name for name in _MODULES]
         if binary is not None and all(module.exists() for module in modules):
             return binary, modules
-    return None
-
-
-def _install() -> tuple[str, list[Path]]:
-    """Returns nginx with lua; installs Debian's packages if it is missing and permissions allow."""
-    found = _find()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]):
-            with progress(" ".join(command)), contextlib.suppress(subprocess.SubprocessError):
-                subprocess.run(
-                    command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=_INSTALL_LIMIT_S
-                )
-        found = _find()
-    if found is None:
-        raise SystemExit(f"the lab needs nginx with its lua module; on Debian: apt-get install {' '.join(PACKAGES)}")
-    return found
+    raise SystemExit("the lab needs nginx with its lua module; on Debian: apt-get install nginx libnginx-mod-http-lua")
 
 
 def objects_folder(families: Sequence[Family]) -> Path:
@@ -179,16 +161,12 @@ http {{
 """
 
 
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
-        return True
-    return False
-
-
 def _started(process: subprocess.Popen[bytes], ports: Sequence[int]) -> bool:
     deadline_s = time.monotonic() + _START_LIMIT_S
     while process.poll() is None and time.monotonic() < deadline_s:
-        if all(_answers(port) for port in ports):
+        with contextlib.suppress(OSError):
+            for port in ports:
+                socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
             return True
         time.sleep(0.01)
     return False
@@ -200,7 +178,7 @@ def running(families: Sequence[Family], endpoints: Collection[Endpoint]) -> Iter
     if not endpoints:
         yield {}
         return
-    binary, modules = _install()
+    binary, modules = _installed()
     folder = objects_folder(families)
     with tempfile.TemporaryDirectory(prefix="torchobj-nginx-") as name:
         directory = Path(name)

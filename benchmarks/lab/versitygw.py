@@ -18,13 +18,7 @@ def running(families: Sequence[Family]) -> Iterator[Location]:
     with contextlib.ExitStack() as stack:
         with progress("starting versitygw, which Go builds if it is missing"):
             server = stack.enter_context(start("versitygw"))
-        location = Location(
-            bucket=BUCKET,
-            endpoint_url=server.endpoint,
-            region=server.region,
-            access_key=server.access_key,
-            secret_key=server.secret_key,
-        )
+        location = Location(BUCKET, "", server.endpoint, server.region, server.access_key, server.secret_key)
         location.boto3().create_bucket(Bucket=BUCKET)
         with progress("writing objects to versitygw"):
             upload(location, families)
