@@ -12,6 +12,7 @@ import json
 import pkgutil
 import re
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy
 import PIL.Image
@@ -70,6 +71,7 @@ def test_examples_of_a_page(page, buckets, monkeypatch, tmp_path, fsspec_registr
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWS_PROFILE", "strict")
     monkeypatch.setenv("AWS_ENDPOINT_URL", buckets.endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", "0")
     names = names_of_pages()
     for number, block in enumerate(blocks(page, "python"), 1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)
@@ -109,6 +111,7 @@ CHECKS = {
     "files": ["text.startswith('epoch 1')", "bytes(part) == b'epoch'", "len(sizes) == 8"],
     "migration": ["sorted(samples) == sorted((f'text {n}', n % 10) for n in range(12))"],
     "integrations": ["[sample['txt'] for sample in samples] == [b'text']", "table.num_rows == 2"],
+    "monitoring": ['b"torchobj_permits_limit{rank=" in urlopen(f"http://127.0.0.1:{server.server_port}").read()'],
     "configuration": ["[bytes(body) for body in bodies] == [b'1', b'2']"],
 }
 
@@ -129,7 +132,7 @@ def names_of_pages():
         return torchobj.decode.image(file)
 
     loader = torchobj.DataLoader(torch.rand(200, 2), batch_size=1)
-    return {"__name__": "__main__", "torch": torch, "torchobj": torchobj, "json": json, "PIL": PIL} | {
+    return {"__name__": "__main__", "torch": torch, "torchobj": torchobj, "json": json, "PIL": PIL, "urlopen": urlopen} | {
         "model": model, "optimizer": optimizer, "loader": loader, "train": train, "decode": decode
     }  # fmt: skip
 
@@ -181,12 +184,3 @@ def picture(number, kind="JPEG"):
     out = io.BytesIO()
     PIL.Image.new("RGB", (32, 32), (number, 0, 0)).save(out, kind)
     return out.getvalue()
-
-
-def test_examples_of_metrics():
-    """Runs the blocks one after the other, with the variables that they expect."""
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "metrics.md").read_text(), re.DOTALL):
-        exec(compile(block, "docs/metrics.md", "exec"), names)
-    read = names["reader"].get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
-    assert "torchobj.requests" in {metric.name for metric in read}

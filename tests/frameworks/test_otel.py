@@ -1,15 +1,20 @@
 """The instruments of OpenTelemetry, as an SDK reads them."""
 
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import prometheus_client
 import pytest
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 
 import torchobj
 import torchobj.otel
-from torchobj.telemetry.names import CAUSES, OF_EPOCHS, OF_PREFETCHER, OF_REQUESTS
+from torchobj.telemetry.names import BY_ATTRIBUTES, CAUSES, OF_EPOCHS, OF_PREFETCHER, OF_REQUESTS
 
 
 @pytest.fixture
@@ -50,6 +55,22 @@ def test_requests_have_their_operation_and_outcome_as_attributes(read):
 def test_exposed_data_time_has_its_cause_as_attribute(read):
     points = read()["torchobj.exposed_seconds"].data.data_points
     assert {point.attributes["cause"] for point in points} == set(CAUSES)
+
+
+def test_the_dashboard_queries_metrics_that_prometheus_reads():
+    registry = prometheus_client.CollectorRegistry()
+    provider = MeterProvider(metric_readers=[PrometheusMetricReader(registry=registry)])
+    torchobj.otel.install(provider)
+    torchobj.Store("memory://dashboard").put("k", b"1")
+    assert len(torchobj.get("memory://dashboard/k")) == 1
+    served = {sample.name for family in registry.collect() for sample in family.samples}
+    provider.shutdown()
+    of_counters = [metric.name for metric in (*BY_ATTRIBUTES, *OF_REQUESTS) if metric.kind == "counter"]
+    assert {f"{name.replace('.', '_')}_total" for name in of_counters} < served
+    dashboard = json.loads((Path(__file__).parents[2] / "docs" / "_static" / "grafana.json").read_text())
+    queries = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    queried = set(re.findall(r"\btorchobj_\w+", queries))
+    assert len(queried) > 30 and queried <= served
 
 
 def test_without_an_sdk_no_metric_is_read(monkeypatch):
