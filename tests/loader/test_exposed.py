@@ -14,11 +14,10 @@ import torch
 import torchobj
 from tests.support import ranks
 from torchobj.loader import report
+from torchobj.loader.exposed import CAUSES
 
-BATCHES, BATCH_SIZE = 12, 4
+BATCHES, BATCH_SIZE = 8, 4
 COUNT = BATCHES * BATCH_SIZE
-#: The part of the waiting time that is caused as constructed.
-MOST = 5 / 6
 
 
 class Place(NamedTuple):
@@ -117,7 +116,7 @@ def with_cold_decoder(place):
     package = place.folder / "library" / "safetensors"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "torch.py").write_text("import time\ntime.sleep(0.6)\nload = len\n")
+    (package / "torch.py").write_text("import time\ntime.sleep(1)\nload = len\n")
     sys.path.insert(0, str(package.parent))
     return looped(loader_of(place.local(torchobj.decode.safetensors)), from_batch=0)
 
@@ -136,7 +135,7 @@ def slow_rank(place):
 
 def throttled(place):
     place.control.clear_faults()
-    place.control.faults({"operation": "GetObject", "action": {"status": 503, "code": "SlowDown"}, "times": 12})
+    place.control.faults({"operation": "GetObject", "action": {"status": 503, "code": "SlowDown"}, "times": 8})
     return looped(loader_of(place.remote()), from_batch=0)
 
 
@@ -145,7 +144,7 @@ CASES = {
     "a slow training step": (
         None,
         "The training step is the bottleneck",
-        lambda place: looped(loader_of(place.local(key_of)), step_s=0.1),
+        lambda place: looped(loader_of(place.local(key_of)), step_s=0.4),
     ),
     "a slow transform": ("decode", "Decoding is the limit", lambda place: looped(loader_of(place.local(decode)))),
     "a slow transform in workers": (
@@ -187,7 +186,7 @@ CASES = {
     ),
     "a slow store, with workers": (
         "store",
-        "max_in_flight=8 in StoreConfig was reached",
+        "The network or the store is the limit",
         lambda place: looped(loader_of(place.remote(max_in_flight=8), num_workers=2)),
     ),
     "a store that throttles": ("store", "The store is the limit: it throttled", throttled),
@@ -222,7 +221,7 @@ def place(tmp_path, bucket, control):
     found.fill(90_000)
     for number in range(COUNT):
         (tmp_path / f"{number:03}").write_bytes(bytes(1000))
-    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.1}})
+    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.15}})
     return found
 
 
@@ -232,7 +231,9 @@ def test_the_cause_of_waiting_is_named(place, case):
     said, logged = run(place)
     prefix = "torchobj.exposed.slowest" if "torchobj.exposed.slowest.rank" in logged else "torchobj.exposed"
     assert text in said, said
+    shares = {name: logged[f"{prefix}.{name}_share"] for name in CAUSES}
+    # On an idle machine the cause is more than five times the others, and the step more than ten times the wait.
     if cause is None:
-        assert logged[f"{prefix}.share"] < 1 - MOST, logged
+        assert sum(shares.values()) < 0.2, logged
     else:
-        assert logged[f"{prefix}.{cause}_share"] > MOST * logged[f"{prefix}.share"], logged
+        assert max(shares, key=shares.get) == cause, logged
