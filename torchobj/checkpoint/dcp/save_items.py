@@ -163,7 +163,8 @@ class _ItemFile:
             memory = memory_of(piece)
             # A block is written when those before it are sent, up to the limit.
             step = max(1, len(memory)) if self._counted is None else BLOCK_BYTES
-            for at in range(0, len(memory), step):
+            # An empty tensor is a record too.
+            for at in range(0, max(1, len(memory)), step):
                 block = memory[at : at + step]
                 self._add_record(block)
                 self._uncounted += len(block)
