@@ -202,10 +202,10 @@ CASES = {
     ),
     "a worker that starts slowly": (
         "startup",
-        "persistent_workers=True starts workers once for all epochs",
+        "persistent_workers=True starts them once for all epochs",
         lambda place: looped(loader_of(place.local(key_of), num_workers=2, worker_init_fn=start_late), from_batch=0),
     ),
-    "a cold start": ("startup", "the imports of decoders, once", lambda place: in_child(with_cold_decoder, place)),
+    "a cold start": ("startup", "Importing decoders took", lambda place: in_child(with_cold_decoder, place)),
     "a slow rank": ("decode", "mostly for decoding", slow_rank),
 }
 

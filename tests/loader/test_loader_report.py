@@ -150,7 +150,7 @@ def test_the_time_to_start_workers_is_reported_separately(folder):
     stats = loader.stats()
     assert 0.5 <= stats.startup_s <= stats.elapsed_s <= lasted
     assert stats.waited_s + stats.startup_s <= stats.elapsed_s
-    assert "Startup took" in loader.report()
+    assert "Starting and stopping workers took" in loader.report()
 
 
 class Wrapping(torch.utils.data.IterableDataset):

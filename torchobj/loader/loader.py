@@ -14,6 +14,7 @@ from typing import Any
 import torch.utils.data
 from typing_extensions import TypeVar
 
+from torchobj import decode
 from torchobj.datasets import lookahead_warning, manifest_broadcast
 from torchobj.datasets.base import PerObjectDataset
 from torchobj.datasets.batch_memory import BatchMemory
@@ -96,7 +97,9 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         return multiprocessing.get_start_method() if context is None else context.get_start_method()
 
     def _import_decoders(self) -> None:
+        before_s = decode.imports.seconds
         import_decoders([self.dataset, self.collate_fn], self._start_method)
+        self._meter.imports_s += decode.imports.seconds - before_s
 
     def _time_of_start(self) -> float | None:
         """The time at which the next pass begins to import decoders and start workers.

@@ -9,7 +9,7 @@ from torchobj.telemetry.names import CAUSES
 _MIN_MEASURED_S = 2.0
 #: Below this share of waiting the input pipeline is not the bottleneck.
 _NOT_LIMITING = 0.1
-#: From this share of the time on, the report mentions startup.
+#: From this share of the time on, the report mentions the imports of decoders, or the start of workers.
 _LONG_STARTUP = 0.1
 #: Share of throttled responses from which the store is the limit.
 _THROTTLED = 0.02
@@ -52,7 +52,7 @@ def report(
         measured = f"{measured_s:.1f} s without startup"
         limit = [f"{measured} are too short to tell what limits the loader: {_MIN_MEASURED_S:.0f} s are needed."]
     else:
-        limit = _limit(stats, unread, max_in_flight)
+        limit = _limit(stats, unread, max_in_flight, starts_slowly=bool(startup))
     return "\n".join([*_done(stats), *startup, *limit, *_slowest(slowest), *_failures(stats)])
 
 
@@ -94,27 +94,23 @@ def _slowest(slowest: SlowestRank | None) -> list[str]:
 
 
 def _startup(stats: LoaderStats, start_method: str, *, persistent_workers: bool) -> list[str]:
-    if not _startup_is_long(stats):
-        return []
-    took = f"Startup took {stats.startup_s:.1f} of the {stats.elapsed_s:.1f} s"
-    if not stats.workers:
-        return [f"{took}: the imports of decoders, once."]
-    took += ": the imports of decoders, and starting and stopping workers"
-    lines = [f"{took}, once for all epochs." if persistent_workers and start_method != "spawn" else f"{took}."]
+    of, lines, workers_s = f"of the {stats.elapsed_s:.1f} s", [], stats.startup_s - stats.imports_s
+    if stats.imports_s >= _LONG_STARTUP * stats.elapsed_s:
+        lines.append(f"Importing decoders took {stats.imports_s:.1f} {of}, once.")
+    if workers_s < _LONG_STARTUP * stats.elapsed_s:
+        return lines
+    took = f"Starting and stopping workers took {workers_s:.1f} {of}"
+    lines.append(f"{took}, once for all epochs." if persistent_workers and start_method != "spawn" else f"{took}.")
     if not persistent_workers:
-        lines.append("persistent_workers=True starts workers once for all epochs.")
+        lines.append("persistent_workers=True starts them once for all epochs.")
     if start_method == "spawn":
         lines.append("multiprocessing_context='fork' or 'forkserver' starts faster than 'spawn'.")
     return lines
 
 
-def _startup_is_long(stats: LoaderStats) -> bool:
-    return stats.startup_s >= _LONG_STARTUP * stats.elapsed_s
-
-
-def _limit(stats: LoaderStats, unread: str | None, max_in_flight: int | None) -> list[str]:
+def _limit(stats: LoaderStats, unread: str | None, max_in_flight: int | None, *, starts_slowly: bool) -> list[str]:
     if stats.waited_share <= _NOT_LIMITING:
-        if _startup_is_long(stats):
+        if starts_slowly:
             return ["Apart from that, the input pipeline is not the bottleneck."]
         return ["The training step is the bottleneck, not the input pipeline.", "Nothing needs to change."]
     return _by_cause(stats, unread, max_in_flight)

@@ -34,6 +34,7 @@ class LoaderStats:
         elapsed_s: Time within epochs.
         startup_s: Part of `elapsed_s` spent importing decoders, starting workers, until the first batch and until the
             last worker has started, and stopping them.
+        imports_s: Part of `startup_s` in which this process imported decoders.
         waited_s: Part of the remaining time in which the loop waited for its next batch.
         samples_per_s: Samples per second of `elapsed_s`.
         bytes_per_s: Bytes read from the store for this loader, per second of `elapsed_s`; 0 before the first batch.
@@ -81,6 +82,7 @@ class LoaderStats:
     samples: int
     elapsed_s: float
     startup_s: float
+    imports_s: float
     waited_s: float
     samples_per_s: float
     bytes_per_s: float
@@ -146,12 +148,13 @@ class Meter:
 
     Attributes:
         loader: The number under which the prefetcher counts for this loader.
+        imports_s: Time in which the process of the loop imported decoders for it.
     """
 
     def __init__(self) -> None:
         self.loader = next(_numbers)
         self._batches = self._samples = 0
-        self._elapsed_s = self._startup_s = self._waited_s = 0.0
+        self._elapsed_s = self._startup_s = self._waited_s = self.imports_s = 0.0
         self._failed: shared_values.SharedCounter | None = None
         self._collated: shared_values.SharedSums | None = None
         # When the last worker had started, in nanoseconds.
@@ -232,6 +235,7 @@ class Meter:
         """
         now = time.perf_counter()
         since = requested_at if returned_at is None else returned_at
+        self.imports_s += importing_s
         if started is None:
             workers_started_s = 0.0 if self._workers_started is None else self._workers_started.get() / 1e9
             startup_s = importing_s + max(0.0, min(now, workers_started_s) - requested_at)
@@ -274,6 +278,7 @@ class Meter:
             "samples": self._samples,
             "elapsed_s": elapsed_s,
             "startup_s": self._startup_s,
+            "imports_s": self.imports_s,
             "waited_s": self._waited_s,
             "samples_per_s": per_s(self._samples),
             "bytes_per_s": per_s(totals.bytes),
