@@ -50,8 +50,14 @@ def decode(reader):
     return key_of(reader)
 
 
+# In workers, where the first batch of each takes longest.
+def decode_slowly(reader):
+    time.sleep(0.06)
+    return decode(reader)
+
+
 def compute(reader):
-    end = time.thread_time() + 0.01
+    end = time.thread_time() + 0.03
     while time.thread_time() < end:
         pass
     return key_of(reader)
@@ -60,6 +66,11 @@ def compute(reader):
 def collate(samples):
     time.sleep(0.08)
     return torch.tensor(samples)
+
+
+def collate_slowly(samples):
+    time.sleep(0.22)
+    return collate(samples)
 
 
 def start_late(worker):
@@ -144,13 +155,13 @@ CASES = {
     "a slow training step": (
         None,
         "The training step is the bottleneck",
-        lambda place: looped(loader_of(place.local(key_of)), step_s=0.4),
+        lambda place: looped(loader_of(place.local(key_of)), step_s=0.3),
     ),
     "a slow transform": ("decode", "Decoding is the limit", lambda place: looped(loader_of(place.local(decode)))),
     "a slow transform in workers": (
         "decode",
         "2 workers cannot decode fast enough",
-        lambda place: looped(loader_of(place.local(decode), num_workers=2)),
+        lambda place: looped(loader_of(place.local(decode_slowly), num_workers=2)),
     ),
     "a transform that computes, of an attached loader": (
         "decode",
@@ -177,7 +188,7 @@ CASES = {
     "a slow collate function in workers": (
         "collate",
         "2 workers cannot collate fast enough",
-        lambda place: looped(loader_of(place.local(key_of), collate_fn=collate, num_workers=2)),
+        lambda place: looped(loader_of(place.local(key_of), collate_fn=collate_slowly, num_workers=2)),
     ),
     "a slow store": (
         "store",
@@ -187,7 +198,7 @@ CASES = {
     "a slow store, with workers": (
         "store",
         "The network or the store is the limit",
-        lambda place: looped(loader_of(place.remote(max_in_flight=8), num_workers=2)),
+        lambda place: looped(loader_of(place.remote(max_in_flight=4), num_workers=2)),
     ),
     "a store that throttles": ("store", "The store is the limit: it throttled", throttled),
     "a small budget": (
