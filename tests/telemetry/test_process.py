@@ -8,6 +8,7 @@ import pytest
 
 import torchobj
 from torchobj.loader.stats import LoaderStats, metric_name
+from torchobj.telemetry.epochs import EPOCHS
 from torchobj.telemetry.names import CAUSES, OF_EPOCHS, OF_PREFETCHER, OF_REQUESTS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -146,6 +147,37 @@ def test_a_forked_process_has_its_own_metrics():
     assert found["torchobj.requests.put.ok"] == found["torchobj.epochs.samples"] == 0
     assert torchobj.metrics()["torchobj.requests.put.ok"] >= 1
     assert set(found) <= set(torchobj.metrics())
+
+
+def loop_in_child(queue, loader):
+    queue.put((sum(1 for _ in loader), torchobj.metrics()["torchobj.epochs.samples"]))
+
+
+def test_a_forked_process_does_not_count_what_its_parent_measured():
+    loader = torchobj.DataLoader([1, 2, 3], lookahead=0)
+    assert next(iter(loader)) == 1
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=loop_in_child, args=(queue, loader))
+    child.start()
+    assert queue.get() == (3, 3)
+    child.join()
+
+
+def test_a_signal_handler_may_read_the_metrics_while_they_are_read():
+    class Interrupted:
+        calls = 0
+
+        def measured(self):
+            self.calls += 1
+            if self.calls == 2:
+                torchobj.metrics()
+            return {}
+
+    loader = Interrupted()
+    EPOCHS.add(loader)
+    torchobj.metrics()
+    assert loader.calls == 3
 
 
 def gets_in_worker(reader):

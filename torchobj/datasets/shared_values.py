@@ -60,7 +60,7 @@ class _Shared:
 
 
 class SharedNumber(_Shared):
-    """A number that one process sets and its workers read; 0 at first."""
+    """A number that a process and its workers set and read; 0 at first."""
 
     def __init__(self) -> None:
         super().__init__(bytes(8))

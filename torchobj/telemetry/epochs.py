@@ -25,15 +25,20 @@ class Epochs:
     def reset(self) -> None:
         """Forgets all of them."""
         # A method: a forked child also needs another lock, because the parent may hold this one.
-        self._lock = threading.Lock()
+        # A lock that a thread may take again: a signal handler may read the metrics meanwhile.
+        self._lock = threading.RLock()
         self._loaders: weakref.WeakSet[Measuring] = weakref.WeakSet()
         self._sums = dict.fromkeys([*CAUSES, *(metric.source for metric in OF_EPOCHS)], 0.0)
 
     def add(self, loader: Measuring) -> None:
-        """Adds what a loader measured; from now on `sums` does so too."""
+        """Adds what a loader measured since the first call for it; from now on `sums` does so too."""
         with self._lock:
-            self._loaders.add(loader)
-            self._collect(loader)
+            if loader in self._loaders:
+                self._collect(loader)
+            else:
+                # What a loop of the parent of a forked process measured is not of this process.
+                loader.measured()
+                self._loaders.add(loader)
 
     def _collect(self, loader: Measuring) -> None:
         for name, value in loader.measured().items():
