@@ -74,6 +74,8 @@ def test_a_shard_that_cannot_be_packed_does_not_end_the_others(bucket, packed, c
         ({"parallel": 0}, exceptions.ConfigError, "parallel=0"),
         ({"progress": 1}, exceptions.ConfigError, "must be True, or a callable"),
         ({"maxcount": 0}, exceptions.ConfigError, "maxcount=0"),
+        ({"start_shard": 1.5}, exceptions.ConfigError, r"start_shard=1\.5"),
+        ({"prefix": 5}, exceptions.ConfigError, "url=5: must be a str"),
         ({"prefix": "memory://empty/in"}, exceptions.ObjectNotFoundError, "no samples"),
         ({"shards": "s.tar"}, exceptions.ConfigError, "s.tar"),
     ],
@@ -87,6 +89,11 @@ def test_bad_arguments_are_refused_before_anything_is_written(bucket, packed, op
 def test_shards_below_the_folder_and_a_later_shard_are_refused(bucket, packed):
     with pytest.raises(exceptions.ConfigError, match="whose next listing would contain the shards"):
         packed(shards=f"{bucket.url}/in/s-%02d.tar")
+    with pytest.raises(exceptions.ConfigError, match="whose next listing would contain the shards"):
+        packed(shards=f"{bucket.url}/5%%/s-%02d.tar", prefix=f"{bucket.url}/5%")
+    if bucket.url.startswith("gs://"):
+        with pytest.raises(exceptions.ConfigError, match="whose next listing would contain the shards"):
+            packed(shards=f"gcs{bucket.url[2:]}/in/s-%02d.tar")
     packed()
     with pytest.raises(exceptions.ConfigError, match=r"s-01.tar: exists, but the plan has 1 shards"):
         packed(maxcount=100)

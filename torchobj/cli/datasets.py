@@ -16,7 +16,7 @@ from torchobj.cli.transfer_run import FailedTransfer
 from torchobj.config import StoreConfig
 from torchobj.manifest import Manifest
 from torchobj.shards import TarIndex, index_file
-from torchobj.shards.packing import Packing, PackPlan, PlannedShard, check_next, plan_shards
+from torchobj.shards.packing import Packing, PackPlan, PlannedShard, check_next, is_below, plan_shards
 from torchobj.shards.shard_urls import shard_manifest
 from torchobj.urls import Url
 
@@ -175,7 +175,7 @@ def _objects(target: Target, pattern: str, manifest: str | None, config: StoreCo
     """The objects to pack, and the folder to which their names are relative."""
     if manifest is None:
         whole = target if target.glob is not None else target.folder()
-        if target.glob is None and pattern.startswith(str(whole.url)):
+        if target.glob is None and is_below(pattern, whole.url):
             raise CommandError(
                 f"{pattern}: is below {whole.shown}, so that the next listing would contain the shards; name another "
                 "folder, or select the objects by wildcards or --manifest"

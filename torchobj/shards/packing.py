@@ -21,13 +21,13 @@ from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError, Ta
 from torchobj.manifest import Manifest
 from torchobj.shards import index_file
 from torchobj.shards.members import end_of_archive, header, padding, split_name
-from torchobj.shards.writer import TarWriter, check_shard_limits, check_shard_pattern, shard_url
+from torchobj.shards.writer import TarWriter, check_shard_limits, check_shard_pattern, check_start_shard, shard_url
 from torchobj.store import Store
 from torchobj.store.concurrency import concurrently
 from torchobj.store.transfers import ProgressOption, counters_to
 from torchobj.urls import Url, parse_url
 
-__all__ = ["PackPlan", "Packing", "PlannedShard", "check_next", "pack", "plan_shards"]
+__all__ = ["PackPlan", "Packing", "PlannedShard", "check_next", "is_below", "pack", "plan_shards"]
 
 #: Objects that are read by one call, and their bytes. While these are written, the next ones are read.
 _ROUND_OBJECTS, _ROUND_BYTES = 512, 16 << 20
@@ -245,6 +245,16 @@ def pack_shard(
         )
 
 
+def is_below(pattern: str, folder: Url) -> bool:
+    """Whether shards of this pattern would be in the listing of a folder.
+
+    Raises:
+        ConfigError: The pattern is not valid.
+    """
+    check_shard_pattern(pattern)
+    return str(parse_url(shard_url(pattern, 0))).startswith(str(folder))
+
+
 def check_next(plan: PackPlan, pattern: str, start_shard: int, config: StoreConfig) -> None:
     """Checks that there is no shard after those of the plan, which readers would read with them.
 
@@ -370,12 +380,13 @@ def pack(
         ['memory://unpacked/out/train-000000.tar']
     """
     index_file.check_installed()
-    chosen, folder = store_config(config), parse_url(prefix.rstrip("/") + "/")
+    parsed, chosen = parse_url(prefix), store_config(config)
+    folder = parsed._replace(key=parsed.key.rstrip("/") + "/" if parsed.key else "")
     if isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1:
         raise ConfigError(f"parallel={parallel!r}: must be an int of 1 or more")
     counters_to(progress)
-    check_shard_pattern(shards)
-    if shards.startswith(str(folder)):
+    check_start_shard(start_shard)
+    if is_below(shards, folder):
         raise ConfigError(f"shards={shards!r}: is below {folder}, whose next listing would contain the shards")
     manifest = Manifest.from_prefix(str(folder), config=chosen)
     plan = plan_shards(manifest, folder, shards, maxcount=maxcount, maxsize=maxsize, start_shard=start_shard)

@@ -20,7 +20,14 @@ from torchobj.shards.shard_urls import compression
 from torchobj.store.file_objects import ObjectWriter
 from torchobj.urls import parse_object_url
 
-__all__ = ["ShardWriter", "TarWriter", "check_shard_limits", "check_shard_pattern", "shard_url"]
+__all__ = [
+    "ShardWriter",
+    "TarWriter",
+    "check_shard_limits",
+    "check_shard_pattern",
+    "check_start_shard",
+    "shard_url",
+]
 
 #: Members up to this size are copied into one write with their header.
 _JOINED_BYTES = 64 << 10
@@ -272,6 +279,16 @@ def check_shard_pattern(pattern: str) -> None:
     _check_shard_url(first)
 
 
+def check_start_shard(start_shard: int) -> None:
+    """Checks the number of the first shard.
+
+    Raises:
+        ConfigError: It is negative, or not a whole number.
+    """
+    is_number = isinstance(start_shard, int) and not isinstance(start_shard, bool) and start_shard >= 0
+    check("start_shard", start_shard, "a number, 0 or more", ok=is_number)
+
+
 def check_shard_limits(maxcount: int, maxsize: float) -> None:
     """Checks the maximum number of samples and of bytes of a shard.
 
@@ -330,8 +347,7 @@ class ShardWriter(_Writer):
     ) -> None:
         check_shard_pattern(pattern)
         check_shard_limits(maxcount, maxsize)
-        is_number = isinstance(start_shard, int) and not isinstance(start_shard, bool) and start_shard >= 0
-        check("start_shard", start_shard, "a number, 0 or more", ok=is_number)
+        check_start_shard(start_shard)
         if index:
             index_file.check_installed()
         self.pattern, self.maxcount, self.maxsize = pattern, maxcount, maxsize
