@@ -68,6 +68,8 @@ class TestDoctor:
 
 
 class TestDoctorOfS3:
+    """Conditions that servers do not compare, and the advice after a refused LIST."""
+
     @pytest.mark.parametrize(
         ("flag", "state", "found"),
         [("ignores_conditions", "warning", "(overwrite=False)"), ("refuses_if_match", "note", "refuses If-Match")],
@@ -78,7 +80,13 @@ class TestDoctorOfS3:
         assert records["conditions"]["state"] == state and found in records["conditions"]["found"]
         assert bucket.keys() == []
 
-    """What the advice after a refused LIST is."""
+    @pytest.mark.parametrize(("method", "skip"), [("PUT", 1), ("PUT", 2), ("DELETE", 2)])
+    def test_a_condition_that_could_not_be_tried_is_a_failed_check(self, cli, bucket, control, method, skip):
+        operation = {"PUT": "PutObject", "DELETE": "DeleteObject"}[method]
+        control.faults({"operation": operation, "skip": skip, "action": {"status": 403, "code": "AccessDenied"}})
+        records = {record["name"]: record for record in cli.failed_records("doctor", bucket.url, "--write")}
+        assert records["conditions"]["state"] == "failed" and "accepts the credentials" in records["conditions"]["advice"]
+        assert "torchobj doctor" not in records["conditions"]["found"]
 
     @pytest.fixture
     def advice(self, cli, bucket, monkeypatch, tmp_path):

@@ -349,7 +349,7 @@ def _store_checks(url: Url, store: Store, prefix: str, source: Check | None, *, 
         written = _timed("PUT", source, lambda: _put(store, prefix))
         yield written
         if written.state == "ok":
-            yield _conditions(store, prefix)
+            yield _conditions(store, prefix, source)
     else:
         yield Check("PUT", "note", "not tried; --write writes, reads and deletes small objects of its own")
 
@@ -466,14 +466,18 @@ def _timed(name: str, source: Check | None, check: Callable[[], str]) -> Check:
     try:
         found = check()
     except TorchobjError as error:
-        step = next_step(error)
-        text = described(error).removesuffix("" if step is None else f"; {escaped(step)}")
-        if isinstance(error, CredentialsError) and error.status is None:
-            return Check(name, "failed", text, "no request was sent: see the check of credentials")
-        message, _, hint = text.rpartition("; ")
-        advice = _advice(error, source, hint if message else "")
-        return Check(name, "failed", message or hint, advice or step or "")
+        return _failed(name, source, error)
     return Check(name, "ok", f"{found} in {duration(time.perf_counter() - started)}")
+
+
+def _failed(name: str, source: Check | None, error: TorchobjError) -> Check:
+    step = next_step(error)
+    text = described(error).removesuffix("" if step is None else f"; {escaped(step)}")
+    if isinstance(error, CredentialsError) and error.status is None:
+        return Check(name, "failed", text, "no request was sent: see the check of credentials")
+    message, _, hint = text.rpartition("; ")
+    advice = _advice(error, source, hint if message else "")
+    return Check(name, "failed", message or hint, advice or step or "")
 
 
 def _advice(error: TorchobjError, source: Check | None, hint: str) -> str:
@@ -531,13 +535,26 @@ def _put(store: Store, prefix: str) -> str:
     return f"{store.url}/{key} was written, read and deleted"
 
 
-def _conditions(store: Store, prefix: str) -> Check:
+def _conditions(store: Store, prefix: str, source: Check | None) -> Check:
     """Whether the store compares versions before it writes and deletes. Some servers ignore conditions."""
-    name, key = "conditions", _own_key(prefix)
+    name = "conditions"
+    try:
+        ignored = _ignored_conditions(store, _own_key(prefix))
+    except UnsupportedError as error:
+        return Check(name, "note", described(error))
+    except TorchobjError as error:
+        return _failed(name, source, error)
+    if ignored:
+        advice = "S3Options(conditional_writes=False) makes checkpoint managers compare versions themselves"
+        return Check(name, "warning", f"the store ignores {', '.join(ignored)}", advice)
+    return Check(name, "ok", "an object that exists, or has another version, is not replaced or deleted")
+
+
+def _ignored_conditions(store: Store, key: str) -> list[str]:
     old = store.put(key, secrets.token_bytes(16))
     try:
         store.put(key, secrets.token_bytes(16), if_version=old)
-        ignored = [
+        return [
             condition
             for condition, request in (
                 ("an object that exists (overwrite=False)", lambda: store.put(key, b"", overwrite=False)),
@@ -546,16 +563,8 @@ def _conditions(store: Store, prefix: str) -> Check:
             )
             if not _is_refused(request)
         ]
-    except UnsupportedError as error:
-        return Check(name, "note", described(error))
-    except TorchobjError as error:
-        return Check(name, "failed", described(error))
     finally:
         store.delete(key)
-    if ignored:
-        advice = "for S3Options(conditional_writes=False), checkpoint managers compare versions themselves"
-        return Check(name, "warning", f"the store ignores {', '.join(ignored)}", advice)
-    return Check(name, "ok", "an object that exists, or has another version, is not replaced or deleted")
 
 
 def _is_refused(request: Callable[[], object]) -> bool:
