@@ -80,7 +80,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return super()._split_scope(nodeid).split("::")[0]
 
         def _reschedule(self, node: Any) -> None:
-            """A process waits for another test before it runs its last: xdist forgets it after a crash, and hangs."""
+            """Also shuts a process down that received the last unit: it runs its last test only after it was told what
+            follows. xdist omits this after a crash, and the run hangs.
+            """
             super()._reschedule(node)
             if not self.workqueue:
                 node.shutdown()
