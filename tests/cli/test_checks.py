@@ -85,7 +85,9 @@ class TestDoctorOfS3:
         operation = {"PUT": "PutObject", "DELETE": "DeleteObject"}[method]
         control.faults({"operation": operation, "skip": skip, "action": {"status": 403, "code": "AccessDenied"}})
         records = {record["name"]: record for record in cli.failed_records("doctor", bucket.url, "--write")}
-        assert records["conditions"]["state"] == "failed" and "accepts the credentials" in records["conditions"]["advice"]
+        assert (
+            records["conditions"]["state"] == "failed" and "accepts the credentials" in records["conditions"]["advice"]
+        )
         assert "torchobj doctor" not in records["conditions"]["found"]
 
     @pytest.fixture
