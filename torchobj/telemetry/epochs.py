@@ -24,8 +24,8 @@ class Epochs:
 
     def reset(self) -> None:
         """Forgets all of them."""
-        # A method: a forked child also needs another lock, because the parent may hold this one.
-        # A lock that a thread may take again: a signal handler may read the metrics meanwhile.
+        # A method: a forked child also needs another lock, because the parent may hold this one. Reentrant, because a
+        # signal handler may read the metrics while this thread holds it.
         self._lock = threading.RLock()
         self._loaders: weakref.WeakSet[Measuring] = weakref.WeakSet()
         self._sums = dict.fromkeys([*CAUSES, *(metric.source for metric in OF_EPOCHS)], 0.0)
