@@ -106,6 +106,22 @@ def test_the_first_rank_saves_and_all_get_its_outcome(bucket, url):
     assert (first[0][-1][0], second[0][-1][0]) == ("OddError", "CheckpointError")
 
 
+def restored_with_progress(rank, url, config):
+    manager, state = opened(url, config), {"x": torch.ones(3)}
+    manager.save(1, state)
+
+    def refuse(progress):
+        if rank == 1 and progress.files_done == progress.files_total:
+            raise exceptions.ConfigError("the bar is closed")
+
+    return outcome(lambda: manager.restore(into=state, progress=refuse))
+
+
+def test_an_exception_of_progress_at_the_end_of_a_restore_is_raised_on_all_ranks(bucket, url):
+    refused = ("ConfigError", "the bar is closed")
+    assert run_ranks(restored_with_progress, url, bucket.config) == [refused, refused]
+
+
 def grouped(rank, url, config):
     manager = opened(url, config)
     reached, going = threading.Event(), threading.Event()

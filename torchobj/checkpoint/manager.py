@@ -258,7 +258,7 @@ class CheckpointManager:
                 them must be complete. Required for sharded checkpoints.
             map_location: Device of tensors without `into`, as for `torch.load`.
             weights_only: Refuse everything but plain data, as `torch.load` does.
-            progress: As for `torchobj.load`, on the calling rank.
+            progress: As for `torchobj.load`, on the calling rank. An exception that it raises is raised on all ranks.
 
         Returns:
             `into`; without it the state, with states in place of objects.
@@ -295,8 +295,9 @@ class CheckpointManager:
                 )
         except ObjectNotFoundError as gone:
             raise CheckpointError(f"{source}: committed, but its data is gone: {gone}") from gone
-        if counted is not None:
-            counted.finish()
+        with self._ranks.together():
+            if counted is not None:
+                counted.finish()
         return into
 
     def _check_restore(self, found: Commit, into: Any, map_location: Any, source: str) -> None:
