@@ -146,6 +146,19 @@ def test_doctor_of_an_endpoint_without_a_server_fails(cli, bucket):
     assert done.exit_code == 1 and '"connection", "state": "failed"' in done.stdout
 
 
+def test_doctor_of_an_endpoint_with_https_and_a_server_without_names_the_scheme(cli, bucket):
+    endpoint = bucket.server.endpoint.replace("http://", "https://")
+    records = cli.failed_records("doctor", bucket.url, "--endpoint-url", endpoint)
+    found = next(record for record in records if record["name"] == "connection")
+    assert "begin the endpoint with http://" in found["advice"] and "urlopen" not in found["found"]
+
+
+def test_doctor_of_a_prefix_without_objects_names_the_next_step(cli, bucket):
+    bucket.write("train/a", b"1")
+    found = {record["name"]: record for record in cli.records("doctor", f"{bucket.url}/trian/")}
+    assert found["GET"]["state"] == "note" and f"`torchobj ls {bucket.url}/`" in found["GET"]["advice"]
+
+
 def test_doctor_shows_a_proxy_without_its_password(cli, bucket, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://user:topsecret@127.0.0.1:9")
     done = cli.run("doctor", bucket.url)
@@ -210,6 +223,8 @@ S3 = torchobj.S3Options
         (S3(), {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://x"}, "container's credential service"),
         (S3(), {"AWS_EC2_METADATA_DISABLED": "true"}, "none, and AWS_EC2_METADATA_DISABLED=true"),
         (S3(), {}, "those of the machine's role"),
+        (S3(), {"AWS_ACCESS_KEY_ID": "a"}, "AWS_ACCESS_KEY_ID without AWS_SECRET_ACCESS_KEY is not used; none in"),
+        (S3(), {"AWS_SECRET_ACCESS_KEY": "topsecret", "AWS_PROFILE": "p"}, "is not used; profile p in"),
     ],
 )
 def test_the_source_of_credentials_of_s3_is_named(tmp_path, options, environ, expected):

@@ -69,6 +69,8 @@ _PERMISSIONS = {
 }
 #: How the check of credentials begins if requests have none.
 _UNSIGNED = "no credentials are used"
+#: How OpenSSL names an answer in plain text.
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 _EXPECTED = "expected http://host:port; special characters of a password are written as %2F"
 #: Name of the temporary object, before a nonce.
 _PROBE = ".torchobj-doctor-"
@@ -224,6 +226,17 @@ def s3_source(options: S3Options, environ: Mapping[str, str] = os.environ) -> Ch
     if options.profile is None and environ.get("AWS_ACCESS_KEY_ID") and environ.get("AWS_SECRET_ACCESS_KEY"):
         token = "with" if environ.get("AWS_SESSION_TOKEN") else "without"
         return Check("credentials", "ok", f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, {token} AWS_SESSION_TOKEN")
+    found = _of_files(options, environ)
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    half = [name for name in names if environ.get(name)]
+    if options.profile is not None or len(half) != 1:
+        return found
+    other = next(name for name in names if name not in half)
+    state = "failed" if found.state == "failed" else "warning"
+    return Check("credentials", state, f"{half[0]} without {other} is not used; {found.found}", f"set {other} too")
+
+
+def _of_files(options: S3Options, environ: Mapping[str, str]) -> Check:
     profile = options.profile or environ.get("AWS_PROFILE") or "default"
     if found := _of_profile(profile, environ):
         return Check("credentials", "ok", found)
@@ -343,8 +356,10 @@ def _store_checks(url: Url, store: Store, prefix: str, source: Check | None, *, 
     if found:
         yield _timed("GET", source, lambda: _get(store, found[0]))
     else:
-        reason = "LIST failed" if listed.state == "failed" else "the prefix has no objects"
-        yield Check("GET", "note", f"not tried: {reason}")
+        empty = listed.state != "failed"
+        reason = "the prefix has no objects" if empty else "LIST failed"
+        advice = f"if it should have some, `torchobj ls {store.url}/` shows the bucket's folders" if empty else ""
+        yield Check("GET", "note", f"not tried: {reason}", advice)
     if write:
         written = _timed("PUT", source, lambda: _put(store, prefix))
         yield written
@@ -401,8 +416,12 @@ def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
     try:
         headers, took = _head(endpoint, "" if url.scheme == "gs" else url.bucket, config)
     except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        reason = reason if isinstance(reason, Exception) else error
         advice = "check the endpoint, proxies, firewalls and --endpoint-url"
-        yield Check("connection", "failed", f"{shown_url(endpoint)}: {type(error).__name__}: {error}", advice)
+        if isinstance(reason, ssl.SSLError) and reason.reason in _NO_TLS:
+            advice = "the server does not use TLS: begin the endpoint with http://"
+        yield Check("connection", "failed", f"{shown_url(endpoint)}: {type(reason).__name__}: {reason}", advice)
         return
     yield Check("connection", "ok", f"response after {took}" + (", with TLS" if endpoint.startswith("https") else ""))
     if url.scheme == "s3":
