@@ -101,7 +101,8 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
         raise ConfigError(f"url={shown_url(url)!r}: not a URL, expected one such as s3://bucket/key{local}")
     if scheme not in schemes:
         expected = " or ".join(f"{name}://" for name in schemes)
-        raise ConfigError(f"url={shown_url(url)!r}: scheme {shown_url(scheme)!r}, expected {expected}")
+        hint = "; the address of an S3-compatible server belongs in endpoint_url" if scheme in ("http", "https") else ""
+        raise ConfigError(f"url={shown_url(url)!r}: scheme {shown_url(scheme)!r}, expected {expected}{hint}")
     bucket, _, key = rest.partition("/")
     if "@" in bucket:
         raise ConfigError(

@@ -70,7 +70,7 @@ def set_memory_budget(budget_bytes: int) -> None:
 
 def _checked(size: Any, name: str) -> int:
     if not isinstance(size, int) or size < _MIN_BYTES:
-        raise ConfigError(f"{name}={size!r}: must be a number of bytes, at least {_MIN_BYTES}")
+        raise ConfigError(f"{name}={size!r}: must be an int, a number of bytes of at least {_MIN_BYTES} (1 MiB)")
     return size
 
 

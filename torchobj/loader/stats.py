@@ -63,7 +63,7 @@ class LoaderStats:
         hedges: Second requests that were sent because the first response was late.
         hedges_won: Second requests that were answered first.
         in_flight: Current number of requests for announced objects.
-        in_flight_limit: Current maximum of `in_flight`.
+        in_flight_limit: Current maximum of `in_flight`; reads of objects that a worker waits for may exceed it.
         budget_bytes: Memory budget of objects that are read ahead.
         used_bytes: Memory in use now.
         granted_bytes: Part of `used_bytes` that workers hold, or that is being transferred to the loop.
