@@ -1,4 +1,4 @@
-"""Draws the results of the benchmarks as SVG files: `make plots`, after `make bench`.
+"""Draws the newest results of the benchmarks as SVG files: `make plots`, after `make bench`.
 
 Each file shows one case: the median of each client's rounds and their spread, best first, with machine, commit and
 number of rounds. Texts and lines are of a grey that is readable on white and on black.
@@ -39,11 +39,7 @@ PLOTS = (
 
 
 def draw(plot: Plot, result: dict[str, Any], folder: Path) -> Path:
-    """Writes `BENCHMARK-CASE.svg`, and returns its path.
-
-    Raises:
-        KeyError: The results do not have this case.
-    """
+    """Writes `BENCHMARK-CASE.svg` from results that have the case, and returns its path."""
     cases = {case["label"]: case["runs"] for case in result["cases"]}
     rates = {
         client: [run["items"] / run["wall_s"] / plot.items for run in runs] for client, runs in cases[plot.case].items()
@@ -82,13 +78,13 @@ def main() -> int:
     folder.mkdir(exist_ok=True)
     drawn = 0
     for plot in PLOTS:
-        results = ROOT / "benchmarks" / "results" / f"{plot.benchmark}.json"
-        try:
-            path = draw(plot, json.loads(results.read_text()), folder)
-        except (FileNotFoundError, KeyError) as missing:
-            print(f"{plot.benchmark}: {plot.case}: not measured ({missing}); run benchmarks/{plot.benchmark}.py")
+        files = (ROOT / "benchmarks" / "results" / f"{plot.benchmark}{part}.json" for part in ("", "-part"))
+        results = [json.loads(file.read_text()) for file in files if file.exists()]
+        measured = [result for result in results if plot.case in (case["label"] for case in result["cases"])]
+        if not measured:
+            print(f"{plot.benchmark}: {plot.case}: not measured; run benchmarks/{plot.benchmark}.py")
             continue
-        print(path.relative_to(ROOT))
+        print(draw(plot, max(measured, key=lambda result: result["time"]), folder).relative_to(ROOT))
         drawn += 1
     return 0 if drawn else 1
 
