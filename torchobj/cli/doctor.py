@@ -232,7 +232,7 @@ def s3_source(options: S3Options, environ: Mapping[str, str] = os.environ) -> Ch
     if options.profile is not None or len(half) != 1:
         return found
     other = next(name for name in names if name not in half)
-    state = "failed" if found.state == "failed" else "warning"
+    state: Literal["failed", "warning"] = "failed" if found.state == "failed" else "warning"
     return Check("credentials", state, f"{half[0]} without {other} is not used; {found.found}", f"set {other} too")
 
 
