@@ -74,7 +74,7 @@ def test_dir_shows_public_names_only_and_each_can_be_imported():
 
 
 def test_a_budget_that_is_too_small_is_refused():
-    with pytest.raises(torchobj.TorchobjError, match=r"budget_bytes=5: must be a number of bytes"):
+    with pytest.raises(torchobj.TorchobjError, match=r"budget_bytes=5: must be an int, a number of bytes"):
         torchobj.set_memory_budget(5)
 
 

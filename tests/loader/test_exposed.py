@@ -14,7 +14,7 @@ import torch
 import torchobj
 from tests.support import ranks
 from torchobj.loader import report
-from torchobj.loader.exposed import CAUSES
+from torchobj.telemetry.names import CAUSES
 
 BATCHES, BATCH_SIZE = 8, 4
 COUNT = BATCHES * BATCH_SIZE
