@@ -111,16 +111,6 @@ def test_the_types_of_a_batch_depend_on_those_of_the_columns_and_not_on_the_valu
     assert torch.equal(first["d"], torch.tensor([[1, 2], [3, 4]], dtype=torch.int16))
 
 
-def test_missing_integers_in_a_tensor_are_an_error_that_names_the_column():
-    with torchobj.ObjectWriter("memory://parquet-integers/x.parquet") as file:
-        pq.write_table(pa.table({"n": [1, None, 3]}), file)
-    url = "memory://parquet-integers/"
-    with pytest.raises(ParquetError, match="column 'n': 1 of 3 values are missing"):
-        list(torchobj.ParquetIterableDataset(url, batch_rows=9))
-    [table] = torchobj.ParquetIterableDataset(url, batch_rows=9, format="arrow")
-    assert table["n"].to_pylist() == [1, None, 3]
-
-
 def test_columns_in_another_order_and_without_values_are_those_of_the_first_file():
     put("order/a.parquet", parquet_bytes(x=[1], y=["a"]))
     put("order/b.parquet", parquet_bytes(y=pa.nulls(1), x=[2]))
@@ -413,13 +403,6 @@ def test_columns_of_different_kinds_stay_an_error(first, second):
         put(f"kinds/{number}.parquet", parquet_bytes(c=column))
     with pytest.raises(ParquetError, match=r"kinds/[23]\.parquet: its columns are c: .*kinds/0\.parquet are c: "):
         rows_of("kinds")
-
-
-def test_a_value_that_does_not_fit_the_type_of_all_files_names_its_file():
-    put("overflow/a.parquet", parquet_bytes(c=pa.array([2**63 + 5], pa.uint64())))
-    put("overflow/b.parquet", parquet_bytes(c=[1]))
-    with pytest.raises(ParquetError, match=r"overflow/a\.parquet: a value does not fit"):
-        rows_of("overflow")
 
 
 def test_a_column_that_a_file_has_twice_is_an_error_that_names_the_file():

@@ -1,5 +1,6 @@
 """Streams rows of Parquet files, or batches of rows. `parquet_files` reads footers and decodes row groups."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +30,7 @@ from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment, Uneven
 from torchobj.datasets.shared_table import import_arrow
 from torchobj.datasets.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
-from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
+from torchobj.datasets.table_rows import TableRow, converted, float_parts, unconverted, with_nan
 from torchobj.exceptions import ParquetError
 from torchobj.shards.shard_urls import checked_urls
 from torchobj.urls import parse_url
@@ -57,6 +58,16 @@ class _Unit(NamedTuple):
     @property
     def row_group(self) -> RowGroup:
         return self.file.row_groups[self.number]
+
+
+class _Rows(NamedTuple):
+    """Rows of a row group."""
+
+    table: Any
+    """`pyarrow.Table`. Its types are not yet those of all files if one of its values does not fit them."""
+    unit: int
+    first: int
+    """Number of the first row in the row group."""
 
 
 class ParquetIterableDataset(StreamDataset[Sample_co]):
@@ -91,9 +102,10 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         uneven: How to make all ranks yield the same number of rows: `drop` leaves out the rest, `pad` repeats some
             rows. What is left out or repeated is logged. None: row groups are divided, and the numbers of rows may
             differ.
-        on_error: Action for a row that cannot be read or transformed: `raise`, after which iteration can continue;
-            `skip`; or a callable that receives the number of the row in its row group, the URL of the file and the
-            exception, and returns a sample. After a row group that cannot be read, the next one is read.
+        on_error: Action for a row that cannot be read, converted to Python or transformed, or for a batch that contains
+            such a row: `raise`, after which iteration can continue with the next one; `skip`; or a callable that
+            receives the number of the row in its row group, the URL of the file and the exception, and returns a
+            sample. After a row group that cannot be read, the next one is read.
         enable_sharding: Whether to divide the row groups among the ranks and their DataLoader workers. False: each
             process yields all rows. The ranks are those of torch.distributed when iteration starts; if a loader that
             Accelerate has prepared iterates, which divides the samples itself, there is one rank, and in a Trainer of
@@ -113,7 +125,9 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         ConfigError: An argument is invalid, or pyarrow is not installed; when iteration starts: a pattern matches
             nothing, or a column does not exist.
         ParquetError: A file is damaged, or its columns have other types than those of the first file; a row group
-            decodes to more than 2 GiB and ten times its size.
+            decodes to more than 2 GiB and ten times its size. In place of a row or batch: Python cannot represent a
+            value, such as a date after the year 9999 or text that is not UTF-8, or a tensor cannot contain it; the
+            message names file, row and column.
 
     Example:
         >>> import pyarrow, pyarrow.parquet, torchobj
@@ -268,7 +282,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     def _tables(self, segments: list[Segment]) -> Iterator[tuple[Segment, Any]]:
         """The decoded row groups of segments, or exceptions. Several are read ahead."""
-        schema, units = self._read_footers()
+        units = self._row_groups
 
         def groups(_: int) -> Iterator[Group[ObjectRef]]:
             for segment in segments:
@@ -282,10 +296,16 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             file, index, number = units[segment.unit]
             failed = next((reader for reader in readers if isinstance(reader, Exception)), None)
             try:
-                table = failed or read_row_group(file, number, readers, self._size(index))
-                yield segment, failed or with_schema(table, schema, file.url)
+                yield segment, failed or self._fitted(read_row_group(file, number, readers, self._size(index)))
             except ParquetError as error:
                 yield segment, error
+
+    def _fitted(self, table: Any) -> Any:
+        """A row group with the types of all files, unless a value does not fit them: its row fails, and no other."""
+        try:
+            return with_schema(table, self.schema)
+        except import_arrow().ArrowException:
+            return table.select(self.schema.names)
 
     def _rows(self, tables: Iterator[tuple[Segment, Any]], number: int) -> Iterator[StreamItem]:
         for at, (segment, table) in enumerate(tables, number):
@@ -299,16 +319,27 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
                 for row, value in enumerate(rows, begin):
                     yield StreamItem(SampleId(segment.unit, row), value, StreamPosition(at, row + 1))
 
-    def _samples(self, table: Any, unit: int, begin: int, count: int) -> list[TableRow]:
-        """Rows of a row group. Missing floats are NaN."""
-        parts = float_parts(self.schema)
-        name = f"{self._unit_url(unit)}: row group {self._row_groups[unit].number}"
-        rows = enumerate(table.slice(begin, count).to_pylist(), begin)
-        return [TableRow(with_nan(row, parts), name, number) for number, row in rows]
+    def _samples(self, table: Any, unit: int, begin: int, count: int) -> list[TableRow | ParquetError]:
+        """Rows of a row group, or the exceptions in their place. Missing floats are NaN."""
+        schema = self.schema
+        names, parts, where = schema.names, float_parts(schema), self._table_name(unit)
+        columns, failed = list[list[Any]](), dict[int, ParquetError]()
+        for column, field in zip(table.slice(begin, count).columns, schema, strict=True):
+            values, errors = converted(column, functools.partial(_python_values, kind=field.type))
+            columns.append(values)
+            for at, error in errors.items():
+                failed.setdefault(at, _failure(where, begin + at, field.name, error))
+        return [
+            failed[at] if at in failed else TableRow(with_nan(dict(zip(names, row, strict=True)), parts), where, number)
+            for at, (number, row) in enumerate(enumerate(zip(*columns, strict=True), begin))
+        ]
+
+    def _table_name(self, unit: int) -> str:
+        return f"{self._unit_url(unit)}: row group {self._row_groups[unit].number}"
 
     def _batches(self, tables: Iterator[tuple[Segment, Any]], number: int) -> Iterator[StreamItem]:
         assert self._batch_rows is not None  # noqa: S101  checked by the caller
-        held: list[Any] = []
+        held: list[_Rows] = []
         rows, last = 0, SampleId(0, 0)
         for at, (segment, table) in enumerate(tables, number):
             begin, end = segment.first, self._end(segment)
@@ -318,13 +349,41 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
                 continue
             while begin < end:
                 taken = min(self._batch_rows - rows, end - begin)
-                held.append(table.slice(begin, taken))
+                held.append(_Rows(table.slice(begin, taken), segment.unit, begin))
                 begin, rows, last = begin + taken, rows + taken, SampleId(segment.unit, begin)
                 if rows == self._batch_rows:
-                    yield StreamItem(last, held, StreamPosition(at, begin))
+                    yield self._batch(held, StreamItem(last, None, StreamPosition(at, begin)))
                     held, rows = [], 0
         if held:
-            yield StreamItem(last, held, StreamPosition(at + 1))
+            yield self._batch(held, StreamItem(last, None, StreamPosition(at + 1)))
+
+    def _batch(self, held: list[_Rows], item: StreamItem) -> StreamItem:
+        """The item with a batch of these rows, or with the exception in place of it, and its row."""
+        schema, values = self.schema, dict[str, Any]()
+        try:
+            table = import_arrow().concat_tables([with_schema(each.table, schema) for each in held])
+            if self._format == "arrow":
+                return item._replace(value=table)
+            for field in schema:
+                values[field.name] = _column(table.column(field.name))
+        except Exception as error:  # noqa: BLE001  of many types, see `converted`
+            return self._failed_batch(held, item, error)
+        return item._replace(value=values)
+
+    def _failed_batch(self, held: list[_Rows], item: StreamItem, error: Exception) -> StreamItem:
+        """The item with the exception of the first row that cannot be converted."""
+        convert = _arrow_values if self._format == "arrow" else _tensor_values
+        for each in held:
+            rows: dict[int, tuple[str, Exception]] = {}
+            for column, field in zip(each.table.columns, self.schema, strict=True):
+                _, errors = converted(column, functools.partial(convert, kind=field.type))
+                rows = {at: (field.name, failed) for at, failed in errors.items()} | rows
+            if rows:
+                at = min(rows)
+                failure = _failure(self._table_name(each.unit), each.first + at, *rows[at])
+                return item._replace(id=SampleId(each.unit, each.first + at), value=failure)
+        # No single value, but all of them together.
+        return item._replace(value=error)
 
     def _end(self, segment: Segment) -> int:
         return self._row_groups[segment.unit].row_group.rows if segment.end is None else segment.end
@@ -333,18 +392,35 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         samples = range(segment.first, segment.first + count)
         return failed_items(self._unit_url(segment.unit), segment.unit, number, samples, error)
 
-    @override
-    def _finished(self, sample: Any) -> Any:
-        if self._batch_rows is not None:
-            table = import_arrow().concat_tables(sample)
-            sample = table if self._format == "arrow" else {name: _column(table, name) for name in table.column_names}
-        return super()._finished(sample)
+
+def _failure(where: str, row: int, column: str, error: Exception) -> ParquetError:
+    """The exception for a value that cannot be converted."""
+    failure = ParquetError(
+        f"{unconverted(where, row, column, error)}; pass columns= without this one, or on_error=; batch_rows= with "
+        'format="arrow" converts nothing to Python'
+    )
+    failure.__cause__ = error
+    return failure
 
 
-def _column(table: Any, name: str) -> Any:
+def _arrow_values(column: Any, kind: Any) -> Any:
+    """A column with the type of all files."""
+    return column if column.type == kind else column.cast(kind)
+
+
+def _python_values(column: Any, kind: Any) -> list[Any]:
+    values: list[Any] = _arrow_values(column, kind).to_pylist()
+    return values
+
+
+def _tensor_values(column: Any, kind: Any) -> Sequence[Any]:
+    values: Sequence[Any] = _column(_arrow_values(column, kind))
+    return values
+
+
+def _column(column: Any) -> Any:
     """A column as tensors if it contains numbers, otherwise as a list. Depends on its type and not on its values."""
     pyarrow = import_arrow()
-    column = table.column(name)
     kinds, kind = pyarrow.types, column.type
     is_list = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
     if not _is_number(kind.value_type if is_list else kind):
@@ -352,15 +428,12 @@ def _column(table: Any, name: str) -> Any:
         return column.to_pylist()
     column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], kind)
     if not is_list:
-        return _tensor(column, name)
+        return _tensor(column)
     if kinds.is_fixed_size_list(kind):
         if column.null_count:
-            raise ParquetError(f"column {name!r}: {column.null_count} of {len(column)} lists are missing; {_NULLS}")
-        return _tensor(column.flatten(), name).reshape(len(column), kind.list_size)
-    return [None if each is None else _tensor(each, name) for each in (value.values for value in column)]
-
-
-_NULLS = 'they cannot be in a tensor: pass format="arrow", or columns= without this one'
+            raise ValueError("a list is missing; a tensor cannot contain it")
+        return _tensor(column.flatten()).reshape(len(column), kind.list_size)
+    return [None if each is None else _tensor(each) for each in (value.values for value in column)]
 
 
 def _is_number(kind: Any) -> bool:
@@ -368,8 +441,8 @@ def _is_number(kind: Any) -> bool:
     return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind))
 
 
-def _tensor(values: Any, name: str) -> torch.Tensor:
+def _tensor(values: Any) -> torch.Tensor:
     """Numbers as a tensor. Missing floats are NaN."""
     if values.null_count and not import_arrow().types.is_floating(values.type):
-        raise ParquetError(f"column {name!r}: {values.null_count} of {len(values)} values are missing; {_NULLS}")
+        raise ValueError("a value is missing; a tensor cannot contain it")
     return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())

@@ -420,15 +420,10 @@ _FAMILIES: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def with_schema(table: Any, schema: Any, url: str) -> Any:
+def with_schema(table: Any, schema: Any) -> Any:
     """The columns of a row group in the order and with the types of a schema from `merged_schema`.
 
     Raises:
-        ParquetError: A value cannot be converted without loss.
+        pyarrow.ArrowException: A value cannot be converted without loss.
     """
-    if table.schema.equals(schema, check_metadata=True):
-        return table
-    try:
-        return table.select(schema.names).cast(schema)
-    except import_arrow().ArrowException as error:
-        raise ParquetError(f"{url}: a value does not fit the type of its column in all files: {error}") from error
+    return table if table.schema.equals(schema, check_metadata=True) else table.select(schema.names).cast(schema)

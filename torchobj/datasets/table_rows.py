@@ -1,10 +1,11 @@
-"""Rows of tables as samples: missing floats are NaN, and what cannot be collated is named. Reads no table.
+"""Rows of tables as samples: missing floats are NaN, and what cannot be converted or collated is named. Reads no table.
 
-torch's `default_collate` names neither column, row nor file of a value that it refuses, so that a row knows its origin.
+Neither pyarrow nor torch's `default_collate` names column, row and file of a value that it refuses, so that a row knows
+its origin.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
@@ -33,6 +34,41 @@ class TableRow(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
+
+
+def converted(values: Any, convert: Callable[[Any], Iterable[Any]]) -> tuple[list[Any], dict[int, Exception]]:
+    """The values of a column, and the exceptions of those that cannot be converted, by their numbers.
+
+    Args:
+        values: A column, or a part of one.
+        convert: Converts a part of it. Called with halves of a part for which it raises, down to a single value.
+    """
+    found, failed, parts = list[Any](), dict[int, Exception](), [values]
+    while parts:
+        part = parts.pop()
+        half = len(part) // 2
+        try:
+            found += convert(part)
+        except Exception as error:  # noqa: BLE001  of many types: those of Python's dates, of text, of extension types
+            if half:
+                parts += [part.slice(half), part.slice(0, half)]
+            else:
+                failed[len(found)] = error
+                found.append(None)
+    return found, failed
+
+
+def unconverted(table: str, row: int, column: str, error: Exception) -> str:
+    """The message for a value that cannot be converted.
+
+    Args:
+        table: Name of the table, or URL of the file and number of the row group.
+        row: Number of the row in it.
+        column: Name of the column.
+        error: The exception of its conversion.
+    """
+    reason = str(error).partition("\n")[0]
+    return f"{table}: row {row}, column {column!r}: the value cannot be converted: {type(error).__name__}: {reason}"
 
 
 def float_parts(fields: Any) -> dict[str, Any]:
