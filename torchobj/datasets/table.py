@@ -1,14 +1,12 @@
 """`TableDataset`: rows of a table with the objects that their URLs name."""
 
-import codecs
 import json
 import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import override
 
@@ -16,11 +14,12 @@ from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
+from torchobj.datasets.csv_table import CsvFormat, csv_format, csv_table
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.parquet_files import missing_footer_bytes, open_file, read_row_group
 from torchobj.datasets.shared_table import SharedTable, import_arrow
-from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
+from torchobj.datasets.table_rows import TableRow, converted, float_parts, unconverted, with_nan
 from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError, ParquetError
 from torchobj.manifest.manifest import url_of_file
 from torchobj.shards.shard_urls import note_prefix
@@ -33,30 +32,6 @@ __all__ = ["TableDataset"]
 #: Start and end of every Parquet file.
 _PARQUET = b"PAR1"
 
-#: What files of other formats start with.
-_OTHER_FORMATS = {
-    b"\x1f\x8b": "compressed with gzip",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    b"BZh": "compressed with bzip2",
-    b"\xfd7zXZ": "compressed with xz",
-    b"PK\x03\x04": "a zip archive, as those of Excel",
-}
-
-#: Python types of columns, by their names in Arrow.
-_TYPES = {str: "string", int: "int64", float: "float64", bool: "bool", bytes: "binary"}
-
-
-class _CsvFormat(NamedTuple):
-    """How a CSV is read."""
-
-    encoding: str | None = None
-    column_types: Mapping[str, Any] = MappingProxyType({})
-
-    @property
-    def is_default(self) -> bool:
-        """Whether everything is inferred."""
-        return self.encoding is None and not self.column_types
-
 
 class TableDataset(ObjectDataset[Sample_co]):
     r"""A map-style dataset of the rows of a table, with the objects that their URLs name: images with labels in a CSV.
@@ -68,8 +43,9 @@ class TableDataset(ObjectDataset[Sample_co]):
 
     Args:
         table: The path or URL of a CSV or Parquet file, which is read here; a `pandas.DataFrame`, a `pyarrow.Table` or
-            a `datasets.Dataset`. A CSV has a line of column names and is separated by commas; pyarrow infers the types,
-            `0001` as a number. The index of pandas, which its Parquet files contain, is no column.
+            a `datasets.Dataset`. A CSV has a line of column names and is separated by commas; pyarrow infers the types.
+            A column whose numbers would lose digits stays text, as with pandas, or becomes `uint64`; `0001` is the
+            number 1, which is logged. The index of pandas, which its Parquet files contain, is no column.
         url_columns: Name of the column of URLs, or names of several.
         base_url: URL of the folder to which URLs without a scheme are relative, such as `s3://bucket/images/`.
         columns: Names of the columns of a sample, in their order; those of URLs are added. None: all
@@ -131,7 +107,7 @@ class TableDataset(ObjectDataset[Sample_co]):
         super().__init__(config=settings, on_error=on_error)
         self.transform = transform
         named = None if columns is None else [*_names("columns", columns), *self.url_columns]
-        found, self._name, self._schemes = _read(table, settings, named, _csv_format(encoding, column_types))
+        found, self._name, self._schemes = _read(table, settings, named, csv_format(encoding, column_types))
         chosen = _chosen(found, self.url_columns, named, self._name)
         for name in self.url_columns:
             self._check_urls(chosen, name)
@@ -158,9 +134,10 @@ class TableDataset(ObjectDataset[Sample_co]):
             name: Name of the column.
 
         Raises:
-            ConfigError: The samples have no such column.
+            ConfigError: The samples have no such column; or Python cannot represent one of its values, such as a date
+                after the year 9999.
         """
-        values: list[Any] = self._arrow_column(name).to_pylist()
+        values = self._values(name, 0, len(self))
         return [with_nan(value, self._floats[name]) for value in values] if name in self._floats else values
 
     def class_to_idx(self, name: str) -> dict[Any, int]:
@@ -180,7 +157,7 @@ class TableDataset(ObjectDataset[Sample_co]):
         try:
             values = sorted(value for value in column.unique().to_pylist() if value is not None)
             return {value: number for number, value in enumerate(values)}
-        except (TypeError, import_arrow().ArrowException) as error:
+        except (TypeError, ValueError, OverflowError, import_arrow().ArrowException) as error:
             raise ConfigError(f"{self._name}: the values of column {name!r} are no classes: {error}") from error
 
     def _arrow_column(self, name: str) -> Any:
@@ -188,14 +165,27 @@ class TableDataset(ObjectDataset[Sample_co]):
             raise ConfigError(f"{self._name}: no column {name!r}; its columns are {', '.join(self.table.column_names)}")
         return self.table.column(name)
 
+    def _values(self, name: str, first: int, count: int) -> list[Any]:
+        """The values of rows as Python objects."""
+        values, failed = converted(self._arrow_column(name).slice(first, count), lambda column: column.to_pylist())
+        for row, error in failed.items():
+            raise ConfigError(
+                f"{unconverted(self._name, first + row, name, error)}; pass columns= without this one"
+            ) from error
+        return values
+
     @override
     def objects_at(self, index: int) -> Sequence[ObjectRef]:
         return [ObjectRef(self._url(self._table.value(name, index))) for name in self.url_columns]
 
     @override
     def build(self, index: int, readers: Sequence[ObjectReader]) -> Any:
-        values = with_nan(self._table.row(index), self._floats) | dict(zip(self.url_columns, readers, strict=True))
-        row = TableRow(values, self._name, index)
+        try:
+            values = self._table.row(index)
+        except Exception:  # noqa: BLE001  of many types, see `converted`: again, for one that names the column
+            values = {name: self._values(name, index, 1)[0] for name in self.table.column_names}
+        objects = dict(zip(self.url_columns, readers, strict=True))
+        row = TableRow(with_nan(values, self._floats) | objects, self._name, index)
         return row if self.transform is None else self.transform(row)
 
     def _url(self, value: str) -> str:
@@ -335,7 +325,7 @@ def _of_frame(frame: Any, columns: list[str] | None) -> Any:
 
 
 def _read(
-    table: Any, config: StoreConfig, columns: list[str] | None, csv: _CsvFormat
+    table: Any, config: StoreConfig, columns: list[str] | None, csv: CsvFormat
 ) -> tuple[Any, str, tuple[str, ...]]:
     """A table as an Arrow table, its name in messages, and the schemes of its URLs. Others than `columns` may lack."""
     arrow = import_arrow()
@@ -367,36 +357,7 @@ def _read(
     )
 
 
-def _csv_format(encoding: str | None, column_types: Mapping[str, Any] | None) -> _CsvFormat:
-    """The format of a CSV, from the arguments of a dataset.
-
-    Args:
-        encoding: Its encoding. None: UTF-8.
-        column_types: Types by the names of columns.
-
-    Raises:
-        ConfigError: They are no encoding or types.
-    """
-    try:
-        is_encoding = encoding is None or bool(codecs.lookup(encoding))
-    except (LookupError, TypeError):
-        is_encoding = False
-    check("encoding", encoding, "the name of an encoding of Python, such as 'latin-1'", ok=is_encoding)
-    check("column_types", column_types, "types by the names of columns",
-          ok=column_types is None or isinstance(column_types, Mapping))  # fmt: skip
-    return _CsvFormat(encoding, {name: _arrow_type(kind) for name, kind in (column_types or {}).items()})
-
-
-def _arrow_type(kind: Any) -> Any:
-    arrow = import_arrow()
-    try:
-        name = _TYPES.get(kind, kind)
-        return arrow.type_for_alias(name) if isinstance(name, str) else arrow.field("", name).type
-    except (ValueError, TypeError):
-        raise ConfigError(f"column_types: {kind!r} is no type of Python or pyarrow, such as str or 'int32'") from None
-
-
-def _read_table(data: Buffer, url: str, csv: _CsvFormat) -> Any:
+def _read_table(data: Buffer, url: str, csv: CsvFormat) -> Any:
     """The table in a file.
 
     Args:
@@ -415,46 +376,10 @@ def _read_table(data: Buffer, url: str, csv: _CsvFormat) -> Any:
     if is_parquet and not csv.is_default:
         raise ConfigError(f"{shown_url(url)}: encoding and column_types are for a CSV; this is a Parquet file")
     try:
-        return _parquet_table(data, url) if is_parquet else _csv_table(data, start, url, csv)
+        return _parquet_table(data, url) if is_parquet else csv_table(data, start, url, csv)
     except (arrow.ArrowException, OSError, ParquetError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{shown_url(url)}: not a CSV or Parquet file, or damaged: {reason}") from error
-
-
-def _csv_table(data: Buffer, start: bytes, url: str, csv: _CsvFormat) -> Any:
-    arrow, reader = import_arrow(), import_arrow("pyarrow.csv")
-    other = next((name for magic, name in _OTHER_FORMATS.items() if start.startswith(magic)), None)
-    if other is not None:
-        raise ConfigError(f"{shown_url(url)}: {other}: must be a CSV or Parquet file; read it with pandas and pass the "
-                          "DataFrame")  # fmt: skip
-    # Text of UTF-16 begins with its mark, or with a letter of two bytes.
-    if csv.encoding is None and (start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:2]):
-        raise ConfigError(f"{shown_url(url)}: its encoding is UTF-16: pass encoding='utf-16'")
-    try:
-        table = reader.read_csv(
-            arrow.BufferReader(arrow.py_buffer(data)),
-            reader.ReadOptions(encoding=csv.encoding or "utf8"),
-            reader.ParseOptions(newlines_in_values=True),
-            reader.ConvertOptions(column_types=csv.column_types),
-        )
-        names = table.column_names
-    except (UnicodeError, arrow.ArrowInvalid) as error:
-        if not isinstance(error, UnicodeError) and "UTF8" not in str(error):
-            raise
-        raise ConfigError(f"{shown_url(url)}: {_not_text(csv.encoding)}") from error
-    absent = [name for name in csv.column_types if name not in names]
-    if absent:
-        raise ConfigError(
-            f"column_types: {shown_url(url)} has no column {absent[0]!r}; its columns are {', '.join(names)}"
-        )
-    for field in table.schema:
-        if arrow.types.is_binary(field.type) and field.name not in csv.column_types:
-            raise ConfigError(f"{shown_url(url)}: column {field.name!r}: {_not_text(csv.encoding)}")
-    return table
-
-
-def _not_text(encoding: str | None) -> str:
-    return f"it is not text in {encoding or 'UTF-8'}; pass encoding=, such as 'latin-1' or 'cp1252'"
 
 
 def _parquet_table(data: Buffer, url: str) -> Any:
