@@ -47,6 +47,9 @@ _MODES = {"L": "GRAY", "LA": "GRAY_ALPHA", "RGB": "RGB", "RGBA": "RGB_ALPHA"}
 #: The tag of EXIF data that says how a picture is rotated and flipped, and its value if it is not.
 _ORIENTATION, _UPRIGHT = 0x0112, 1
 
+#: The tag of a TIFF with the number of bits of each channel.
+_BITS_PER_SAMPLE = 258
+
 #: Numbers of bytes before the header of an npy file, with the length of the header, by its major version.
 _NPY_LENGTHS = {1: 10, 2: 12, 3: 12}
 
@@ -149,9 +152,10 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, 
 
     Without these two, Pillow decodes every image, as it does those that EXIF data rotates where the others cannot.
 
-    Pictures with 16 bits per channel are scaled to 8; `pil` limits the values of grey ones to 255 instead. The number
-    of pixels is limited by `PIL.Image.MAX_IMAGE_PIXELS` where Pillow is installed: it reads the header before a
-    picture is decoded.
+    Pictures with 12 or 16 bits per channel are scaled to 8, PGM and PPM by their maximum value; `pil` limits the values
+    of grey ones to 255 instead. Those of 32-bit integers or floats, as some TIFF are, have no known range and are
+    refused. The number of pixels is limited by `PIL.Image.MAX_IMAGE_PIXELS` where Pillow is installed: it reads the
+    header before a picture is decoded.
 
     Args:
         data: The object.
@@ -163,7 +167,8 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, 
         Tensor of shape (channels, height, width), on the CPU, which owns its memory.
 
     Raises:
-        ConfigError: An argument is invalid, or Pillow is needed and not installed.
+        ConfigError: An argument is invalid, Pillow is needed and not installed, or the picture is of 32-bit integers or
+            floats.
         PIL.UnidentifiedImageError: The bytes are not an image.
         OSError: The image is truncated or damaged. With damaged formats Pillow also raises ValueError, SyntaxError and
             others.
@@ -270,12 +275,32 @@ def _decoded_by_pillow(torch: Any, memory: memoryview, mode: str, *, exif: bool)
     images, numpy = _imported("PIL.Image", "pillow", "image"), _module("numpy")
     with images.open(io.BytesIO(memory)) as opened:
         picture = _upright(opened, exif=exif)
-        if picture.mode.startswith("I;16"):
-            # `convert` would replace values above 255 by 255.
-            picture = images.fromarray((numpy.asarray(picture) >> 8).astype(numpy.uint8))
+        if picture.mode.startswith(("I", "F")):
+            picture = _in_8_bits(images, numpy, picture, opened)
         pixels = numpy.array(picture.convert(mode))
     channels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     return torch.from_numpy(numpy.ascontiguousarray(channels.transpose(2, 0, 1)))
+
+
+def _in_8_bits(images: Any, numpy: Any, picture: Any, opened: Any) -> Any:
+    """A grey picture of more than 8 bits scaled to 8: `convert` would replace values above 255 by 255."""
+    values = numpy.asarray(picture)
+    if opened.format == "PPM" and picture.mode != "F":
+        # Pillow has scaled it by its maxval to 16 bits; rounded, as Pillow scales coloured ones.
+        scaled = (values.astype(numpy.int32) + 128) // 257
+    elif opened.format == "PNG" or picture.mode.startswith("I;16"):
+        is_of_12 = getattr(opened, "tag_v2", {}).get(_BITS_PER_SAMPLE) == (12,)
+        scaled = values >> (4 if is_of_12 else 8)
+    else:
+        kind = "32-bit floats" if picture.mode == "F" else "32-bit integers"
+        raise ConfigError(
+            f"torchobj.decode.image: a {opened.format} picture of {kind}: its range is not known, so that it cannot be "
+            "scaled to 8 bits; pass a function that opens it with PIL.Image.open and scales it"
+        )
+    grey = images.fromarray(scaled.astype(numpy.uint8))
+    if isinstance(transparent := opened.info.get("transparency"), int):
+        grey.putalpha(images.fromarray(numpy.where(values == transparent, 0, 255).astype(numpy.uint8)))
+    return grey
 
 
 def npy(data: Data) -> "np.ndarray[Any, Any]":

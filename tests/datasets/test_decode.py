@@ -6,9 +6,11 @@ import importlib.util
 import io
 import json
 import pickle
+import struct
 import subprocess
 import sys
 import types
+import zlib
 
 import numpy
 import PIL.Image
@@ -222,6 +224,117 @@ def test_an_image_of_16_bits_keeps_the_upper_8(monkeypatch, choose):
     data = encoded(PIL.Image.fromarray(numpy.array([[0, 255, 256, 65535]], dtype=numpy.uint16)), "PNG")
     choose(monkeypatch)
     assert decode.image(data, "L").tolist() == [[[0, 0, 1, 255]]]
+
+
+def pnm(kind, maxval, values, width):
+    """A PGM or PPM, plain or binary."""
+    channels = 3 if kind in ("P3", "P6") else 1
+    head = f"{kind}\n# a comment\n{width} {len(values) // width // channels}\n{maxval}\n".encode()
+    plain = " ".join(map(str, values)).encode()
+    return head + (plain if kind in ("P2", "P3") else numpy.array(values, ">u2" if maxval > 255 else "u1").tobytes())
+
+
+def tiff(values, bits, *, order="<", kind=1):
+    """A TIFF of one row of grey values; of 12 bits, two of which are in three bytes."""
+    if bits == 12:
+        data = int("".join(f"{value:012b}" for value in values), 2).to_bytes(len(values) * 12 // 8, "big")
+    else:
+        data = numpy.array(values, f"{order}{'f' if kind == 3 else 'i' if kind == 2 else 'u'}{bits // 8}").tobytes()
+    fields = {256: len(values), 257: 1, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: len(data), 339: kind}
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in fields.items())
+    head = struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, 8 + len(data) + len(data) % 2)
+    directory = struct.pack(f"{order}H", len(fields)) + entries + bytes(4)
+    return head + data + bytes(len(data) % 2) + directory
+
+
+def png(kind, values, *, chunks=b""):
+    """A PNG of one row of 16 bits per channel."""
+    channels = {0: 1, 2: 3, 4: 2, 6: 4}[kind]
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", len(values) // channels, 1, 16, kind, 0, 0, 0)
+    body = b"\0" + numpy.array(values, ">u2").tobytes()
+    extra = chunk(b"tRNS", chunks) if chunks else b""
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + extra
+    return start + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("kind", ["P5", "P2", "P6", "P3"])
+def test_values_of_pgm_and_ppm_are_scaled_by_their_maximum(kind):
+    for maxval in (1, 100, 255, 256, 300, 1023, 4095, 4096, 65534, 65535):
+        values = sorted({0, 1, maxval // 3, maxval // 2, maxval - 1, maxval})
+        values += [0] * (-len(values) % 6)
+        found = decode.image(pnm(kind, maxval, values, 2), "RGB" if kind in ("P3", "P6") else "L")
+        expected = [round(value * 255 / maxval) for value in values]
+        assert found.permute(1, 2, 0).flatten().tolist() == expected, maxval
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (tiff([0, 16, 2048, 4095], 12), [0, 1, 128, 255]),
+        (tiff([0, 255, 256, 65535], 16), [0, 0, 1, 255]),
+        (tiff([0, 255, 256, 65535], 16, order=">"), [0, 0, 1, 255]),
+        (png(0, [0, 255, 256, 65535]), [0, 0, 1, 255]),
+    ],
+    ids=["TIFF of 12 bits", "TIFF", "TIFF, big-endian", "PNG"],
+)
+def test_grey_pictures_of_more_than_8_bits_keep_the_upper_8(data, expected):
+    for mode in ("L", "RGB"):
+        assert decode.image(data, mode)[0, 0].tolist() == expected
+
+
+def test_pngs_of_16_bits_keep_the_upper_8_and_their_transparency():
+    values = [0, 255, 256, 65535, 32768, 511, 128, 1000]
+    upper = [value >> 8 for value in values]
+    rgba = decode.image(png(6, values), "RGBA")
+    assert rgba.permute(1, 2, 0).flatten().tolist() == upper
+    assert decode.image(png(2, values[:6])).permute(1, 2, 0).flatten().tolist() == upper[:6]
+    grey = decode.image(png(4, values), "LA")
+    assert grey.permute(1, 2, 0).flatten().tolist() == upper
+    # One grey value is transparent, and another one of the same upper 8 bits is not.
+    marked = decode.image(png(0, [256, 257, 512], chunks=b"\x01\x00"), "RGBA")
+    assert marked.permute(1, 2, 0).tolist() == [[[1, 1, 1, 0], [1, 1, 1, 255], [2, 2, 2, 255]]]
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (tiff([0, 70000], 32), "TIFF picture of 32-bit integers"),
+        (tiff([-1, 70000], 32, kind=2), "TIFF picture of 32-bit integers"),
+        (tiff([-1, 700], 16, kind=2, order=">"), "TIFF picture of 32-bit integers"),
+        (tiff([0.5, 1], 32, kind=3), "TIFF picture of 32-bit floats"),
+        (tiff([0.5, 1], 32, kind=3, order=">"), "TIFF picture of 32-bit floats"),
+        (b"Pf\n2 1\n-1.0\n" + numpy.array([0.5, 1], "<f4").tobytes(), "PPM picture of 32-bit floats"),
+    ],
+    ids=["unsigned", "signed", "signed, 16 bits", "float", "float, big-endian", "PFM"],
+)
+def test_pictures_without_a_known_range_are_refused(data, kind):
+    with pytest.raises(CONFIG_ERROR, match=kind):
+        decode.image(data)
+    assert decode.pil(data).mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"), [("1", "TIFF"), ("1", "PPM"), ("CMYK", "TIFF"), ("LA", "TIFF"), ("P", "TIFF"), ("RGBA", "TIFF")]
+)
+@pytest.mark.parametrize("wanted", ["L", "LA", "RGB", "RGBA"])
+def test_other_modes_are_converted_as_by_pillow(mode, form, wanted):
+    data = encoded(noise(mode), form)
+    with PIL.Image.open(io.BytesIO(data)) as picture:
+        expected = numpy.atleast_3d(numpy.array(picture.convert(wanted)))
+    assert numpy.array_equal(decode.image(data, wanted).permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("wanted", ["LA", "RGB", "RGBA"])
+def test_a_palette_with_a_transparent_colour_is_converted_as_by_pillow(wanted):
+    file = io.BytesIO()
+    picture = noise("P")
+    picture.save(file, "PNG", transparency=picture.getpixel((0, 0)))
+    expected = numpy.atleast_3d(numpy.array(PIL.Image.open(file).convert(wanted)))
+    assert numpy.array_equal(decode.image(file.getvalue(), wanted).permute(1, 2, 0).numpy(), expected)
 
 
 def test_floating_point_images_are_those_of_to_tensor():
