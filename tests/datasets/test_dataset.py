@@ -209,9 +209,9 @@ def test_an_object_changed_or_deleted_since_the_listing_is_an_error(filled):
     assert samples[7] == (7, expected(7))
 
 
-def test_an_empty_prefix_is_an_empty_dataset_with_a_warning(bucket, caplog):
+def test_an_empty_prefix_is_an_empty_dataset_with_a_warning_if_that_is_allowed(bucket, caplog):
     caplog.set_level(logging.WARNING)
-    empty = bucket.map_dataset(f"{bucket.url}/nothing/", config=bucket.config)
+    empty = bucket.map_dataset(f"{bucket.url}/nothing/", config=bucket.config, allow_empty=True)
     assert (len(empty), list(empty)) == (0, [])
     assert "no objects" in caplog.text
     with pytest.raises(IndexError):

@@ -39,6 +39,7 @@ class Options(TypedDict, Generic[Sample], total=False):
     suffixes: str | Sequence[str] | None
     limit: int | None
     on_change: OnChange
+    allow_empty: bool | None
     region: str | None
     endpoint_url: str | None
     config: StoreConfig | S3ClientConfig | None
@@ -125,6 +126,8 @@ class PerObjectDataset(ListedDataset[Sample_co]):
     #: The constructor of torchobj's class: that of a subclass may have other arguments.
     _construct: ClassVar[Callable[..., None]]
     _schemes: tuple[str, ...] = SCHEMES
+    #: Whether no objects at all are an empty dataset, unless `allow_empty` says.
+    _allows_empty: ClassVar[bool] = False
     #: Names of the classes of one kind by the scheme that they accept; "" is the one that accepts any.
     _of_scheme: ClassVar[dict[str, str]]
 
@@ -205,6 +208,13 @@ class PerObjectDataset(ListedDataset[Sample_co]):
             kinds = [cls._of_scheme[name] for name in (scheme, "") if name in cls._of_scheme]
             raise ConfigError(f"url={url!r}: scheme {scheme!r}, expected {expected}; use {' or '.join(kinds)}")
         return parse_url(url, cls._schemes)
+
+    def _may_be_empty(self, *, allow_empty: bool | None) -> bool:
+        """Checks the argument, and returns the default of the class for None."""
+        check(
+            "allow_empty", allow_empty, "True, False or None", ok=allow_empty is None or isinstance(allow_empty, bool)
+        )
+        return self._allows_empty if allow_empty is None else allow_empty
 
     def _set_up(
         self,

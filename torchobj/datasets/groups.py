@@ -13,6 +13,7 @@ from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, position_of
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.folder import Arrangement, FolderDataset
+from torchobj.datasets.listing import ALLOWED
 from torchobj.datasets.tar_samples import Sample
 from torchobj.exceptions import ObjectNotFoundError
 
@@ -40,6 +41,8 @@ class GroupDataset(FolderDataset[Sample_co]):
         transform: Converts the dict to a sample. None: the sample is the dict.
         missing: Groups without an object for each field are an error (`raise`), or are left out (`drop`) and counted in
             a warning.
+        allow_empty: Whether a folder without any object of these fields is a dataset without samples, and logged.
+            False: it is an error.
         region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: Action for a sample that cannot be read or transformed: as for `ObjectDataset`.
@@ -49,7 +52,8 @@ class GroupDataset(FolderDataset[Sample_co]):
 
     Raises:
         ConfigError: An argument is invalid. No request is sent here.
-        ObjectNotFoundError: At the first use: there are no groups; or incomplete ones, with their keys and fields.
+        ObjectNotFoundError: At the first use: there are no groups, with the nearest keys; or incomplete ones, with
+            their keys and fields.
 
     Example:
         >>> import torchobj
@@ -72,6 +76,7 @@ class GroupDataset(FolderDataset[Sample_co]):
         transform: Callable[[dict[str, Any]], Sample_co] | None = None,
         *,
         missing: Literal["raise", "drop"] = "raise",
+        allow_empty: bool = False,
         region: str | None = None,
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
@@ -83,9 +88,10 @@ class GroupDataset(FolderDataset[Sample_co]):
         check("fields", fields, "without '__key__', which is the key of the group", ok="__key__" not in fields)
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         check("missing", missing, "'raise' or 'drop'", ok=missing in ("raise", "drop"))
+        check("allow_empty", allow_empty, "True or False", ok=isinstance(allow_empty, bool))
         super().__init__(url, store_config(config, region, endpoint_url, url=url), on_error)
         self.fields, self.transform = dict(fields), transform
-        self._is_dropping = missing == "drop"
+        self._is_dropping, self._allow_empty = missing == "drop", allow_empty
 
     def _options(self) -> list[str]:
         return [f"fields: {', '.join(self.fields)}"]
@@ -110,7 +116,10 @@ class GroupDataset(FolderDataset[Sample_co]):
     def _check(self, groups: Mapping[str, Sequence[int]]) -> None:
         described = ", ".join(self.fields.values())
         if not groups:
-            raise ObjectNotFoundError(f"{self._folder}: no object has a name that ends with one of {described}")
+            described = f"{self._folder}: no object has a name that ends with one of {described}"
+            if not self._allow_empty:
+                raise ObjectNotFoundError(f"{described}{self._listing.nearest()}; {ALLOWED}")
+            logger.warning("%s", described)
         incomplete = [stem for stem, parts in groups.items() if min(parts) < 0]
         if not incomplete:
             return

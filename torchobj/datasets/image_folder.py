@@ -238,7 +238,7 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         if not names:
             raise ObjectNotFoundError(
                 f"{self._folder}: no class folders: images have keys such as {self._folder}class/image.jpg, "
-                "and no object has a key of this form"
+                f"and no object has a key of this form{self._listing.nearest()}"
             )
         return list(names), {name: number for number, name in enumerate(names)}
 

@@ -47,6 +47,9 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         limit: Maximum number of objects, the first in key order.
         on_change: What to do if an object has another version or size than in the listing or the manifest: `raise` an
             `ObjectChangedError`, or `accept` the object as it is now.
+        allow_empty: Whether a prefix or manifest without any object is a dataset without samples, and logged. False: it
+            is an error at the first use, on all ranks; a rank or worker without objects of its own is none. None:
+            False, but True for `S3MapDataset` and `S3IterableDataset`, as in s3torchconnector.
         region, endpoint_url: Override those of `config`. With objects of S3 and GCS, pass `config` instead.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         enable_sharding: Whether to divide the objects: each rank gets every n-th object, and each DataLoader worker
@@ -76,6 +79,7 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
 
     Raises:
         ConfigError: An argument is invalid. No request is sent here.
+        ObjectNotFoundError: At the first use: there are no objects; with the nearest keys. See `allow_empty`.
 
     Example:
         >>> import torchobj
@@ -100,6 +104,7 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
         on_change: OnChange = "raise",
+        allow_empty: bool | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
@@ -116,7 +121,14 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
         chosen = key_filter(glob, suffixes, limit)
         listing = DatasetListing.of(
-            source, self._parse, config, region, endpoint_url, chosen=chosen, on_change=on_change
+            source,
+            self._parse,
+            config,
+            region,
+            endpoint_url,
+            chosen=chosen,
+            on_change=on_change,
+            allow_empty=self._may_be_empty(allow_empty=allow_empty),
         )
         self._set_up(listing, transform, reader_constructor)
         self._set_up_passes(on_error, ranks)

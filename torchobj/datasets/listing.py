@@ -17,7 +17,8 @@ from torchobj.config import (
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, worker_process
 from torchobj.datasets.dataset_reader import ManifestReader
-from torchobj.exceptions import ConfigError
+from torchobj.datasets.nearest_keys import nearest_keys
+from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import KeyFilter
 from torchobj.shards.shard_urls import find_shards
@@ -27,6 +28,9 @@ logger = logging.getLogger("torchobj")
 
 #: What to do if an object has another version than the listing.
 OnChange = Literal["raise", "accept"]
+
+#: How an empty listing is no error.
+ALLOWED = "pass allow_empty=True if a dataset without samples is wanted"
 
 #: Forked workers inherit a listing only if the sampler or the user accessed the dataset before the fork.
 BY_WORKERS = (
@@ -88,6 +92,7 @@ class DatasetListing:
         source: The objects.
         chosen: Selects objects below the prefix.
         on_change: Whether an object that has changed since it was listed is an error.
+        allow_empty: Whether no objects at all are logged, rather than an error. Named objects may always be none.
     """
 
     def __init__(
@@ -97,6 +102,8 @@ class DatasetListing:
         source: str | list[str] | Manifest | ManifestFile | Shards,
         chosen: KeyFilter = (None, [], None),
         on_change: OnChange = "raise",
+        *,
+        allow_empty: bool = True,
     ) -> None:
         check("on_change", on_change, "'raise' or 'accept'", ok=on_change in ("raise", "accept"))
         self._source = [canonical_url(named) for named in source] if isinstance(source, list) else source
@@ -108,6 +115,7 @@ class DatasetListing:
         self.skipped = ""
         self._manifest = source if isinstance(source, Manifest) else None
         self.is_of_manifest = isinstance(source, (Manifest, ManifestFile))
+        self._allow_empty = allow_empty
         #: Whether an object must have the size and version of the listing.
         self._pinned = on_change == "raise"
         #: By the base of their URLs, the configurations of named objects, and of those of a manifest.
@@ -130,6 +138,7 @@ class DatasetListing:
         *,
         chosen: KeyFilter = (None, [], None),
         on_change: OnChange = "raise",
+        allow_empty: bool = True,
     ) -> "DatasetListing":
         """From the arguments of a dataset.
 
@@ -137,7 +146,8 @@ class DatasetListing:
             ConfigError: An argument is invalid, or a filter is given without a prefix.
         """
         if isinstance(source, str):
-            return cls(store_config(config, region, endpoint_url, url=source), parse, source, chosen, on_change)
+            settings = store_config(config, region, endpoint_url, url=source)
+            return cls(settings, parse, source, chosen, on_change, allow_empty=allow_empty)
         if any(chosen):
             raise ConfigError(
                 "glob, suffixes, limit: select objects below a prefix; pass the URL of one, or none of them"
@@ -151,7 +161,8 @@ class DatasetListing:
             check("source", source, "the URL of a prefix, URLs of objects, or a torchobj.Manifest", ok=is_known)
             # An iterable is consumed here, as s3torchconnector does.
             urls = source = list(source)
-        return cls(store_config_of_all(config, region, endpoint_url, urls), parse, source, on_change=on_change)
+        settings = store_config_of_all(config, region, endpoint_url, urls)
+        return cls(settings, parse, source, on_change=on_change, allow_empty=allow_empty)
 
     @property
     def configs(self) -> list[StoreConfig]:
@@ -170,6 +181,7 @@ class DatasetListing:
         """The objects. The first call lists or loads; every call ensures that the ranks of the job agree on them.
 
         Raises:
+            ObjectNotFoundError: There are no objects at all, and `allow_empty` is False; on every rank.
             ManifestMismatchError: Ranks that had listed before torch.distributed was initialised listed other objects,
                 or were given other manifests.
         """
@@ -224,6 +236,11 @@ class DatasetListing:
         Args:
             warns: Whether a DataLoader worker warns that it repeats the listing.
         """
+        manifest = self._agreed(warns=warns)
+        # Ranks have compared a manifest that was given before, so that all of them raise.
+        return self._checked(manifest) if self.is_of_manifest and not self._allow_empty else manifest
+
+    def _agreed(self, *, warns: bool) -> Manifest:
         if self._manifest is not None and (not self._is_shared or manifest_broadcast.is_current(self._agreed_in)):
             return self._manifest
         with self._lock:
@@ -247,7 +264,7 @@ class DatasetListing:
     def _load(self) -> Manifest:
         """Lists the prefix, or loads the file."""
         if isinstance(self._source, ManifestFile):
-            return Manifest.load(self._source.url, config=self.config)
+            return self._checked(Manifest.load(self._source.url, config=self.config))
         if isinstance(self._source, Shards):
             found = find_shards(self._source.urls, self.config, self._source.suffixes)
             self.skipped = str(found)
@@ -276,10 +293,17 @@ class DatasetListing:
 
     def _checked(self, manifest: Manifest) -> Manifest:
         if len(manifest) == 0:
-            logger.warning(
-                "%s: no objects; check the prefix and the filters; percent-encoding is not decoded", self.name
-            )
+            described = f"{self.name}: no objects"
+            if self._url is not None:
+                described += "; check the prefix and the filters; percent-encoding is not decoded"
+            if not self._allow_empty:
+                raise ObjectNotFoundError(f"{described}{self.nearest()}; {ALLOWED}")
+            logger.warning("%s", described)
         return manifest
+
+    def nearest(self) -> str:
+        """Names existing keys near the prefix, in the message of an error."""
+        return "" if self._url is None else nearest_keys(self._store(), self._url)
 
     def digest(self) -> str | None:
         """The digest of the manifest that was given; None for a prefix and for named objects."""

@@ -22,6 +22,7 @@ from typing import Any, SupportsBytes, TypeVar
 
 import torch.distributed
 
+from torchobj import exceptions
 from torchobj.datasets import worker_process
 from torchobj.exceptions import ManifestMismatchError, TorchobjError
 from torchobj.manifest import Manifest
@@ -161,7 +162,8 @@ def broadcast(name: str, read: Callable[[], _Value], from_bytes: Callable[[bytes
         from_bytes: Converts the bytes of the value on the other ranks.
 
     Raises:
-        TorchobjError: `read` failed on rank 0, with its message; or did not finish within an hour.
+        TorchobjError: `read` failed on rank 0, with its message, and its class if that is one of torchobj; or did not
+            finish within an hour.
         ManifestMismatchError: Rank 0 reads something else.
     """
     job = _job(name)
@@ -202,7 +204,11 @@ def _of_first(job: _Job, key: str, part: str, name: str) -> str:
     check = functools.partial(job.check_names, key, name)
     found = _wait_for(job.store, f"{key}/{part}", f"rank 0 to list {name}", check=check).decode()
     if found.startswith("!"):
-        raise TorchobjError(f"{name}: rank 0 failed to list it: {found[1:]}")
+        kind, _, message = found[1:].partition(": ")
+        known = getattr(exceptions, kind, None)
+        if not (isinstance(known, type) and issubclass(known, TorchobjError)):
+            known, message = TorchobjError, found[1:]
+        raise known(f"{name}: rank 0 failed to list it: {message}")
     return found
 
 

@@ -16,6 +16,8 @@ __all__ = ["GCSIterableDataset", "GCSMapDataset", "S3IterableDataset", "S3MapDat
 class _S3ConnectorMethods(PerObjectDataset[Sample_co]):
     """The classmethods of s3torchconnector's datasets."""
 
+    _allows_empty = True
+
     @classmethod
     @override
     def from_prefix(
@@ -73,7 +75,8 @@ def _renamed(endpoint: str | None, s3client_config: S3ClientConfig | StoreConfig
 
 
 class S3MapDataset(_S3ConnectorMethods[Sample_co], ObjectMapDataset[Sample_co], scheme="s3"):
-    """An `ObjectMapDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`.
+    """An `ObjectMapDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`. A prefix without
+    objects is a dataset without samples, as in s3torchconnector; with `allow_empty=False` it is an error.
 
     Example:
         ```python
@@ -84,7 +87,8 @@ class S3MapDataset(_S3ConnectorMethods[Sample_co], ObjectMapDataset[Sample_co], 
 
 
 class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sample_co], scheme="s3"):
-    """An `ObjectIterableDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`.
+    """An `ObjectIterableDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`. A prefix without
+    objects is a dataset without samples, as in s3torchconnector; with `allow_empty=False` it is an error.
 
     Example:
         ```python
