@@ -19,7 +19,7 @@ from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment
 from torchobj.datasets.shared_index import SharedIndex
-from torchobj.datasets.shared_values import SharedCounter
+from torchobj.datasets.shared_values import SharedNumber
 from torchobj.datasets.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.exceptions import ConfigError, TarIndexError
@@ -145,7 +145,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         check("shuffle_shards", shuffle_shards, "True or False", ok=isinstance(shuffle_shards, bool))
         self._decode = check_decode(decode)
         #: Whether the first sample was compared with `decode`: in this process, and in any.
-        self._compared, self._compared_in = not self._decode, SharedCounter()
+        self._compared, self._compared_in = not self._decode, SharedNumber()
         # Number of samples of the shards before each, once they were counted.
         self._starts: Order = np.zeros(0, dtype=np.int64)
         self._checked = False
@@ -174,8 +174,8 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         """Warns once in all workers of a job if `decode` matches no field of its first sample."""
         self._compared = True
         shard = self._shard()
-        if not (shard.rank or shard.worker or self._compared_in.total()):
-            self._compared_in.add()
+        if not (shard.rank or shard.worker or self._compared_in.get()):
+            self._compared_in.set(1)
             warn_of_decode(self._decode, sample, f"{sample['__key__']!r} of {sample['__url__']}")
 
     @override
