@@ -138,6 +138,14 @@ def test_groups_and_classes_of_an_empty_folder_are_errors_with_the_nearest_keys(
         assert (len(allowed), list(allowed)) == (0, [])
 
 
+@pytest.mark.parametrize("pattern", ["{url}/tain/", "{url}/tain/*.tar", "{url}/train-*.tar"])
+@pytest.mark.parametrize("kind", [torchobj.TarIterableDataset, torchobj.TarMapDataset, torchobj.ParquetIterableDataset])
+def test_shards_that_do_not_exist_are_an_error_with_the_nearest_keys(kind, pattern, request):
+    url = url_of(request, "train/notes.txt")
+    with pytest.raises(ConfigError, match=f"the nearest keys are {url}/train/notes.txt"):
+        list(kind(pattern.format(url=url)))
+
+
 def test_a_mixture_raises_the_error_of_its_dataset(request):
     url = url_of(request, "train/a", "train/b")
     full, empty = (torchobj.ObjectMapDataset(f"{url}/{name}/") for name in ("train", "none"))

@@ -91,7 +91,7 @@ def test_a_sampler_that_raises_does_so_when_torch_does(folder, workers):
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, torchobj.DataLoader])
 def test_an_empty_dataset_gives_no_batches(tmp_path, loader_class, workers):
-    empty = dataset(tmp_path)
+    empty = torchobj.ObjectMapDataset(f"file://{tmp_path}/", transform=first_byte, allow_empty=True)
     assert len(empty) == 0
     loader = loader_class(empty, batch_size=4, num_workers=workers)
     assert (len(loader), list(loader)) == (0, [])

@@ -17,11 +17,11 @@ from torchobj.config import (
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, worker_process
 from torchobj.datasets.dataset_reader import ManifestReader
-from torchobj.datasets.nearest_keys import nearest_keys
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import KeyFilter
 from torchobj.shards.shard_urls import find_shards
+from torchobj.store.nearest_keys import nearest_keys
 from torchobj.urls import Url, canonical_url, shown_url
 
 logger = logging.getLogger("torchobj")

@@ -14,6 +14,7 @@ from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import KeyFilter, key_filter
+from torchobj.store.nearest_keys import nearest_keys
 from torchobj.urls import parse_url
 
 __all__ = [
@@ -213,7 +214,9 @@ def _matching(url: str, literal: str, config: StoreConfig) -> "_torchobj.NativeM
     """The objects that match a glob."""
     found = _listed(url, literal, config, key_filter(url[len(literal) :], None, None))
     if not len(found):
-        raise ConfigError(f"urls={url!r}: it matches no object; check the bucket and the pattern")
+        raise ConfigError(
+            f"urls={url!r}: it matches no object; check the bucket and the pattern{_near(literal, config)}"
+        )
     return found
 
 
@@ -250,6 +253,7 @@ def _below(url: str, config: StoreConfig, suffixes: Sequence[str], skipped: list
         more = f", other than {len(skipped)} whose names begin with '_' or '.'" if skipped else ""
         raise ConfigError(
             f"urls={url!r}: no object below it ends with {', '.join(suffixes)}{more}; check the bucket and the pattern"
+            f"{_near(url, config)}"
         )
     return listed if len(data) == len(listed) else _manifest(data)
 
@@ -258,6 +262,11 @@ def _listed(url: str, literal: str, config: StoreConfig, chosen: KeyFilter) -> "
     parsed = parse_url(literal)
     store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
     return _torchobj.NativeManifest.from_listing(store, parsed.base, parsed.key, *chosen)
+
+
+def _near(url: str, config: StoreConfig) -> str:
+    parsed = parse_url(url)
+    return nearest_keys(_torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config)), parsed)
 
 
 def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest":
