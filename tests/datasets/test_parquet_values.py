@@ -211,3 +211,13 @@ def test_a_row_of_a_table_dataset_that_python_cannot_represent_is_named_with_its
     replacing = torchobj.TableDataset(table, "url", transform=lambda row: row["day"], on_error="replace")
     assert replacing[1] == datetime.date(1970, 1, 3)
     assert replacing.failed_samples == 1
+
+
+@pytest.mark.parametrize("base", [None, "memory://parquet-values/"])
+def test_a_url_that_is_not_text_is_named_with_its_row_and_column(base):
+    with torchobj.ObjectWriter("memory://parquet-values/urls/a.parquet") as file:
+        pq.write_table(
+            pa.table({"url": text(b"memory://parquet-values/object", b"memory://parquet-values/\xff")}), file
+        )
+    with pytest.raises(ConfigError, match=r"a\.parquet: row 1, column 'url': .*UnicodeDecodeError.* UTF-8"):
+        torchobj.TableDataset("memory://parquet-values/urls/a.parquet", "url", base_url=base)

@@ -193,8 +193,14 @@ class TableDataset(ObjectDataset[Sample_co]):
 
     def _check_urls(self, table: Any, name: str) -> None:
         """Checks the URLs of a column. Only those that are not plain become Python objects."""
-        compute = import_arrow("pyarrow.compute")
+        arrow, compute = import_arrow(), import_arrow("pyarrow.compute")
         values = table.column(name)
+        try:
+            values.validate(full=True)
+        except arrow.ArrowException:
+            for row, error in converted(values, lambda part: part.to_pylist())[1].items():
+                raise ConfigError(f"{unconverted(self._name, row, name, error)}; a URL is text in UTF-8") from error
+            raise
         is_plain = compute.match_substring_regex(values, _plain_url(self._schemes))
         if self._base is not None:
             is_relative = compute.invert(compute.match_substring(values, "://"))
