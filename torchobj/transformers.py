@@ -15,7 +15,7 @@ from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
 from torchobj.loader._attach import attach_torch_loader, torch_loader_of
 from torchobj.loader.loader import AnnouncingLoader
-from torchobj.loader.lookahead import Lookahead, LookaheadIterator
+from torchobj.loader.lookahead import Lookahead
 from torchobj.loader.sampler_state import innermost
 from torchobj.urls import shown_url
 
@@ -133,7 +133,7 @@ def _rest_of(loader: Any) -> Iterator[Any]:
         return iter(())
     # The batch that was returned, the one that Accelerate holds back, and those that workers have.
     begun = 2 + loader.num_workers * (loader.prefetch_factor or 0)
-    return LookaheadIterator(Lookahead(_Later(batches, begun), find_objects, loader=loader._meter.loader))
+    return iter(Lookahead(_Later(batches, begun), find_objects, loader=loader._meter.loader))
 
 
 class _Later:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections import deque
 from typing import Any, TypeVar
 
 import torch.utils.data
@@ -106,11 +107,44 @@ def torch_loader_of(loader: Any) -> Any:
 class _AttachedMixin(AnnouncingLoader[Any]):
     """Counts the batches of a loader that another library built."""
 
+    @property
+    def _index_sampler(self) -> Any:
+        sampler = super()._index_sampler
+        if sampler.requested is None and self.batch_sampler is not None:
+            sampler.requested = deque()
+        return sampler
+
     def __iter__(self) -> Any:
         started = self._time_of_start()
         # Created before torch's iterator, which may be of a copy of the loader.
         _ = self._meter
-        return MeteredIterator(super().__iter__(), self, started=started)
+        return _AttachedIterator(super().__iter__(), self, started=started)
+
+
+class _AttachedIterator(MeteredIterator):
+    """The batches of one pass, each with as many samples as the sampler yielded indices for it."""
+
+    def __init__(self, inner: Any, loader: Any, *, started: float | None) -> None:
+        super().__init__(inner, loader, started=started)
+        self._sampler = loader._index_sampler
+
+    def _next(self) -> Any:
+        try:
+            return super()._next()
+        except StopIteration:
+            raise
+        except Exception:
+            self._requested_samples()
+            raise
+
+    def _count(self, batch: Any) -> int:
+        samples = self._requested_samples()
+        return super()._count(batch) if samples is None else samples
+
+    def _requested_samples(self) -> int | None:
+        """The number of indices of the batch that arrived; None if it was requested before the loader was attached."""
+        requested = self._sampler.requested
+        return requested.popleft() if requested else None
 
 
 @functools.cache

@@ -16,13 +16,15 @@ from torchobj.loader.sampler_state import PassPosition
 from torchobj.telemetry.ranges import profiled
 
 
-def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool) -> int:
-    """Number of samples of a batch; `batch_size` if it cannot be determined.
+def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool, is_batched: bool = False) -> int:
+    """Number of samples of a batch, at most `batch_size`; `batch_size` if it cannot be determined.
+
+    Without `batch_size` it is one sample, or, if it is of a batch sampler, a batch of any size.
 
     torch's default collation returns lists, tuples and mappings of tensors with one row per sample. A list from any
     other collation, such as `collate_fn=list`, has one item per sample.
     """
-    if batch_size is None:
+    if batch_size is None and not is_batched:
         return 1
     found = batch
     while isinstance(found, (Mapping, tuple, list)) and found:
@@ -33,8 +35,8 @@ def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool)
     try:
         count = len(found)
     except TypeError:
-        return batch_size
-    return min(count, batch_size)
+        return batch_size or 1
+    return min(count, batch_size or count)
 
 
 class Progress:
@@ -84,6 +86,7 @@ class MeteredIterator(Iterator[Any]):
     def __init__(self, inner: Any, loader: Any, *, started: float | None) -> None:
         self._inner, self._meter, self._started = inner, loader._meter, started
         self._batch_size, self._collated_by_default = loader.batch_size, loader.collate_fn is default_collate
+        self._is_batched = loader.batch_sampler is not None
         workers = getattr(inner, "_num_workers", 0)
         self._meter.begin(workers)
         self._reads_here = not workers
@@ -111,7 +114,8 @@ class MeteredIterator(Iterator[Any]):
 
     def _count(self, batch: Any) -> int:
         """The number of samples of the batch that is returned."""
-        return samples_in(batch, self._batch_size, collated_by_default=self._collated_by_default)
+        by_default, is_batched = self._collated_by_default, self._is_batched
+        return samples_in(batch, self._batch_size, collated_by_default=by_default, is_batched=is_batched)
 
     def _record(self, requested_at: float, imported_s: float, samples: int) -> None:
         started, self._started = self._started, None

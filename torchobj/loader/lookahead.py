@@ -2,14 +2,21 @@
 
 If the order of the next pass is known, its objects are announced once the current pass has been drawn to its end. The
 next pass reuses these announcements if its order is the same.
+
+Other libraries save and resume a sampler by its state, or else by the number of items that they drew. Here they find
+the same: `state_dict` and `load_state_dict` where the sampler or its iterator has them, with the state after the last
+item that they requested, and nothing elsewhere. So their states do not depend on whether a sampler is drawn ahead.
 """
 
 import copy
+import itertools
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 from torchobj import _torchobj
 from torchobj.datasets.memory_budget import AHEAD_SHARE
@@ -17,7 +24,8 @@ from torchobj.datasets.wrappers import ObjectFinder
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterator import Progress
 from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.sampler_state import Order, PassPosition, in_batches, load, state_of
+from torchobj.loader.sampler_state import Order, PassPosition, SamplerStates, in_batches, load
+from torchobj.stateful import is_stateful
 
 logger = logging.getLogger("torchobj")
 
@@ -58,12 +66,21 @@ class Lookahead:
         loader: Number of the loader whose counters the reads belong to; 0 for none.
     """
 
+    def __new__(cls, sampler: Any = None, *_: Any, **__: Any) -> Self:
+        # By its class, because isinstance() of a protocol ignores attributes that __getattr__ finds.
+        kind: Any = _StatefulLookahead if is_stateful(sampler) else cls
+        return object.__new__(kind)
+
     def __init__(
         self, sampler: Any, find_objects: ObjectFinder | None, max_items: int | None = None, loader: int = 0
     ) -> None:
         self.sampler, self.find_objects, self.max_items, self.loader = sampler, find_objects, max_items, loader
         #: Updated by the next iterator, if set.
         self.progress: Progress | None = None
+        #: If not None, receives the number of samples of each item of the latest pass that the loader has requested.
+        self.requested: deque[int] | None = None
+        #: The state of the sampler after the last item that was requested, as long as it is drawn ahead of it.
+        self._state: Any = None
         #: The pass after the one that was drawn to its end. Released with the loader.
         self._following: DrawnItems | None = None
         self._resumed: dict[str, Any] | None = None
@@ -72,7 +89,10 @@ class Lookahead:
         return len(self.sampler)
 
     def __iter__(self) -> "LookaheadIterator":
-        return LookaheadIterator(self)
+        # Whatever was drawn for an earlier pass, the next one starts from the state that the sampler has now.
+        self._state = None
+        drawn = DrawnItems(self)
+        return (_StatefulIterator if is_stateful(drawn.order.iterator) else LookaheadIterator)(self, drawn)
 
     def __getattr__(self, name: str) -> Any:
         if name == "sampler":
@@ -116,8 +136,31 @@ class Lookahead:
                 batches = copy.copy(self.sampler)
                 batches.sampler = sampler
                 sampler = batches
-            self._following = DrawnItems(sampler, self.find_objects, self.loader)
+            self._following = DrawnItems(self, sampler)
         return self._following
+
+    def record(self, samples: int, position: "PassPosition | SamplerStates | None") -> None:
+        """Records that an item with so many samples was requested, and the position after it; None: the end."""
+        if isinstance(position, PassPosition):
+            if self.progress is not None:
+                self.progress.dispatch(position, samples)
+            return
+        self._state = None if position is None else position.sampler
+        if self.requested is not None and position is not None:
+            self.requested.append(samples)
+
+
+class _StatefulLookahead(Lookahead):
+    """Wraps a sampler that has a state."""
+
+    def state_dict(self) -> Any:
+        """The state of the sampler after the last item that was requested, regardless of what was drawn ahead."""
+        return self.sampler.state_dict() if self._state is None else copy.deepcopy(self._state)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Restores the sampler."""
+        self._state = self._following = None
+        self.sampler.load_state_dict(state_dict)
 
 
 def _elastic(sampler: Any) -> ElasticDistributedSampler | None:
@@ -178,13 +221,16 @@ class _AnnouncementCheck:
 class DrawnItems:
     """The items of one pass that were drawn and not used yet. Its announcements are cancelled with it."""
 
-    def __init__(self, sampler: Any, find_objects: ObjectFinder | None, loader: int) -> None:
-        self._find_objects, self._loader = find_objects, loader
+    def __init__(self, lookahead: Lookahead, sampler: Any = None) -> None:
+        """Of `sampler`; None: of that of `lookahead`."""
+        self._find_objects, self._loader = lookahead.find_objects, lookahead.loader
+        # A loader of torchobj has a progress; others save the states of the sampler.
+        self._position = Order.states if lookahead.progress is None else Order.mark
         self._announcer: _torchobj.Announcer | None = None
         self._check = _AnnouncementCheck()
-        self.order = Order(sampler)
+        self.order = Order(lookahead.sampler if sampler is None else sampler)
         #: Items, their numbers of samples, and the positions after them.
-        self.pending: deque[tuple[Any, int, PassPosition]] = deque()
+        self.pending: deque[tuple[Any, int, PassPosition | SamplerStates]] = deque()
         #: Number of samples in `pending`.
         self.samples = 0
         self.ended = False
@@ -202,11 +248,11 @@ class DrawnItems:
             self.ended, self.error = True, error
             return
         indices = indices_of(item)
-        self.pending.append((item, len(indices), self.order.mark()))
+        self.pending.append((item, len(indices), self._position(self.order)))
         self.samples += len(indices)
         self._check.draw(self._announce(indices))
 
-    def take(self) -> tuple[Any, int, PassPosition]:
+    def take(self) -> tuple[Any, int, PassPosition | SamplerStates]:
         """The next item, its number of samples, and the position after it."""
         if self._check.take(self._count_requested):
             self._stop_announcing()
@@ -256,30 +302,44 @@ class LookaheadIterator(Iterator[Any]):
     uses.
     """
 
-    def __init__(self, lookahead: Lookahead) -> None:
+    def __init__(self, lookahead: Lookahead, drawn: DrawnItems) -> None:
         self._lookahead, self._progress = lookahead, lookahead.progress
-        self._drawn = DrawnItems(lookahead.sampler, lookahead.find_objects, lookahead.loader)
+        self._drawn = drawn
         # The time of the first request, and the time spent since on drawing further ahead.
         self._started_at: float | None = None
         self._drawing_s = 0.0
-        # The position after the last item that was requested.
-        self._mark: PassPosition | None = None
+        # Number of items that the consumer drops.
+        self._skipped = 0
+        # The position after the last item that was requested, until the end.
+        self._position: PassPosition | SamplerStates | None = None
 
     def __next__(self) -> Any:
         if self._progress is not None:
             self._progress.requested += 1
         if self._started_at is None:
-            self._drawn = self._lookahead.begin(self._drawn)
+            self._begin(sys._getframe(1))
+        if self._skipped:
+            self._skipped -= 1
+            return next(self._drawn.order)
         self._draw()
         drawn = self._drawn
         if drawn.pending:
-            item, samples, self._mark = drawn.take()
-            if self._progress is not None:
-                self._progress.dispatch(self._mark, samples)
+            item, samples, self._position = drawn.take()
+            self._lookahead.record(samples, self._position)
             return item
+        self._position = None
+        self._lookahead.record(0, None)
         # Not kept, because its traceback would keep the caller's frames alive.
         error, drawn.error = drawn.error, None
         raise StopIteration if error is None else error
+
+    def _begin(self, caller: FrameType) -> None:
+        self._started_at = time.perf_counter()
+        if self._lookahead.requested is not None:
+            self._lookahead.requested = deque()
+        self._skipped = _skipped_by(caller)
+        if not self._skipped:
+            self._drawn = self._lookahead.begin(self._drawn)
 
     def _draw(self) -> None:
         drawn = self._drawn
@@ -287,8 +347,7 @@ class LookaheadIterator(Iterator[Any]):
             # Replaces the item that is about to be used.
             drawn.draw()
         now = time.perf_counter()
-        if self._started_at is None:
-            self._started_at = now
+        assert self._started_at is not None  # noqa: S101  the first request sets it
         end = now + max(_MAX_DRAWING_S, (now - self._started_at) * _DRAWING_SHARE - self._drawing_s)
         while not drawn.ended and time.perf_counter() < end and self._may_draw():
             drawn.draw()
@@ -317,15 +376,27 @@ class LookaheadIterator(Iterator[Any]):
         self._drawn.limit_by_memory()
         return False
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position after the last requested item, regardless of what was drawn ahead; for torchdata's loaders."""
-        return state_of(self._mark or self._drawn.order.mark(), self._lookahead.sampler)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Starts at the position of `state_dict`. Skipped items are not announced.
+class _StatefulIterator(LookaheadIterator):
+    """One pass of a sampler whose iterator has a state."""
 
-        Raises:
-            ConfigError: `state` is not a state, or belongs to another sampler.
-        """
-        load(self._lookahead.sampler, state_dict)
-        self._drawn.order.resume(state_dict)
+    def state_dict(self) -> Any:
+        """The state of that iterator after the last item that was requested, regardless of what was drawn ahead."""
+        if isinstance(self._position, SamplerStates):
+            return copy.deepcopy(self._position.iterator)
+        return self._drawn.order.iterator.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Moves it to the position of `state_dict`. Skipped items are not announced."""
+        self._drawn.order.iterator.load_state_dict(state_dict)
+
+
+def _skipped_by(caller: FrameType) -> int:
+    """Number of items that are requested to be dropped: torchdata's loader resumes an order without a state so.
+
+    Args:
+        caller: The frame that requests the first item.
+    """
+    iterator = caller.f_locals.get("self")
+    is_skipping = isinstance(getattr(iterator, "_sampler_iter", None), itertools.islice)
+    return getattr(iterator, "_sampler_iter_yielded", 0) if is_skipping else 0

@@ -47,6 +47,13 @@ class PassPosition(NamedTuple):
     origin: Origin
 
 
+class SamplerStates(NamedTuple):
+    """The states by which other libraries save a position; None for an object without one."""
+
+    sampler: Any
+    iterator: Any
+
+
 def in_batches(sampler: Any) -> Any:
     """The sampler within torch's own BatchSampler; any other sampler itself."""
     return sampler.sampler if type(sampler) is torch.utils.data.BatchSampler else sampler
@@ -139,14 +146,16 @@ class Order(Iterator[Any]):
         self._resumed: Mapping[str, Any] | None = None
         self._origin: Origin | None = None
         self._batches = 0
+        #: The iterator of the sampler.
+        self.iterator: Iterator[Any] = iter(())
         self._open()
 
     def _open(self) -> None:
         self._own = _stateful_sampler(self.sampler)
         rng = (_get_rng(self._generator),) if self._own is None else ()
-        self._inner = iter(self.sampler)
-        if self._own is None and is_stateful(self._inner):
-            self._own, rng = self._inner, ()
+        self.iterator = iter(self.sampler)
+        if self._own is None and is_stateful(self.iterator):
+            self._own, rng = self.iterator, ()
         self._at_iter = rng
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -161,7 +170,7 @@ class Order(Iterator[Any]):
     def __next__(self) -> Any:
         if self._origin is None:
             self._begin()
-        item = next(self._inner)
+        item = next(self.iterator)
         self._batches += 1
         return item
 
@@ -169,6 +178,11 @@ class Order(Iterator[Any]):
         """The position after the last item that was yielded."""
         own = None if self._own is None else copy.deepcopy(self._own.state_dict())
         return PassPosition(self._batches, own, self._origin or self._current_origin())
+
+    def states(self) -> SamplerStates:
+        """The states of the sampler and of its iterator after the last item that was yielded."""
+        both = (self.sampler, self.iterator)
+        return SamplerStates(*(copy.deepcopy(each.state_dict()) if is_stateful(each) else None for each in both))
 
     def _current_origin(self) -> Origin:
         at_first_item = (_get_rng(self._generator),) if self._at_iter else ()
@@ -214,7 +228,7 @@ class Order(Iterator[Any]):
                 f"batches={self._batches}: in the state; the order of {type(innermost(self.sampler)).__name__} now "
                 f"ends after {skipped}: resume with the sampler and dataset that the state was saved with"
             )
-        self._inner = itertools.chain([] if first is _END else [first], inner)
+        self.iterator = itertools.chain([] if first is _END else [first], inner)
 
 
 def state_of(mark: PassPosition, sampler: Any) -> dict[str, Any]:
