@@ -14,9 +14,12 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet
 from types import FrameType
 from typing import Any, Self
+
+import numpy as np
+import torch
 
 from torchobj import _torchobj
 from torchobj.datasets.memory_budget import AHEAD_SHARE
@@ -67,6 +70,7 @@ class Lookahead:
     """
 
     def __new__(cls, sampler: Any = None, *_: Any, **__: Any) -> Self:
+        """One with a state, if the sampler has one."""
         # By its class, because isinstance() of a protocol ignores attributes that __getattr__ finds.
         kind: Any = _StatefulLookahead if is_stateful(sampler) else cls
         return object.__new__(kind)
@@ -172,6 +176,25 @@ def _batching(sampler: Any) -> tuple[Any, ...]:
     return getattr(sampler, "batch_size", None), getattr(sampler, "drop_last", None)
 
 
+def kept(item: Any) -> Any:
+    """An item, copied as far as its sampler may change it after the next one is drawn. Its type stays the same."""
+    if isinstance(item, torch.Tensor):
+        return item.clone()
+    if isinstance(item, tuple):
+        parts = [kept(part) for part in item]
+        if all(part is before for part, before in zip(parts, item, strict=True)):
+            return item
+        return item._make(parts) if hasattr(item, "_make") else type(item)(parts)
+    if not isinstance(item, (np.ndarray, MutableSequence, MutableMapping, MutableSet)):
+        return item
+    copied: Any = copy.copy(item)
+    if isinstance(item, (list, dict)):
+        for key, part in item.items() if isinstance(item, dict) else enumerate(item):
+            if type(part) is not int:
+                copied[key] = kept(part)
+    return copied
+
+
 def indices_of(item: Any) -> list[Any]:
     """The indices of an item of a sampler or batch sampler: a list, a tuple, an array or tensor, or one index."""
     try:
@@ -240,7 +263,7 @@ class DrawnItems:
     def draw(self) -> None:
         """Draws one item and announces it."""
         try:
-            item = next(self.order)
+            item = kept(next(self.order))
         except StopIteration:
             self.ended = True
             return
