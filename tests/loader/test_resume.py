@@ -13,9 +13,11 @@ from torch.utils.data import DistributedSampler
 import torchobj
 from tests.support.orders import COUNT, KINDS, dataset, elastic, gained, loader_of, number_of, workers
 from tests.support.prefetching import all_free, stats
+from tests.support.stateful import ItsOwnIterator
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
+from torchobj.loader import loader as loader_module
 from torchobj.loader.lookahead import Lookahead
 
 pytestmark = pytest.mark.providers("s3", "gs")
@@ -420,3 +422,41 @@ def test_persistent_workers_resume_at_any_position_with_the_orders_and_random_nu
             found += [batch.tolist() for batch in resumed]
         assert found == batches[done:]
         assert torch.equal(torch.get_rng_state(), at_end)
+
+
+def not_in_order(kind, workers):
+    settings = {"shuffle": True} if kind == "map" else {}
+    data = {"map": range(40), "iterable": Counting(), "with a state": ItsOwnIterator([40])}[kind]
+    return torchobj.DataLoader(data, batch_size=2, num_workers=workers, in_order=False, lookahead=0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "warns"),
+    [
+        ("map", 2, True),
+        ("map", 0, False),
+        *(
+            pytest.param(*each, marks=pytest.mark.matrix)
+            for each in [("map", 1, False), ("iterable", 2, True), ("with a state", 2, False)]
+        ),
+    ],
+)
+def test_a_state_of_batches_that_are_not_in_order_is_warned_of_once(kind, workers, warns, caplog):
+    loader_module._warn_inexact.cache_clear()
+
+    def lines(how):
+        return sum(f"in_order=False: a state of the middle of an epoch was {how}" in text for text in caplog.messages)
+
+    loader = not_in_order(kind, workers)
+    loader.state_dict()
+    iterator = iter(loader)
+    loader.state_dict()
+    assert not lines("saved")
+    next(iterator)
+    states = [loader.state_dict() for _ in range(2)]
+    assert (lines("saved"), lines("loaded")) == (int(warns), 0)
+    for state in states:
+        not_in_order(kind, workers).load_state_dict(state)
+    assert (lines("saved"), lines("loaded")) == (int(warns), int(warns))
+    list(iterator)
+    assert not loader.state_dict()["within_epoch"]

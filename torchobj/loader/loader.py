@@ -385,8 +385,9 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         """The position of the loop: after the last batch that was returned, regardless of what was read ahead.
 
         Before the first epoch, and after the loop has seen the end of an epoch, it is the start of the next epoch. The
-        state contains torch's order, and no random numbers of workers. With `in_order=False` the order of batches is
-        not reproducible; the state counts the returned batches.
+        state contains torch's order, and no random numbers of workers. With `in_order=False` and several workers, the
+        state counts the returned batches, which may not be the first ones: a resumed epoch of a map-style dataset loses
+        and repeats samples, which is logged.
 
         Returns:
             A picklable dict of plain values and bytes.
@@ -396,9 +397,18 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         # Negative if the next pass has the persistent workers of this one. Not a key of its own: those of a sharded
         # checkpoint do not change.
         state = self._position_state() | {"num_workers": -self.num_workers if stay else self.num_workers}
+        if self._is_inexact(state):
+            _warn_inexact("saved")
         digest = manifest_digest(self.dataset)
         # Otherwise absent, because a sharded checkpoint must have the keys of the state that it is loaded into.
         return state if digest is None else state | {"manifest": digest}
+
+    def _is_inexact(self, state: Mapping[str, Any]) -> bool:
+        """Whether the batches before a state may not be those that were returned."""
+        # What workers return of an iterable dataset is in order for each of them, and so are their states.
+        is_exact = isinstance(self.dataset, torch.utils.data.IterableDataset) and state["sampler"] is not None
+        is_in_order = self.num_workers < 2 or getattr(self, "in_order", True)
+        return bool(state["within_epoch"] and state["batches"] and not is_in_order and not is_exact)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has returned no batch; a loaded state still applies.
@@ -445,6 +455,8 @@ class DataLoader(AnnouncingLoader[Batch_co]):
                 dataset or sampler ends before the saved position.
         """
         check(state_dict)
+        if self._is_inexact(state_dict):
+            _warn_inexact("loaded")
         _check_manifest(state_dict.get("manifest"), self.dataset)
         sampler = self._index_sampler
         state = dict(state_dict)
@@ -471,6 +483,16 @@ def _check_manifest(saved: object, dataset: Any) -> None:
 def _is_drawn_ahead_by_default(sampler: Any) -> bool:
     inner = in_batches(sampler)
     return type(inner) in _DRAWN_AHEAD_BY_DEFAULT if inner is sampler else _is_drawn_ahead_by_default(inner)
+
+
+@functools.cache
+def _warn_inexact(how: str) -> None:
+    logger.warning(
+        "in_order=False: a state of the middle of an epoch was %s; it counts the batches that were returned, which are "
+        "not always the first ones, so that the resumed epoch loses some samples and repeats others; pass "
+        "in_order=True, or save between epochs",
+        how,
+    )
 
 
 @functools.cache
