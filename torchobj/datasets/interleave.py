@@ -442,6 +442,8 @@ class _SampleIterator(Iterator[Any]):
             self._progress.done += 1
             self._last = member
             return self._passes[member].take()
+        if self._progress.end is not None:
+            self._progress.end()
         raise StopIteration
 
     def _check_end(self, member: int) -> None:

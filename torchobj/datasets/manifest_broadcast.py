@@ -140,6 +140,21 @@ def in_job() -> bool:
     return _rank() is not None
 
 
+def first_value(name: str, kind: str, number: int, value: str) -> str | None:
+    """The value that the first rank gave for this kind and number, which may be this one's.
+
+    None outside of a job, before the ranks of the process group have used a listing, and if its store cannot compare.
+    """
+    job = _job() if _jobs else None
+    if job is None:
+        return None
+    try:
+        found: bytes = job.store.compare_set(job.key_of(name, kind, number), "", f"{job.rank} {value}")
+    except (RuntimeError, NotImplementedError):
+        return None
+    return found.decode()
+
+
 def nonce() -> str | None:
     """The nonce of the process group; None outside of a job, and in workers."""
     job = _job()

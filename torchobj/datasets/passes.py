@@ -17,6 +17,7 @@ from torchobj.datasets import worker_process
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.context import setting
 from torchobj.datasets.failures import SKIPPED, FailurePolicy, OnIterableError
+from torchobj.datasets.rank_passes import RankPasses
 from torchobj.datasets.sample_ranks import SampleRanks, callers
 from torchobj.datasets.sharding import Shard
 from torchobj.datasets.shared_values import SharedEpoch
@@ -56,6 +57,8 @@ class PassProgress:
     shape: dict[str, Any]
     #: The position in a stream of shards, which `done` alone does not determine.
     position: Callable[[], dict[str, Any]] | None = None
+    #: Called at the end of the pass, if nothing else counts it.
+    end: Callable[[], None] | None = None
 
     def state(self) -> dict[str, Any]:
         """The position as a dict of plain values."""
@@ -64,9 +67,8 @@ class PassProgress:
 
     def kept(self) -> "PassProgress":
         """The position as it is now, which can be pickled."""
-        if self.position is None:
-            return self
-        return dataclasses.replace(self, position=functools.partial(dict, self.position()))
+        position = None if self.position is None else functools.partial(dict, self.position())
+        return dataclasses.replace(self, position=position, end=None)
 
 
 class PassIterator(Iterator[Any]):
@@ -87,6 +89,8 @@ class PassIterator(Iterator[Any]):
             sample = self._sample_of(item)
             if sample is not SKIPPED:
                 return sample
+        if self._progress.end is not None:
+            self._progress.end()
         raise StopIteration
 
     def close(self) -> None:
@@ -124,7 +128,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
 
     def _set_up_passes(self, on_error: OnIterableError, ranks: SampleRanks) -> None:
         self._failures, self._ranks = FailurePolicy(on_error), ranks
-        self._epoch = SharedEpoch()
+        self._epoch, self._rank_passes = SharedEpoch(), RankPasses()
         # Number of passes that this worker has begun.
         self._begun = 0
         self._rank: worker_process.Rank | None = None
@@ -165,7 +169,8 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         It also applies to persistent workers. Without a call, the passes that were begun are counted, so that each has
         the next epoch: by a `torchobj.DataLoader` when its first batch is requested, otherwise when iteration starts.
         All ranks must begin the same passes, but need not finish them; call `set_epoch` where they do not, and for a
-        dataset within a wrapper of yours, whose passes loaders do not count.
+        dataset within a wrapper of yours, whose passes loaders do not count. A rank that has begun a pass alone is
+        warned of, once it shows: except in workers of loaders of other libraries.
 
         Args:
             epoch: Number of the epoch; 0 or more.
@@ -185,7 +190,13 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
 
     def count_pass(self, epoch: int) -> None:
         """Counts a pass that a loader has begun with `in_epoch`."""
+        if not self._epoch.is_set:
+            self._rank_passes.begin(self, epoch)
         self._epoch.begin(epoch)
+
+    def end_pass(self) -> None:
+        """Called at the end of a pass that was counted."""
+        self._rank_passes.end()
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the iterator that was started last in this process, for `load_state_dict`.
@@ -307,7 +318,9 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
                     f"state of {shown}: cannot be resumed: samples would be lost or repeated; use the state's values"
                 )
         done, position = (resumed.done, resumed.position) if resumed is not None and is_resumed else (0, None)
+        end = None
         if _given_epoch.get() is None and not worker_process.in_worker() and epoch == self._epoch.next():
-            self._epoch.begin(epoch)
-        self._progress = PassProgress(self.seed, epoch, done, shape, position)
+            self.count_pass(epoch)
+            end = self._rank_passes.end
+        self._progress = PassProgress(self.seed, epoch, done, shape, position, end)
         return self._progress

@@ -254,6 +254,11 @@ class IterablePass:
         if self.epoch is not None:
             self.tracked.dataset.count_pass(self.epoch.get())
 
+    def end(self) -> None:
+        """Called at the end of the pass."""
+        if self.epoch is not None:
+            self.tracked.dataset.end_pass()
+
     def tracked_loader(self, loader: Any) -> Any:
         """A view of the loader for torch's iterator, with the tracked dataset and batches that carry states."""
         changed: dict[str, Any] = {"dataset": self.tracked}

@@ -167,6 +167,8 @@ class LoaderIterator(MeteredIterator):
             return super().__next__()
         except StopIteration:
             progress.ended = True
+            if self._iterable is not None:
+                self._iterable.end()
             raise
         except BaseException:
             # torch requests another batch only when one has arrived: this one counts as returned.

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast
+from torchobj.datasets.rank_passes import RankPasses
 from torchobj.datasets.sample_ranks import detected_rank, given_rank
 from torchobj.exceptions import ConfigError
 from torchobj.loader.permutation import Permutation
@@ -161,6 +162,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.epoch = 0
         self._epoch_is_set = False
+        self._rank_passes = RankPasses()
         # Samples of the epoch that are done before the next pass starts.
         self._start = 0
         # The pass that was started last.
@@ -238,6 +240,8 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         """
         plan = self.plan()
         manifest_broadcast.confirm()
+        if not self._epoch_is_set:
+            self._rank_passes.begin(self, plan.epoch, plan.start)
         self._start, self._latest = 0, indices
         return plan
 
