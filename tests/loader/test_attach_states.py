@@ -6,12 +6,13 @@ import itertools
 import pytest
 import torch
 import torchdata.stateful_dataloader.sampler as torchdata_sampler
-from accelerate.data_loader import prepare_data_loader
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import torchobj
 from tests.support.orders import Eager, Stateful
+from tests.support.prefetching import Taken
 from tests.support.stateful import (
     BatchesWithIterators,
     BatchesWithState,
@@ -133,8 +134,15 @@ KINDS = {
 }  # fmt: skip
 #: These are in `make test`.
 OFTEN = list(KINDS)[:6]
+#: Their samples depend on timing without torchobj too: torch's workers receive a batch after the sampler has gone on, and
+#: torchdata draws two batches from an order that has ended.
+NOT_WITH_WORKERS = ("refilled batches", "a state that goes on")
 #: Of sixty samples.
 LONG = ("a state that goes on", "drawn at once")
+
+
+def plain(data, workers, settings):
+    return torch.utils.data.DataLoader(data, num_workers=workers, **settings)
 
 
 def torchdata_loader(data, workers, settings):
@@ -209,7 +217,9 @@ def same(one, other):
 
 def cases():
     for library, kind, workers in itertools.product(LIBRARIES, KINDS, (0, 1)):
-        if library == "torchdata" or "no batches" not in kind:
+        if (library != "torchdata" and "no batches" in kind) or (workers == 0 and "persistent" in library):
+            continue
+        if workers == 0 or kind not in NOT_WITH_WORKERS:
             yield pytest.param(library, kind, workers, POINTS, marks=pytest.mark.matrix)
     for number, kind in enumerate(OFTEN):
         yield "torchdata", kind, 0, POINTS
@@ -242,3 +252,190 @@ def without_seed(state):
     if not isinstance(state, dict):
         return state
     return {key: without_seed(value) for key, value in state.items() if key != "_base_seed"}
+
+
+def stateful(folder, **settings):
+    return StatefulDataLoader(records(folder), batch_size=2, shuffle=True, generator=generator(), **settings)
+
+
+def test_a_state_is_loaded_before_or_after_attach_and_again(folder):
+    [*expected] = listed(stateful(folder))
+    states = [state_at(torchobj.attach(stateful(folder)), batches) for batches in (1, 3)]
+    before = stateful(folder)
+    before.load_state_dict(states[1])
+    assert listed(torchobj.attach(before)) == expected[3:]
+    twice = torchobj.attach(stateful(folder))
+    twice.load_state_dict(states[0])
+    twice.load_state_dict(states[1])
+    assert twice.state_dict() is not None
+    assert listed(twice) == expected[3:]
+    # Also in the middle of a pass that is resumed, and while it is attached.
+    twice.load_state_dict(states[0])
+    next(iter(twice))
+    state = copy.deepcopy(twice.state_dict())
+    twice.load_state_dict(state)
+    assert listed(twice) == expected[2:]
+    attached_between = stateful(folder)
+    iterator = iter(attached_between)
+    seen = [next(iterator).tolist()]
+    torchobj.attach(attached_between)
+    seen.append(next(iterator).tolist())
+    resumed = stateful(folder)
+    resumed.load_state_dict(copy.deepcopy(attached_between.state_dict()))
+    assert seen + listed(resumed) == expected
+
+
+def test_a_state_that_another_library_changes_is_followed(folder):
+    # Accelerate subtracts the batches that the other ranks have not returned yet.
+    def make():
+        return torchobj.attach(prepared(records(folder), 0, {"batch_size": 2}))
+
+    state = state_at(make(), 3)
+    state["_sampler_iter_yielded"] -= 1
+    state["_num_yielded"] -= 1
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert listed(resumed) == [[4, 5], [6, 7], [8, 9], [10]]
+
+
+@pytest.mark.parametrize("kind", ["batches without a state", "torchobj's batches of an elastic sampler", "in order"])
+def test_skipped_batches_are_not_read(folder, kind):
+    data = records(folder)
+    state = state_at(torchdata_loader(data, 0, KINDS[kind](data)), 2)
+    for attach in (True, False) if "torchobj" in kind else (True,):
+        loader = torchdata_loader(data, 0, KINDS[kind](data))
+        loader = torchobj.attach(loader) if attach else loader
+        loader.load_state_dict(state)
+        with Taken() as taken:
+            rest = sum(map(len, listed(loader)))
+        assert (taken.announced, taken.misses) == (rest, 0)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.matrix)])
+def test_skip_first_batches_of_accelerate_gives_the_rest(folder, workers):
+    def make():
+        data = records(folder)
+        torch.manual_seed(11)
+        settings = {"batch_size": 2, "sampler": RandomSampler(data, generator=generator())}
+        return prepare_data_loader(
+            torch.utils.data.DataLoader(data, num_workers=workers, **settings), put_on_device=False
+        )
+
+    expected = listed(make())
+    assert listed(skip_first_batches(torchobj.attach(make()), 2)) == expected[2:]
+    assert listed(torchobj.attach(skip_first_batches(make(), 2))) == expected[2:]
+
+
+class Dynamic(BatchesWithState):
+    """Batches of one, two and three samples, without a state."""
+
+    state_dict = load_state_dict = None
+
+
+def sums(samples):
+    """As many numbers as a packed batch has, which are not its samples."""
+    return torch.zeros(1 + sum(samples))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("collate_fn", [None, sums])
+@pytest.mark.parametrize("make", [prepared, prepared_of_two_ranks, torchdata_loader, plain])
+def test_an_attached_loader_with_a_batch_sampler_counts_samples(folder, make, collate_fn, workers):
+    for settings in ({"batch_size": 4}, {"batch_sampler": Dynamic(COUNT)}):
+        if make is prepared_of_two_ranks and "batch_sampler" in settings:
+            continue
+        data = records(folder)
+        loader = torchobj.attach(make(data, workers, settings | {"collate_fn": collate_fn}))
+        batches = sum(1 for _ in loader)
+        # The first pass of Accelerate's loader had begun before it was attached: its batches are measured.
+        if collate_fn is None or make is plain or make is torchdata_loader:
+            assert loader.stats().samples == (8 if make is prepared_of_two_ranks else COUNT)
+        before = loader.stats().samples
+        assert sum(1 for _ in loader) == batches
+        assert loader.stats().samples - before == (8 if make is prepared_of_two_ranks else COUNT)
+        assert loader.stats().batches == 2 * batches
+
+
+class Regression(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, numbers):
+        return {"loss": self.layer(numbers.float()[:, None]).mean()}
+
+
+def fitted(make, folder, tmp_path, checkpoint=None):
+    """The batches of a Trainer of Lightning that saves after the second one, and ends in the second epoch."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    seen = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Regression()
+
+        def training_step(self, batch, _):
+            seen.append(batch.tolist())
+            return self.model(batch)["loss"]
+
+        def on_train_batch_end(self, *_):
+            if self.trainer.global_step == 2 and checkpoint is None:
+                self.trainer.save_checkpoint(tmp_path / "second.ckpt")
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 1e-3)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=8, max_epochs=-1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Module(), make(folder), ckpt_path=checkpoint)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*weights_only")
+@pytest.mark.filterwarnings("ignore:.*is not an instance of")
+@pytest.mark.xdist_group("lightning")
+def test_a_trainer_of_lightning_resumes_a_loader_that_was_saved_or_is_attached(folder, tmp_path):
+    def attached(folder):
+        return torchobj.attach(stateful(folder))
+
+    whole = fitted(stateful, folder, tmp_path)
+    checkpoint = tmp_path / "second.ckpt"
+    expected = fitted(stateful, folder, tmp_path, checkpoint)
+    assert expected[:4] == whole[2:6]
+    assert fitted(attached, folder, tmp_path, checkpoint) == expected
+    assert fitted(attached, folder, tmp_path) == whole
+    assert fitted(attached, folder, tmp_path, checkpoint) == expected
+    assert fitted(stateful, folder, tmp_path, checkpoint) == expected
+
+
+@pytest.mark.parametrize("use_callback", [False, True])
+def test_the_trainer_of_transformers_resumes_with_the_samples_that_follow(folder, tmp_path, use_callback):
+    transformers = pytest.importorskip("transformers")
+
+    def train(*, attached, resume=None):
+        seen = []
+
+        def collate(samples):
+            seen.append(list(samples))
+            return {"numbers": torch.tensor(samples)}
+
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), report_to=[], use_cpu=True, num_train_epochs=2, save_steps=2, seed=3,
+            disable_tqdm=True, remove_unused_columns=False, dataloader_pin_memory=False,
+            per_device_train_batch_size=4, logging_strategy="no",
+        )  # fmt: skip
+        callbacks = [torchobj.transformers.LookaheadCallback()] if attached else []
+        trainer = transformers.Trainer(
+            Regression(), arguments, train_dataset=records(folder), data_collator=collate, callbacks=callbacks
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return seen
+
+    whole = train(attached=use_callback)
+    for attached in (False, True):
+        assert train(attached=attached, resume=str(tmp_path / "checkpoint-2")) == whole[2:]
