@@ -8,10 +8,11 @@ import torch
 import torchdata.stateful_dataloader.sampler as torchdata_sampler
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import Stateful, StatefulDataLoader
 
 import torchobj
-from tests.support.orders import Eager, Stateful
+from tests.support.orders import Eager
+from tests.support.orders import Stateful as GoesOn
 from tests.support.prefetching import Taken
 from tests.support.stateful import (
     BatchesWithIterators,
@@ -22,6 +23,9 @@ from tests.support.stateful import (
     SteppedSampler,
     listed,
 )
+from torchobj.exceptions import ConfigError
+from torchobj.loader.lookahead import Lookahead
+from torchobj.stateful import is_stateful
 
 pytestmark = [pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"), pytest.mark.timeout(120)]
 
@@ -111,7 +115,7 @@ KINDS = {
     "iterators with a state": lambda _: {"batch_size": 2, "sampler": SamplerWithIterators(COUNT)},
     "both with a state": lambda _: {"batch_size": 2, "sampler": BothWithState(COUNT)},
     "a state that ends with a reset": lambda _: {"batch_size": 2, "sampler": EndsWithReset(COUNT)},
-    "a state that goes on": lambda _: {"batch_size": 8, "sampler": Stateful()},
+    "a state that goes on": lambda _: {"batch_size": 8, "sampler": GoesOn()},
     "drawn at once": lambda _: {"batch_size": 8, "sampler": Eager()},
     "batches of a random sampler": lambda data: {"batch_sampler": BatchSampler(RandomSampler(data), 2, drop_last=False)},
     "batches of an elastic sampler": lambda data: {"batch_sampler": BatchSampler(elastic(data), 2, drop_last=False)},
@@ -134,6 +138,7 @@ KINDS = {
 }  # fmt: skip
 #: These are in `make test`.
 OFTEN = list(KINDS)[:6]
+WITH_WORKERS = ("torchdata with rare states", "Accelerate with persistent workers")
 #: Their samples depend on timing without torchobj too: torch's workers receive a batch after the sampler has gone on, and
 #: torchdata draws two batches from an order that has ended.
 NOT_WITH_WORKERS = ("refilled batches", "a state that goes on")
@@ -147,6 +152,10 @@ def plain(data, workers, settings):
 
 def torchdata_loader(data, workers, settings):
     return StatefulDataLoader(data, num_workers=workers, **settings)
+
+
+def torchdata_loader_with_rare_states(data, workers, settings):
+    return StatefulDataLoader(data, num_workers=workers, snapshot_every_n_steps=3, **settings)
 
 
 def prepared(data, workers, settings, **arguments):
@@ -164,6 +173,7 @@ def prepared_persistent(data, workers, settings):
 
 LIBRARIES = {
     "torchdata": torchdata_loader,
+    "torchdata with rare states": torchdata_loader_with_rare_states,
     "Accelerate": prepared,
     "Accelerate of two ranks": prepared_of_two_ranks,
     "Accelerate with persistent workers": prepared_persistent,
@@ -217,7 +227,7 @@ def same(one, other):
 
 def cases():
     for library, kind, workers in itertools.product(LIBRARIES, KINDS, (0, 1)):
-        if (library != "torchdata" and "no batches" in kind) or (workers == 0 and "persistent" in library):
+        if ("torchdata" not in library and "no batches" in kind) or (workers == 0 and library in WITH_WORKERS):
             continue
         if workers == 0 or kind not in NOT_WITH_WORKERS:
             yield pytest.param(library, kind, workers, POINTS, marks=pytest.mark.matrix)
@@ -252,6 +262,25 @@ def without_seed(state):
     if not isinstance(state, dict):
         return state
     return {key: without_seed(value) for key, value in state.items() if key != "_base_seed"}
+
+
+def test_only_what_wraps_a_state_is_recognised_by_its_class(folder):
+    # isinstance() of a protocol finds no attributes of instances.
+    for kind, settings in KINDS.items():
+        arguments = settings(records(folder))
+        sampler = arguments.get("batch_sampler", arguments.get("sampler", [1]))
+        ahead = Lookahead(sampler, None)
+        for wrapper, within in ((ahead, sampler), (iter(ahead), iter(sampler))):
+            assert hasattr(type(wrapper), "state_dict") == is_stateful(within), kind
+            assert isinstance(wrapper, Stateful) == isinstance(within, Stateful), kind
+
+
+def test_a_state_of_torchdata_is_refused_by_a_loader_of_torchobj(folder):
+    state = state_at(stateful(folder), 2)
+    with pytest.raises(
+        ConfigError, match=r"'_index_sampler_state', .* is not one of a torchobj\.DataLoader; load it into"
+    ):
+        torchobj.DataLoader(records(folder), 2).load_state_dict(state)
 
 
 def stateful(folder, **settings):

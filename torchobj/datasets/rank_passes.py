@@ -53,7 +53,7 @@ class RankPasses:
         where = f"epoch {epoch}" + (f" after {start} samples" if start else "")
         rank, first = self._first("begin", collectives, where)
         if first != where:
-            self._warn(f"rank {rank} began {first}, and this rank begins {where}")
+            self._warn(f"rank {rank} began {first}, and this rank begins {where}: a rank has")
 
     def end(self) -> None:
         """Called when the pass has ended."""
@@ -64,7 +64,8 @@ class RankPasses:
     def _compare_end(self, epoch: int, how: str) -> None:
         rank, first = self._first("end", epoch, how)
         if first != how:
-            self._warn(f"rank {rank} {first} its pass of epoch {epoch}, and this rank {how} it")
+            # Or the ranks have parts of different lengths, and leave the pass at the end of the shortest one.
+            self._warn(f"rank {rank} {first} its pass of epoch {epoch}, and this rank {how} it: a rank has probably")
 
     def _first(self, kind: str, number: int, value: str) -> tuple[str, str]:
         """The first rank that compared this number, and its value: this one, if ranks cannot be compared."""
@@ -78,7 +79,7 @@ class RankPasses:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "%s: %s: a rank has begun a pass alone, so that the ranks are in different epochs, and samples are "
+                "%s: %s begun a pass alone, so that the ranks are in different epochs, and samples are "
                 "lost and repeated; begin each pass on all ranks, or call set_epoch(epoch) before each pass",
                 self._name,
                 what,

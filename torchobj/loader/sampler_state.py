@@ -181,7 +181,7 @@ class Order(Iterator[Any]):
 
     def states(self) -> SamplerStates:
         """The states of the sampler and of its iterator after the last item that was yielded."""
-        both = (self.sampler, self.iterator)
+        both: tuple[Any, Any] = (self.sampler, self.iterator)
         return SamplerStates(*(copy.deepcopy(each.state_dict()) if is_stateful(each) else None for each in both))
 
     def _current_origin(self) -> Origin:
@@ -284,6 +284,11 @@ def check(state: Any) -> None:
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"state={state!r}: not a loader's state; must be the return value of state_dict()")
+    if "version" not in state:
+        raise ConfigError(
+            f"version=None: the state has {', '.join(map(repr, list(state)[:3])) or 'nothing'}, and is not one of a "
+            "torchobj.DataLoader; load it into a loader of the class that saved it; torchobj.attach lets it read ahead"
+        )
     if state.get("version") != VERSION:
         raise ConfigError(f"version={state.get('version')!r}: in the state; this version of torchobj reads {VERSION}")
     within, rng = state.get("within_epoch"), state.get("rng")
