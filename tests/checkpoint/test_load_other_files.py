@@ -139,6 +139,78 @@ def test_files_of_the_other_byte_order_load(bucket):
     assert same(value, into)
 
 
+ENDIANNESS = torch.serialization.LoadEndianness
+
+
+@pytest.fixture
+def default_endianness():
+    yield torch.serialization.set_default_load_endianness
+    torch.serialization.set_default_load_endianness(None)
+
+
+@pytest.mark.parametrize("default", [None, *ENDIANNESS])
+def test_files_without_a_byte_order_have_torchs_default(bucket, default, default_endianness):
+    value = {"f": torch.tensor([1.0, 2.0]), "i": torch.arange(5), "g": {"h": torch.ones(3, dtype=torch.bfloat16)}}
+    body = put_stock(bucket, "stock.pt", value)
+    body = rewritten(body, lambda name, data: [] if name.endswith("byteorder") else [data])
+    bucket.write("stock.pt", body)
+    default_endianness(default)
+    expected = torch.load(io.BytesIO(body))
+    assert bool(expected["f"][0] == 1.0) is (default is not ENDIANNESS.BIG)
+    assert same(expected, load(bucket, "stock.pt"))
+    assert same({"g": expected["g"]}, load(bucket, "stock.pt", keys=["g.h"]))
+    into = blank(value)
+    load(bucket, "stock.pt", into=into)
+    assert same(expected, into)
+    state = {"f": torch.zeros(2), "i": torch.zeros(5, dtype=torch.int64)}
+    load(bucket, "stock.pt", keys=["f", "i"], into=state)
+    assert same({"f": expected["f"], "i": expected["i"]}, state)
+
+
+@pytest.mark.parametrize("default", [None, ENDIANNESS.BIG])
+def test_the_byte_order_of_a_file_takes_precedence_over_the_default(bucket, default, default_endianness):
+    value = {"f": torch.tensor([1.0, 2.0])}
+    put_stock(bucket, "stock.pt", value)
+    default_endianness(default)
+    assert same(value, load(bucket, "stock.pt"))
+
+
+def rewritten(body, change):
+    """An archive with other records: `change` returns those that replace one."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(body)) as archive, zipfile.ZipFile(out, "w") as new:
+        for name in archive.namelist():
+            for data in change(name, archive.read(name)):
+                new.writestr(name, data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("order", [b"", b"middle", b"\xff", b"BIG"])
+def test_an_unknown_byte_order_is_refused(bucket, order):
+    body = put_stock(bucket, "stock.pt", {"f": torch.ones(2)})
+    body = rewritten(body, lambda name, data: [order if name.endswith("byteorder") else data])
+    bucket.write("stock.pt", body)
+    with pytest.raises(ValueError, match=r"Unknown endianness|decode"):
+        torch.load(io.BytesIO(body))
+    with pytest.raises(exceptions.CheckpointError, match="neither little nor big"):
+        load(bucket, "stock.pt")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("twice", ["data.pkl", "data/0", "byteorder"])
+def test_an_archive_with_two_records_of_one_name_is_refused(bucket, twice):
+    body = put_stock(bucket, "stock.pt", {"f": torch.ones(2)})
+    other = {"byteorder": b"big", "data/0": torch.zeros(2).numpy().tobytes()}
+
+    def change(name, data):
+        return [data, other.get(twice, data)] if name.endswith(twice) else [data]
+
+    bucket.write("stock.pt", rewritten(body, change))
+    for arguments in ({}, {"keys": ["f"]}, {"into": {"f": torch.zeros(2)}}, {"verify": False}):
+        with pytest.raises(exceptions.CheckpointError, match=rf"stock.pt: the archive has two records '{twice}'"):
+            load(bucket, "stock.pt", **arguments)
+
+
 def test_locations_are_mapped_as_by_torch(bucket):
     value = {"a": torch.rand(4), "b": torch.rand(2)}
     save(bucket, value)

@@ -180,10 +180,7 @@ class _Plan:
         if torch._guards.detect_fake_mode(None) is not None:
             raise NotPlannableError("a FakeTensorMode is active")
         self._data = records.get("data.pkl", verify=verify) or b""
-        byte_order = (records.get("byteorder", verify=verify) or b"little").decode("ascii", "replace")
-        if byte_order not in ("little", "big"):
-            raise CheckpointError(f"its byte order is {byte_order!r}, neither little nor big")
-        self._swapped = byte_order != sys.byteorder
+        self._swapped = pickling.byte_order(records.get("byteorder", verify=verify)) != sys.byteorder
         check_nesting(self._data, "data.pkl")
         self._outline = Outline(self._data)
         refused = pickling.refused_global(self._outline.globals) if weights_only else None

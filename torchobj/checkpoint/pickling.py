@@ -10,6 +10,7 @@ import io
 import pickle
 import re
 import reprlib
+import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -26,6 +27,7 @@ __all__ = [
     "Outline",
     "StorageOutline",
     "Use",
+    "byte_order",
     "check_nesting",
     "refused_global",
     "restored_by",
@@ -51,6 +53,24 @@ _MOVED_MODULES = {"torch.tensor": "torch._tensor"}
 
 #: Functions that build dense tensors, and the index of the metadata in their arguments (torch/_utils.py).
 _DENSE = {"torch._utils._rebuild_tensor_v2": 6, "torch._utils._rebuild_tensor_v3": 7}
+
+
+def byte_order(record: bytes | None) -> str:
+    """Returns the byte order of the storages of an archive, `little` or `big`.
+
+    Args:
+        record: The archive's record of it. None if there is none: then it is `torch.serialization`'s default for loads.
+
+    Raises:
+        CheckpointError: The record names none.
+    """
+    if record is None:
+        default, orders = torch.serialization.get_default_load_endianness(), torch.serialization.LoadEndianness
+        return sys.byteorder if default is orders.NATIVE else "big" if default is orders.BIG else "little"
+    order = record.decode("ascii", "replace")
+    if order not in ("little", "big"):
+        raise CheckpointError(f"its byte order is {order!r}, neither little nor big")
+    return order
 
 
 class StorageOutline(NamedTuple):

@@ -109,7 +109,8 @@ def records_of(directory: Any, start: int) -> dict[str, Record]:
     """Returns the records of an archive, by name, from the bytes of its directory, which starts at `start`.
 
     Raises:
-        CheckpointError: The directory is damaged.
+        CheckpointError: The directory is damaged, or has two records of one name, of which readers choose different
+            ones.
     """
     entries: list[tuple[int, str, int, int, int, bool, int]] = []
     at, folder = 0, None
@@ -139,6 +140,8 @@ def records_of(directory: Any, start: int) -> dict[str, Record]:
     for entry, after in itertools.zip_longest(entries, entries[1:]):
         header, name, size, crc32, entry_at, stored, length = entry
         payload = (after[0] if after else start) - length
+        if name in records:
+            raise CheckpointError(f"the archive has two records {name!r}: readers choose different ones; save it again")
         records[name] = Record(name, header, payload, size, crc32, entry_at + _CRC32_IN_ENTRY, stored)
     return records
 

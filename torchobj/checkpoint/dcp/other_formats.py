@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from torchobj.checkpoint.pickling import check_nesting
+from torchobj.checkpoint.pickling import byte_order, check_nesting
 from torchobj.checkpoint.plan import TensorArchive
 from torchobj.exceptions import CheckpointError, IntegrityError
 from torchobj.store.archive import Ends
@@ -52,7 +52,13 @@ def payload_in(head: bytes, tail: bytes, length: int, expected: TensorArchive) -
     if found is None or payload is None or found[1] != expected.pickle or payload[0] + data.size > length:
         return None
     order = records.get("byteorder")
-    if order is not None and (ends.content_of(order) or (0, None))[1] != sys.byteorder.encode():
+    content = None if order is None else (ends.content_of(order) or (0, b""))[1] or b""
+    try:
+        is_swapped = byte_order(None if content is None else bytes(content)) != sys.byteorder
+    except CheckpointError:
+        # torch reports it.
+        return None
+    if is_swapped:
         return None
     return Payload(payload[0], data.crc32)
 
