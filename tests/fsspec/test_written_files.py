@@ -1,17 +1,29 @@
 """Files of the fsspec file system that are written, as text and compressed: committed when closed, or discarded."""
 
+import asyncio
+import contextlib
+import copy
 import gc
 import gzip
 import io
+import sys
+from unittest import mock
 
 import fsspec
+import pandas
+import pyarrow.parquet
 import pytest
 from fsspec.compression import available_compressions, compr
+from fsspec.registry import _registry
 
 import torchobj
 from tests.support.file_systems import InMemory
 
 BUCKET = "files"
+
+
+def open_url(path, mode):
+    return torchobj.open(f"memory://{path}", mode)
 
 
 def body(key):
@@ -198,3 +210,250 @@ def test_a_text_begins_with_the_mark_of_its_encoding_and_has_no_other(files, com
             file.write("abc")
     with files.open(path, "rb", compression=compression) as file:
         assert file.read() == "abcabc".encode(encoding)
+
+
+class Context:
+    """A context manager that closes a file, as those of libraries do."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __enter__(self):
+        return self.file
+
+    def __exit__(self, *raised):
+        self.file.close()
+
+
+def with_file(files, error):
+    with files.open("files/k", "wb") as file:
+        file.write(b"new")
+        raise error
+
+
+def with_fsspec(files, error):
+    with fsspec.core.OpenFile(files, "files/k", "wb") as file:
+        file.write(b"new")
+        raise error
+
+
+def with_exit_stack(files, error):
+    with contextlib.ExitStack() as stack:
+        stack.callback(files.open("files/k", "wb").close)
+        raise error
+
+
+def with_closing(files, error):
+    with contextlib.closing(files.open("files/k", "w")) as file:
+        file.write("new")
+        raise error
+
+
+def with_a_generator(files, error):
+    @contextlib.contextmanager
+    def opened():
+        file = files.open("files/k", "wb")
+        try:
+            yield file
+        finally:
+            file.close()
+
+    with opened():
+        raise error
+
+
+def with_pandas(files, error):
+    class Value:
+        def __str__(self):
+            raise error
+
+    with mock.patch.dict(_registry, {"memory": InMemory}):
+        pandas.DataFrame({"a": [Value()]}).to_csv("memory://files/k")
+
+
+def with_pyarrow(files, error):
+    schema = pyarrow.schema([("a", pyarrow.int64())])
+    with files.open("files/k", "wb") as file, pyarrow.parquet.ParquetWriter(file, schema):
+        raise error
+
+
+def with_finally(files, error):
+    file = files.open("files/k", "wb")
+    try:
+        raise error
+    finally:
+        file.close()
+
+
+def with_finally_within_except(files, error):
+    file = files.open("files/k", "wb")
+    try:
+        next(iter(()))
+    except StopIteration:
+        try:
+            raise error
+        finally:
+            file.close()
+
+
+def in_a_class(files, error):
+    with Context(files.open("files/k", "wb")):
+        raise error
+
+
+async def with_async(files, error):
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(files.open("files/k", "wb").close)
+        raise error
+
+
+PASSING = [
+    with_file,
+    with_fsspec,
+    with_exit_stack,
+    with_closing,
+    with_a_generator,
+    with_pandas,
+    with_pyarrow,
+    with_finally,
+    with_finally_within_except,
+    in_a_class,
+    lambda files, error: asyncio.run(with_async(files, error)),
+]
+ERRORS = [KeyError("k"), StopIteration(), StopAsyncIteration(), SystemExit(0), asyncio.CancelledError()]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("write", PASSING, ids=lambda write: write.__name__)
+def test_an_exception_that_passes_discards_the_file(files, write, error, caplog):
+    files.pipe("files/k", b"old")
+    with pytest.raises(BaseException) as caught:
+        write(files, copy.copy(error))
+    assert body("k") == b"old"
+    # A coroutine may not raise StopIteration.
+    assert type(error) in (type(caught.value), type(caught.value.__cause__))
+    # An error that passes is seen; that of a block that ends with `close` has a note as well.
+    if write not in (with_file, with_pyarrow) or not isinstance(error, KeyError):
+        assert "memory://files/k: the write was aborted because of" in caplog.text
+
+
+def after_next(file):
+    try:
+        next(iter(()))
+    except StopIteration:
+        file.close()
+
+
+def after_next_as(file):
+    try:
+        next(iter(()))
+    except (KeyError, StopIteration) as ended:
+        _ = ended.value
+        file.close()
+
+
+def after_a_key_error_within_next(file):
+    class Keys:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            try:
+                return {}["k"]
+            except KeyError:
+                raise StopIteration  # noqa: B904  as programs do
+
+    try:
+        next(Keys())
+    except LookupError:
+        raise
+    except StopIteration:
+        with contextlib.closing(file):
+            pass
+
+
+def after_anext(file):
+    async def nothing():
+        for _ in ():
+            yield
+
+    async def write():
+        try:
+            await anext(nothing())
+        except StopAsyncIteration:
+            file.close()
+
+    asyncio.run(write())
+
+
+def after_the_handler(file):
+    with contextlib.suppress(KeyError):
+        raise KeyError
+    file.close()
+
+
+@pytest.mark.parametrize("mode", ["w", "wb"])
+@pytest.mark.parametrize(
+    "close", [after_next, after_next_as, after_a_key_error_within_next, after_anext, after_the_handler]
+)
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_close_at_the_end_of_an_iterator_commits(files, close, mode, compression, caplog):
+    file = files.open("files/k", mode, compression=compression)
+    file.write(lines(mode))
+    close(file)
+    with files.open("files/k", "rb", compression=compression) as read:
+        assert read.read() == lines("wb")
+    assert "aborted" not in caplog.text
+
+
+def in_a_key_error(file):
+    try:
+        _ = {}["k"]
+    except KeyError as error:
+        file.close()
+        return error
+
+
+def in_a_key_error_and_the_end_of_an_iterator(file):
+    try:
+        _ = {}["k"]
+    except KeyError:
+        try:
+            next(iter(()))
+        except StopIteration as error:
+            file.close()
+            return error
+
+
+@pytest.mark.parametrize("close", [in_a_key_error, in_a_key_error_and_the_end_of_an_iterator])
+def test_a_close_that_may_be_that_of_a_failed_block_is_discarded_with_a_note(files, close, caplog):
+    error = close(files.open("files/k", "wb"))
+    assert not files.exists("files/k")
+    assert "memory://files/k: the write was aborted because of" in caplog.text
+    [note] = error.__notes__
+    assert note.startswith("memory://files/k: the write was aborted")
+    assert note.endswith("close the file before the exception or after its handler")
+
+
+@pytest.mark.parametrize("opened", [InMemory.open, fsspec.core.OpenFile, lambda files, url, mode: open_url(url, mode)])
+@pytest.mark.parametrize("mode", ["w", "wb"])
+def test_a_generator_that_is_closed_discards_its_file_with_a_warning(files, opened, mode, caplog):
+    def rows():
+        with opened(files, "files/k", mode) as file:
+            while True:
+                yield file.write("row" if mode == "w" else b"row")
+
+    generator = rows()
+    next(generator)
+    generator.close()
+    assert not files.exists("files/k")
+    assert "memory://files/k: the write was aborted because of GeneratorExit; nothing was committed" in caplog.text
+
+
+def test_a_failed_transaction_names_its_files(files, caplog):
+    with pytest.raises(SystemExit), files.transaction:
+        with files.open("files/k", "wb") as file:
+            file.write(b"new")
+        sys.exit(0)
+    assert not files.exists("files/k")
+    assert "memory://files/k: the write was aborted with its transaction" in caplog.text

@@ -356,3 +356,16 @@ def test_a_shard_that_could_not_be_written_is_not_created_by_close(bucket, contr
         writer.close()
     assert bucket.keys() == []
     assert writer.closed
+
+
+def test_a_generator_that_is_closed_discards_its_shard_with_a_warning(caplog):
+    def shards():
+        with ShardWriter("memory://shard-writer/closed-{shard:02d}.tar") as writer:
+            while True:
+                yield writer.write({"__key__": "a", "txt": "text"})
+
+    generator = shards()
+    next(generator)
+    generator.close()
+    assert "closed-00.tar: the write was aborted because of GeneratorExit; nothing was committed" in caplog.text
+    assert not torchobj.Store("memory://shard-writer").exists("closed-00.tar")

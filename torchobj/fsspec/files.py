@@ -9,8 +9,9 @@ from typing import Any
 
 import fsspec.spec as package  # type: ignore[import-untyped]
 
+from torchobj.fsspec.handled import only_iterators_ended
 from torchobj.store import ObjectInfo
-from torchobj.store.file_objects import ObjectWriter
+from torchobj.store.file_objects import ObjectWriter, log_abort
 
 __all__ = [
     "BlockFile",
@@ -59,7 +60,8 @@ class TransactionFile(ObjectWriter):
     """A writer for fsspec that can be part of a transaction: a closed file then waits for `commit()`.
 
     `fsspec.open` and others only call `close()` when a `with` block raises. A close therefore aborts the write if an
-    exception is being raised or handled that was not there when the file was opened.
+    exception is being raised or handled that was not there when the file was opened: it cannot be told whether the
+    content is whole. It commits in an `except` clause for the end of an iterator, StopIteration or StopAsyncIteration.
     """
 
     is_deferred = False
@@ -80,11 +82,10 @@ class TransactionFile(ObjectWriter):
         if self.closed:
             return
         error, at_open, self._exception_at_open = sys.exc_info()[1], self._exception_at_open, None
-        if error is not None and error is not at_open:
-            logger.warning(
-                "%s: the write was aborted because of %s; nothing was committed", self.url, type(error).__name__
-            )
+        if error is not None and error is not at_open and not only_iterators_ended(error, at_open):
+            message = log_abort(self.url, error)
             self.abort()
+            error.add_note(f"{message}; to commit it, close the file before the exception or after its handler")
         elif self.is_deferred:
             self._is_waiting = True
         else:
@@ -104,6 +105,7 @@ class TransactionFile(ObjectWriter):
 
     def discard(self) -> None:
         """Aborts the write because its transaction failed."""
+        logger.warning("%s: the write was aborted with its transaction; nothing was committed", self.url)
         self.abort()
 
 

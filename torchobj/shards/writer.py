@@ -17,7 +17,7 @@ from torchobj.shards import index_file
 from torchobj.shards.index_file import TarShard
 from torchobj.shards.members import end_of_archive, header, members_of, padding
 from torchobj.shards.shard_urls import compression
-from torchobj.store.file_objects import ObjectWriter
+from torchobj.store.file_objects import ObjectWriter, ends_silently, log_abort
 from torchobj.urls import parse_object_url
 
 __all__ = [
@@ -60,6 +60,10 @@ class _Writer:
         """Discards what was written."""
         raise NotImplementedError
 
+    def _unfinished(self) -> str | None:
+        """Returns the URL of the shard that is being written; None if there is none."""
+        raise NotImplementedError
+
     def __enter__(self) -> Self:
         return self
 
@@ -68,8 +72,10 @@ class _Writer:
     ) -> None:
         if exc is None:
             self.close()
-        else:
-            self.abort()
+            return
+        if (url := self._unfinished()) is not None and ends_silently(exc):
+            log_abort(url, exc)
+        self.abort()
 
 
 class TarWriter(_Writer):
@@ -250,6 +256,9 @@ class TarWriter(_Writer):
         if file is not None:
             file.abort()
 
+    def _unfinished(self) -> str | None:
+        return None if self._file is None else self._file.url
+
 
 def shard_url(pattern: str, number: int) -> str:
     """The URL of a shard.
@@ -424,3 +433,6 @@ class ShardWriter(_Writer):
         tar, self._tar, self._is_closed = self._tar, None, True
         if tar is not None:
             tar.abort()
+
+    def _unfinished(self) -> str | None:
+        return None if self._tar is None else self._tar._unfinished()

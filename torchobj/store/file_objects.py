@@ -19,7 +19,7 @@ from torchobj.store.buffers import contiguous
 from torchobj.store.conditions import check_condition
 from torchobj.urls import Url, parse_object_url, parse_url
 
-__all__ = ["ObjectWriter", "OpenOptions", "TextFile", "WriteConditions", "open"]
+__all__ = ["ObjectWriter", "OpenOptions", "TextFile", "WriteConditions", "ends_silently", "log_abort", "open"]
 
 logger = logging.getLogger("torchobj")
 
@@ -227,6 +227,8 @@ class ObjectWriter(_BinaryFile):
         if exc is None:
             self.close()
             return
+        if self._native is not None and ends_silently(exc):
+            log_abort(str(self._url), exc)
         self.abort()
         # torch replaces an error of its file by a RuntimeError of its own ("unexpected pos").
         if self._failed is not None and self._failed is not exc and isinstance(exc, Exception):
@@ -238,6 +240,21 @@ class ObjectWriter(_BinaryFile):
             logger.warning("%s was dropped before it was closed: nothing was written", self._url)
             self._native = None
             _shutdown.finish_dropped()
+
+
+def ends_silently(error: BaseException) -> bool:
+    """Returns whether Python may handle an exception without a message.
+
+    That is how a generator or a task is ended, an iterator ends, and `sys.exit()` ends the program.
+    """
+    return not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration)
+
+
+def log_abort(url: str, error: BaseException) -> str:
+    """Logs that an object was not written because of an exception, and returns the message."""
+    message = f"{url}: the write was aborted because of {type(error).__name__}; nothing was committed"
+    logger.warning("%s", message)
+    return message
 
 
 def store_of(url: str, config: StoreConfig, *, is_written: bool = False) -> tuple[Url, "_torchobj.NativeStore"]:
