@@ -1,4 +1,4 @@
-"""Runs two ranks of a job as forked processes of the test, and starts jobs whose ranks are processes of another kind."""
+"""Runs the ranks of a job as forked processes of the test, and starts jobs whose ranks are processes of another kind."""
 
 import contextlib
 import faulthandler
@@ -23,10 +23,10 @@ _context = multiprocessing.get_context("fork")
 
 
 @contextlib.contextmanager
-def started(main, *arguments):
-    """Starts two processes that run `main(rank, *arguments)`, where `init_process_group` connects them."""
+def started(main, *arguments, size=2):
+    """Starts processes that run `main(rank, *arguments)`, where `init_process_group` connects them."""
     store = job_store()
-    ranks = [_context.Process(target=_joined, args=(store.port, rank, main, arguments)) for rank in range(2)]
+    ranks = [_context.Process(target=_joined, args=(store.port, rank, size, main, arguments)) for rank in range(size)]
     with contextlib.ExitStack() as stack:
         for rank in ranks:
             rank.start()
@@ -47,20 +47,20 @@ def environment_of(port, rank, size=2):
     return {**address, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_ATTEMPT": "0"}
 
 
-def _joined(port, rank, main, arguments):
+def _joined(port, rank, size, main, arguments):
     # Dump the tracebacks before the test times out.
     faulthandler.dump_traceback_later(LONGEST_S - 15, exit=True)
     # A forked process must not use the threads of its parent.
     torch.set_num_threads(1)
-    os.environ |= environment_of(port, rank)
+    os.environ |= environment_of(port, rank, size)
     main(rank, *arguments)
 
 
-def run_ranks(work, *arguments):
-    """Returns what each of two ranks returned, or its exception's name, text and traceback."""
-    results, both_done, found = _context.Queue(), _context.Barrier(2), {}
+def run_ranks(work, *arguments, size=2):
+    """Returns what each of the ranks returned, or its exception's name, text and traceback."""
+    results, all_done, found = _context.Queue(), _context.Barrier(size), {}
     until_s = time.monotonic() + LONGEST_S
-    with started(_run_and_send, work, arguments, results, both_done) as ranks:
+    with started(_run_and_send, work, arguments, results, all_done, size=size) as ranks:
         try:
             while len(found) < len(ranks):
                 rank, result = results.get(timeout=max(until_s - time.monotonic(), 0.1))
@@ -70,10 +70,10 @@ def run_ranks(work, *arguments):
         for rank in ranks:
             rank.join(10)
             assert rank.exitcode == 0
-    return [found[rank] for rank in range(2)]
+    return [found[rank] for rank in range(size)]
 
 
-def _run_and_send(rank, work, arguments, results, both_done):
+def _run_and_send(rank, work, arguments, results, all_done):
     patience_s = LONGEST_S
     try:
         results.put((rank, pickle.dumps(work(rank, *arguments))))
@@ -82,6 +82,6 @@ def _run_and_send(rank, work, arguments, results, both_done):
         patience_s = _PATIENCE_S
     # The other rank may still be opening its last connection to the group, which fails if this rank exits now.
     with contextlib.suppress(threading.BrokenBarrierError):
-        both_done.wait(patience_s)
+        all_done.wait(patience_s)
     if dist.is_initialized():
         dist.destroy_process_group()

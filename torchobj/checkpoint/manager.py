@@ -123,8 +123,9 @@ class CheckpointManager:
             step: Number of the step, 0 or more; the same on all ranks.
             state: A dict. Values with `state_dict` and `load_state_dict` (a model, an optimizer, a `DataLoader` or
                 `ElasticDistributedSampler` of torchobj, an `RngState`) are saved as their state, also in nested dicts,
-                but not in lists. Modules and optimizers are saved as the first rank has them; any other value that
-                differs among ranks is saved for each rank, and a restore gives each its own. Values that a restore
+                but not in lists. Modules and optimizers are saved as the first rank has them, or, if ranks have other
+                parameters, such as the stages of a pipeline, as each has them; any other value that differs among
+                ranks is saved for each rank, and a restore gives each its own. Values that a restore
                 refuses unless `weights_only=False` are logged. Do not change tensors before this returns.
             metrics: Numbers by name, for `keep_best`; stored in the commit object.
             overwrite: Replace the step if it is committed; the old one exists until the new one is committed. If the

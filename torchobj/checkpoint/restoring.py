@@ -8,10 +8,11 @@ import functools
 import io
 import logging
 import pickle
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -27,7 +28,7 @@ from torchobj.checkpoint.entries import Path, listed, name_of, wrapper_remedy
 from torchobj.checkpoint.load import load_counted
 from torchobj.checkpoint.ranks import Ranks, collective
 from torchobj.checkpoint.staging import with_containers
-from torchobj.checkpoint.state import own_state, take_state, with_rank_states
+from torchobj.checkpoint.state import PARTS, is_list_of_firsts, own_state, take_state, with_rank_states
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.stateful import is_stateful
@@ -74,7 +75,7 @@ def restore_file(
             if isinstance(loaded, dict):
                 # Without entries that are not asked for, which may be of another number of ranks.
                 loaded = {name: loaded[name] for name in others if name in loaded}
-            loaded = own_state(loaded, ranks, source)
+            loaded = own_state(loaded, ranks, source, taken.tree)
             _check(others, loaded, source)
         if in_place:
             memory: Any = {name: taken.tree[name] for name in in_place}
@@ -85,7 +86,7 @@ def restore_file(
                 # other differences.
                 logger.debug("%s: not read in place: %s", source, error)
                 memory = _load_entries(load, in_place, source=source)
-                memory = own_state(memory, ranks, source)
+                memory = own_state(memory, ranks, source, taken.tree)
                 _check(in_place, memory, source)
             loaded |= memory
         _assign(into, loaded, source)
@@ -245,12 +246,18 @@ def restore_shards(
     with ranks.together():
         metadata = reader.read_metadata()
         # Copied, because `state_dict` may return containers that the object uses.
-        tree = with_rank_states(_copy_containers(take_state(into, sharded=True).tree), metadata)
-        _Checkpoint(metadata, source).match(into, tree)
+        existing = _copy_containers(take_state(into, sharded=True).tree)
+        tree = with_rank_states(existing, metadata, ranks, source)
+        checkpoint = _Checkpoint(metadata, source)
+        entries = checkpoint.fit(into, tree)
+    # A rank that has a part of the state does not have the entries of other parts.
+    of_all = ranks.gather(checkpoint.contained(entries))
+    with ranks.together():
+        checkpoint.match(into, tree, entries, of_all)
     _load_items(tree, reader, LoadItemType.BYTE_IO, ranks, source, weights_only=weights_only)
     with ranks.together():
         # Copied: tensors are read by the checkpoint's names, which `tree` has.
-        own = own_state(_copy_containers(tree), ranks, source)
+        own = own_state(_copy_containers(tree), ranks, source, existing)
         _check(into, own, source)
     _load_items(tree, reader, LoadItemType.TENSOR, ranks, source, weights_only=weights_only)
     with ranks.together():
@@ -346,8 +353,8 @@ class _Checkpoint:
         #: The keys that lead to an entry; strings, except for indices of lists.
         self._paths: dict[str, Path] = {name: paths.get(name) or tuple(name.split(".")) for name in self._described}
 
-    def match(self, into: Mapping[Any, Any], tree: dict[Any, Any]) -> None:
-        """Gives optimizers in `tree` the entries that the checkpoint has for them, and compares all entries.
+    def fit(self, into: Mapping[Any, Any], tree: dict[Any, Any]) -> dict[str, Any]:
+        """Gives optimizers in `tree` the entries that the checkpoint has for them, and returns all entries by name.
 
         An optimizer without a state gets memory for the saved one.
 
@@ -356,23 +363,46 @@ class _Checkpoint:
             tree: Their state, with containers of its own.
 
         Raises:
-            CheckpointError: Entries are missing or unknown, or differ in shape or dtype.
+            CheckpointError: An optimizer has fewer parameters, or two entries have the same name.
         """
         self._fit_optimizers(into, tree, ())
         try:
-            existing = flatten_state_dict(tree)[0]
+            entries: dict[str, Any] = flatten_state_dict(tree)[0]
         except ValueError as error:
             raise CheckpointError(f"{self._source}: two entries of into have the same name: {error}") from error
+        return entries
+
+    def contained(self, entries: Mapping[str, Any]) -> bytes:
+        """Returns a bit for each entry of the checkpoint: whether it is one of these."""
+        return numpy.packbits([name in entries for name in self._described]).tobytes()
+
+    def match(
+        self, into: Mapping[Any, Any], tree: dict[Any, Any], entries: Mapping[str, Any], of_all: Sequence[bytes]
+    ) -> None:
+        """Compares the entries of this rank with those of the checkpoint.
+
+        Args:
+            into: The objects to restore.
+            tree: Their state.
+            entries: What `fit` returned.
+            of_all: What `contained` returned on each rank.
+
+        Raises:
+            CheckpointError: Entries are missing, or no rank has them, or they differ in shape or dtype.
+        """
+        bits = numpy.bitwise_or.reduce([numpy.frombuffer(bits, numpy.uint8) for bits in of_all])
+        on_any = dict(zip(self._described, numpy.unpackbits(bits).tolist(), strict=False))
         tops, given = {path[0] for path in self._paths.values()}, list(map(str, tree))
         for top in given:
-            if top not in tops and any(name == top or name.startswith(f"{top}.") for name in existing):
+            if top not in tops and any(name == top or name.startswith(f"{top}.") for name in entries):
                 raise CheckpointError(f"{self._source}: has no {top}; it has {', '.join(sorted(map(str, tops)))}")
-        missing = sorted(existing.keys() - self._described.keys())
-        unknown = [name for name, path in self._paths.items() if path[0] in given and name not in existing]
+        missing = sorted(entries.keys() - self._described.keys())
+        unknown = [name for name, path in self._paths.items() if path[0] in given and not on_any[name]]
+        unknown = [name for name in unknown if not is_list_of_firsts(self._paths[name])]
         differences = [f"{name} is not in the checkpoint" for name in missing]
         differences += [f"{name} is only in the checkpoint" for name in unknown]
         direct = {id(tensor) for tensor in _direct_tensors(into)}
-        for name, value in existing.items():
+        for name, value in entries.items():
             if name in self._described:
                 difference = _item_difference(value, self._described[name], is_direct=id(value) in direct)
                 differences += [f"{name} is {difference}"] if difference else []
@@ -382,13 +412,16 @@ class _Checkpoint:
 
     def _fit_optimizers(self, into: Mapping[Any, Any], tree: Any, outer: Path) -> None:
         for key, value in into.items():
-            path = (*outer, str(key))
+            path, of_value = (*outer, str(key)), tree[key]
+            if isinstance(of_value, dict) and of_value.keys() == {PARTS}:
+                [(part, of_value)] = of_value[PARTS].items()
+                path = (*path, PARTS, part)
             if isinstance(value, torch.optim.Optimizer):
-                existing = tree[key].get("state")
+                existing = of_value.get("state")
                 if isinstance(existing, dict):
-                    tree[key]["state"] = self._optimizer_state(value, existing, (*path, "state"))
+                    of_value["state"] = self._optimizer_state(value, existing, (*path, "state"))
             elif isinstance(value, Mapping) and not is_stateful(value):
-                self._fit_optimizers(value, tree[key], path)
+                self._fit_optimizers(value, of_value, path)
 
     def _optimizer_state(
         self, optimizer: torch.optim.Optimizer, existing: dict[Any, Any], outer: Path
