@@ -305,3 +305,21 @@ def test_mv_keeps_a_tree_whose_listing_failed_and_moves_the_others(cli, bucket, 
     done = cli.run("mv", "-r", tree, other, f"{bucket.url}/x/")
     assert done.exit_code == 1 and "cannot be listed" in done.stderr
     assert len(files_of(tree)) == 3 and files_of(other) == {} and bucket.keys() == ["x/a.bin", "x/d.bin"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["mv", "-r", "{}/x/", "{}/y/"],
+        ["rm", "-r", "--yes", "{}/x/"],
+        pytest.param(["doctor", "{}/x/", "--write"], marks=pytest.mark.matrix),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_objects_are_moved_and_removed_with_a_clock_that_differs(cli, bucket, control, arguments):
+    bucket.write("x/1", b"1")
+    control.clock(1200)
+    done = cli.process(*[argument.format(bucket.url) for argument in arguments])
+    control.clock(0)
+    assert done.returncode == 0, done.stderr
+    assert bucket.keys() == {"mv": ["y/1"], "rm": [], "doctor": ["x/1"]}[arguments[0]]

@@ -1,8 +1,6 @@
 //! State shared by the buckets of one configuration: connections, credentials, SDK configuration and clock skew.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, SystemTime};
 
 use aws_config::profile::ProfileSet;
 use aws_config::{BehaviorVersion, SdkConfig};
@@ -20,6 +18,7 @@ use tokio::sync::OnceCell;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::fork;
 
+use super::clock::Clock;
 use super::connector::Connector;
 #[cfg(test)]
 use super::credentials::Fixed;
@@ -28,7 +27,6 @@ use super::sign::{DEFAULT_REGION, Identity};
 use crate::config::{Addressing, Encryption, S3Config};
 use crate::credentials::{Credentials, Loader};
 use crate::env::{self, Variables};
-use crate::http::date::skew_s;
 use crate::http::{Dialer, PoolMap, sanitize};
 
 /// A key of SSE-C, in the format of its headers.
@@ -46,8 +44,7 @@ pub struct Account {
     /// Loaded at the first use.
     environment: OnceCell<Environment>,
     pub(super) customer_key: Option<CustomerKey>,
-    /// Seconds by which the clock of the store is ahead of this machine's.
-    skew_s: AtomicI64,
+    pub(super) clock: Clock,
 }
 
 /// Settings from environment variables and profiles.
@@ -98,8 +95,7 @@ impl Account {
         initialize_sdk();
         let connector = Connector::new(dialer.clone(), config.http.keep_alive);
         let pools = PoolMap::new(dialer);
-        let (environment, skew_s) = (OnceCell::new(), AtomicI64::new(0));
-        Self { config, pools, connector, environment, customer_key, skew_s }
+        Self { config, pools, connector, environment: OnceCell::new(), customer_key, clock: Clock::default() }
     }
 
     /// An account with the credentials of a test, instead of those of the environment.
@@ -175,6 +171,9 @@ impl Account {
         let mut builder = Builder::from(&environment.sdk)
             .region(Region::new(region.to_owned()))
             .http_client(self.connector.clone())
+            .time_source(self.clock.clone())
+            // It would add the skew that the clock has already.
+            .disable_clock_skew_correction(true)
             // `Credentials` caches them; the cache of the SDK would return replaced ones.
             .identity_cache(IdentityCache::no_cache())
             // The callers of the trait implement retries and timeouts.
@@ -214,37 +213,6 @@ impl Account {
             Addressing::Virtual => false,
             Addressing::Auto => environment.endpoint_url.is_some(),
         }
-    }
-
-    /// Seconds by which the clock of the store is ahead of this machine's; 0 if unknown.
-    pub(super) fn skew_s(&self) -> i64 {
-        self.skew_s.load(Ordering::Relaxed)
-    }
-
-    /// The time for signatures, according to the clock of the store.
-    pub(super) fn now(&self) -> SystemTime {
-        let skew_s = self.skew_s();
-        let now = SystemTime::now();
-        let by = Duration::from_secs(skew_s.unsigned_abs());
-        if skew_s >= 0 { now + by } else { now - by }
-    }
-
-    /// Updates the clock skew from the `Date` of a response. Returns whether it differs from that of the request.
-    pub(super) fn update_clock_skew(&self, date: Option<&str>, used_skew_s: i64) -> bool {
-        const NOTICED_S: u64 = 60;
-        let Some(skew_s) = date.and_then(skew_s) else { return false };
-        if self.skew_s.swap(skew_s, Ordering::Relaxed).abs_diff(skew_s) > NOTICED_S {
-            log::warn!(
-                "the clock of this machine differs by {skew_s} s from the store's: requests are signed with the store's time"
-            );
-        }
-        used_skew_s.abs_diff(skew_s) > NOTICED_S
-    }
-
-    /// Returns whether S3 refuses the time of a signature: it differs by 15 minutes or more from that of the store.
-    pub(super) fn is_skewed(&self, date: Option<&str>, used_skew_s: i64) -> bool {
-        const ALLOWED_S: u64 = 15 * 60;
-        date.and_then(skew_s).is_some_and(|skew_s| used_skew_s.abs_diff(skew_s) >= ALLOWED_S)
     }
 }
 

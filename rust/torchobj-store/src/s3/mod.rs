@@ -8,6 +8,7 @@
 
 mod bucket;
 mod checksum;
+mod clock;
 mod config;
 mod connector;
 mod copy;

@@ -5,9 +5,11 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use aws_smithy_async::time::TimeSource;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 
 use super::bucket::{Bucket, Signing};
+use super::clock::is_skewed;
 use super::endpoint::Address;
 use super::error::{ErrorDocument, hint, refusal};
 use super::sign::{self, Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
@@ -21,7 +23,7 @@ impl Bucket {
     pub(super) async fn dialect(&self, operation: Operation) -> Result<BucketDialect<'_>> {
         let address = self.address(operation).await?;
         let signing = self.signer(operation, &address).await?;
-        Ok(BucketDialect { bucket: self, address, signing, skew_s: self.account.skew_s() })
+        Ok(BucketDialect { bucket: self, address, signing, skew_s: self.account.clock.skew_s() })
     }
 }
 
@@ -41,7 +43,7 @@ struct SigV4<'a> {
 
 impl Authorize for SigV4<'_> {
     fn authorize(&self, request: &Unauthorized<'_>, head: &mut RequestHead) -> Result<(), Failure> {
-        let time = Timestamp::new(self.bucket.account.now());
+        let time = Timestamp::new(self.bucket.account.clock.now());
         // The body of a POST has no checksum header, so its hash is signed.
         let payload_hash = (request.method == "POST").then(|| sign::payload_hash(request.payload.pieces()));
         let mut headers = Vec::with_capacity(request.headers.len() + 4);
@@ -134,7 +136,7 @@ impl Dialect for BucketDialect<'_> {
             error = error.with_hint(format!("the endpoint is {endpoint}{}", next.unwrap_or_default()));
         }
         let date = header("date");
-        if error.code().is_none() && status == 403 && bucket.account.is_skewed(date.as_deref(), self.skew_s) {
+        if error.code().is_none() && status == 403 && is_skewed(date.as_deref(), self.skew_s) {
             error = error.with_kind(ErrorKind::ClockSkew);
         }
         let mut region = header("x-amz-bucket-region").or_else(|| ErrorDocument::parse(response.body).region);
@@ -145,7 +147,7 @@ impl Dialect for BucketDialect<'_> {
         let credentials = &bucket.account.environment().await.credentials;
         let generation = self.signing.as_ref().map(|(_, generation)| *generation);
         let changed = match error.kind() {
-            ErrorKind::ClockSkew => bucket.account.update_clock_skew(date.as_deref(), self.skew_s),
+            ErrorKind::ClockSkew => bucket.account.clock.update(date.as_deref(), self.skew_s),
             ErrorKind::ExpiredCredentials => match (credentials, generation) {
                 (Some(credentials), Some(generation)) if credentials.replace_expired(generation).await => true,
                 _ => {
