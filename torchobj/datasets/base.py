@@ -45,7 +45,7 @@ class Options(TypedDict, Generic[Sample], total=False):
     config: StoreConfig | S3ClientConfig | None
     reader_constructor: ReaderConstructor | None
     on_error: OnError | OnIterableError
-    enable_sharding: bool
+    enable_sharding: bool | None
     rank: int | None
     world_size: int | None
     mesh: DeviceMesh | None

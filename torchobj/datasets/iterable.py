@@ -4,25 +4,29 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
+import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check_kinds
-from torchobj.datasets import manifest_broadcast
+from torchobj.datasets import manifest_broadcast, undivided
 from torchobj.datasets.base import PerObjectDataset, Sample_co
 from torchobj.datasets.failures import Failure, OnIterableError
 from torchobj.datasets.listing import DatasetListing, OnChange
 from torchobj.datasets.passes import PassDataset, PassIterator
 from torchobj.datasets.read_ahead import IndexedReader, read_listed, read_while_listing
 from torchobj.datasets.reader_constructor import ReaderConstructor
-from torchobj.datasets.sample_ranks import SampleRanks
+from torchobj.datasets.sample_ranks import SampleRanks, callers
 from torchobj.datasets.sharding import Shard, Uneven, in_order, shuffled
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import key_filter
 
 __all__ = ["ObjectIterableDataset"]
+
+#: The module of torch in which a DataLoader starts a pass.
+_FETCHER = "torch.utils.data._utils.fetch"
 
 
 class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co]):
@@ -53,7 +57,8 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         region, endpoint_url: Override those of `config`. With objects of S3 and GCS, pass `config` instead.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         enable_sharding: Whether to divide the objects: each rank gets every n-th object, and each DataLoader worker
-            every n-th of those. False: each process yields all objects. The ranks are those of torch.distributed when
+            every n-th of those. False: each process yields all objects. None: as False, and a warning if several ranks
+            do so by a DataLoader. The ranks are those of torch.distributed when
             iteration starts; if a loader that Accelerate has prepared iterates, which divides the samples itself, there
             is one rank, and in a Trainer of Lightning its strategy determines them.
         rank, world_size: The rank of this process and the number of ranks, instead of those; `rank=0, world_size=1` if
@@ -108,7 +113,7 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         region: str | None = None,
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
-        enable_sharding: bool = False,
+        enable_sharding: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
@@ -153,6 +158,8 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
         self._warn_of_repeated_samples(self._listing.name)
+        if self._is_of_loader():
+            self.note_whole_pass()
         shard, epoch, kind = self._shard(), self._pass_epoch(), self._reader_constructor
         pages = self._listing.pages() if shard == Shard() and not self.shuffle else None
         if pages is not None:
@@ -166,6 +173,21 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
         readers = read_listed(reader, shard.select(order, self.uneven)[progress.done :], kind)
         return PassIterator(readers, progress, functools.partial(self._sample, manifest.url))
+
+    def note_whole_pass(self) -> None:
+        """Warns once if several ranks yield all objects, and the caller has not said so. Before workers are started."""
+        if self._ranks.is_chosen:
+            return
+        advice = (
+            "enable_sharding=True to divide them among ranks and workers, or enable_sharding=False if that is intended"
+        )
+        undivided.note_pass(self, advice, samples=self._listing.named, recorded=self._rank)
+
+    def _is_of_loader(self) -> bool:
+        """Whether a DataLoader iterates over this dataset, and not over another one that contains it."""
+        if (worker := torch.utils.data.get_worker_info()) is not None:
+            return worker.dataset is self
+        return any(module == _FETCHER and frame.f_locals.get("dataset") is self for module, frame in callers())
 
     def _sample(self, url_of: Callable[[int], str], read: IndexedReader) -> Any:
         index, reader = read

@@ -218,6 +218,17 @@ class DatasetListing:
         chosen = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
         return f"{self._url} with {chosen}" if chosen else str(self._url)
 
+    @property
+    def named(self) -> str:
+        """Identifies objects that the caller has named, which may differ from rank to rank; empty for others."""
+        source = self._source
+        if self._is_shared or not isinstance(source, list):
+            return ""
+        urls = (
+            source if self._manifest is None else [self._manifest.url(index) for index in (0, len(self._manifest) - 1)]
+        )
+        return f"{urls[0]} {urls[-1]}" if urls else ""
+
     def __repr__(self) -> str:
         if not self._is_shared:
             return self.name

@@ -47,11 +47,13 @@ class SampleRanks(NamedTuple):
     """Whether ranks and workers get parts; otherwise each process yields all samples."""
     given: Rank | None = None
     """The rank by the arguments; None: it is detected when iteration starts."""
+    is_chosen: bool = True
+    """Whether the caller has decided that."""
 
     @classmethod
     def of(
         cls,
-        enable_sharding: bool,  # noqa: FBT001
+        enable_sharding: bool | None,  # noqa: FBT001
         rank: int | None,
         world_size: int | None,
         mesh: Any,
@@ -61,20 +63,22 @@ class SampleRanks(NamedTuple):
         """From the arguments of a dataset.
 
         Args:
-            enable_sharding: Whether to divide.
+            enable_sharding: Whether to divide. None: `by_default`.
             rank, world_size, mesh: As for `given_rank`.
             by_default: The default of `enable_sharding`. If that is False, giving a rank implies to divide.
 
         Raises:
             ConfigError: An argument is invalid, or contradicts another one.
         """
-        check("enable_sharding", enable_sharding, "True or False", ok=isinstance(enable_sharding, bool))
         given = given_rank(rank, world_size, mesh)
+        is_chosen = enable_sharding is not None or given is not None
+        enable_sharding = by_default if enable_sharding is None else enable_sharding
+        check("enable_sharding", enable_sharding, "True or False", ok=isinstance(enable_sharding, bool))
         if given is not None and not enable_sharding and by_default:
             raise ConfigError(
                 "enable_sharding=False: each process yields all samples, which excludes rank=, world_size= and mesh="
             )
-        return cls(enable_sharding or given is not None, given)
+        return cls(enable_sharding or given is not None, given, is_chosen)
 
     def rank(self, recorded: Rank | None) -> Rank:
         """The rank of this process. `recorded` is the rank of the trainer, in a spawned worker."""
@@ -156,7 +160,7 @@ def detected_rank(recorded: Rank | None) -> Rank:
     Args:
         recorded: The rank of the trainer, in a worker that was spawned.
     """
-    by_library = _rank_of_library()
+    by_library = rank_of_library()
     if by_library is not None:
         return by_library
     found = worker_process.rank(recorded)
@@ -166,7 +170,7 @@ def detected_rank(recorded: Rank | None) -> Rank:
     return found
 
 
-def _rank_of_library() -> Rank | None:
+def rank_of_library() -> Rank | None:
     """The rank by the library whose loader or loop is iterating; None if there is none that decides.
 
     The stack is that of the iteration, also in a forked worker, which inherits the stack of its start. A spawned worker
@@ -194,12 +198,17 @@ def callers() -> Iterator[tuple[str, FrameType]]:
         frame = frame.f_back
 
 
+def model_dimensions() -> list[str]:
+    """The names of dimensions of meshes whose ranks usually need the same samples. Needs torch.distributed."""
+    groups = torch.distributed.distributed_c10d._world.pg_map
+    names = {group.group_desc.removeprefix("mesh_") for group in groups if group.size() > 1}
+    return sorted(name for name in names if _parts(name) & _MODEL)
+
+
 def _warn_if_unknown(found: Rank) -> None:
     expected = os.environ.get("WORLD_SIZE", "")
     if found.world_size > 1:
-        groups = torch.distributed.distributed_c10d._world.pg_map
-        names = {group.group_desc.removeprefix("mesh_") for group in groups if group.size() > 1}
-        shared = sorted(name for name in names if _parts(name) & _MODEL)
+        shared = model_dimensions()
         if not shared or not worker_process.is_first_warning("mesh"):
             return
         logger.warning(

@@ -22,7 +22,7 @@ from torchobj.datasets.decoders import import_decoders
 from torchobj.datasets.memory_budget import prefetcher_is_refused
 from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_flight_of, object_finder, prepare_workers
 from torchobj.exceptions import ConfigError
-from torchobj.loader import page
+from torchobj.loader import page, whole_pass
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iterable_position, resume
 from torchobj.loader.iterator import LoaderIterator, Progress
@@ -113,6 +113,7 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         return started
 
     def _get_iterator(self) -> Any:
+        whole_pass.note_pass(self)
         # Workers that are started here do not warn about `attach`.
         with lookahead_warning.disabled_in_workers(self.num_workers):
             if not self.num_workers:

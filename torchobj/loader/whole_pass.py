@@ -1,0 +1,50 @@
+"""Notes that a rank reads all samples of a loader, because neither its sampler nor its dataset divides them."""
+
+from typing import Any
+
+import torch.utils.data
+
+from torchobj.datasets import undivided, worker_process
+from torchobj.datasets.iterable import ObjectIterableDataset
+from torchobj.datasets.wrappers import datasets_within, object_finder
+from torchobj.loader.iterable_state import TrackedDataset
+
+_ADVICE = (
+    "sampler=torchobj.ElasticDistributedSampler(dataset), or torch's DistributedSampler, to divide them, or "
+    "sampler=torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0) if that is intended"
+)
+
+
+def note_pass(loader: Any) -> None:
+    """Records the pass that a loader begins, in the process of the loop."""
+    dataset = loader.dataset
+    if worker_process.rank(None).world_size == 1:
+        return
+    if isinstance(dataset, TrackedDataset):
+        dataset = dataset.dataset
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        if isinstance(dataset, ObjectIterableDataset):
+            dataset.note_whole_pass()
+    elif _yields_all(loader) and (samples := _samples(dataset)) is not None:
+        undivided.note_pass(dataset, _ADVICE, samples=samples)
+
+
+def _yields_all(loader: Any) -> bool:
+    """Whether the sampler is one that yields each index once. One of another class may divide them by itself."""
+    if loader.batch_sampler is not None and loader.batch_size is None:
+        # Passed by the caller, or by a library that divides the batches.
+        return False
+    sampler = loader.sampler
+    if type(sampler) is torch.utils.data.RandomSampler:
+        return not sampler.replacement and sampler.num_samples >= len(loader.dataset)
+    return type(sampler) is torch.utils.data.SequentialSampler
+
+
+def _samples(dataset: Any) -> str | None:
+    """Identifies the samples: their number, and the first and the last one. None if their objects are not known."""
+    find, length = object_finder(dataset), len(dataset)
+    if find is None or length == 0:
+        return None
+    ends = [reference for _, reference in find([0, length - 1])]
+    listings = [getattr(inner, "_listing", None) for inner in datasets_within(dataset)]
+    return f"{length} {ends} {[listing.named for listing in listings if listing is not None]}"
