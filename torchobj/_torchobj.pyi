@@ -167,8 +167,22 @@ def download_tree(
         StoreError: The listing failed, or the folder could not be opened.
     """
 
-def finish(limit_s: float) -> None:
-    """Waits until the uploads of dropped writers are aborted, for at most `limit_s` seconds. Called at exit."""
+def end_calls() -> None:
+    """Ends the calls of all other threads, and the uploads of all writers, for the end of the process: only the calling
+    thread can use stores afterwards. `finish` waits for it.
+    """
+
+def finish(limit_s: float) -> list[tuple[str, str | None, bool]]:
+    """Waits until all calls have ended, and until the uploads that they and dropped writers began are aborted. A signal
+    ends the wait.
+
+    Args:
+        limit_s: Maximum number of seconds.
+
+    Returns:
+        URL of the object, id and state of each upload that is neither committed nor aborted. The id is None if the
+        store has not responded to its beginning; the state is whether a warning has named it.
+    """
 
 def get_many(
     jobs: Sequence[tuple[NativeStore, str | ObjectRef]], into: Sequence[Any] | None = None, return_errors: bool = False
@@ -1317,6 +1331,19 @@ class NativeGather:
         """Aborts the upload; the object does not change. Does nothing in a forked child, because the upload
         belongs to its parent.
         """
+
+@final
+class Cancellation:
+    """Cancels the calls of threads that have entered it, now and later: each raises SystemExit, which ends its thread.
+    It is cancelled as well if the thread that made it has entered one that is.
+    """
+
+    def __new__(cls) -> Self: ...
+    def enter(self) -> None:
+        """Enters it, for the rest of the thread."""
+
+    def cancel(self) -> None:
+        """Cancels the calls."""
 
 @final
 class CredentialAnswer:

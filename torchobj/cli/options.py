@@ -112,6 +112,12 @@ class Settings:
             s3=S3Options(**(given if "s3" in schemes else {})), gcs=GCSOptions(**(gcs if "gs" in schemes else {}))
         )
 
+    def given(self) -> list[str]:
+        """The options that select a store and an identity, as arguments."""
+        values = {"endpoint_url": self.endpoint_url, "profile": self.profile, "region": self.region}
+        arguments = [part for name, value in values.items() if value is not None for part in (_option(name), value)]
+        return [*arguments, *([_option("anonymous")] if self.no_sign_request else [])]
+
     def fail(self, error: BaseException) -> None:
         """Prints an error to stderr: a line, or an object with `--json`."""
         if self.log_level == "debug":

@@ -1,26 +1,28 @@
 """The program `torchobj`: its commands, which are imported when they are called, and how the process ends."""
 
+import contextlib
 import importlib
 import os
 import signal
 import stat
 import sys
+import time
 from typing import NoReturn
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-from torchobj import _torchobj
+from torchobj import _shutdown, _torchobj
 from torchobj.cli.options import BROKEN_PIPE, Command, Settings, Terminated, interrupted_code, shared_options
-from torchobj.cli.output import print_line
+from torchobj.cli.output import escaped, print_line
 
 #: Signals that end a command, after its uploads were aborted.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
-#: Time for which an interrupted command waits until its uploads are aborted.
-_ABORT_LIMIT_S = 0.5
+#: Time after which an interrupted command says what it waits for.
+_QUIET_S = 1.0
 
 #: Modules of the commands, in the order of the help.
 _COMMANDS = {
@@ -115,20 +117,21 @@ def run() -> NoReturn:
         # Keys may contain characters that the encoding of the stream lacks.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     code: int | str | None = 0
+    chosen = Settings()
     for number in (signal.SIGTERM, signal.SIGHUP):
         # nohup(1) ignores SIGHUP, also for the program that it starts.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _terminate)
     try:
-        program.main(prog_name="torchobj", obj=Settings())
+        program.main(prog_name="torchobj", obj=chosen)
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt as error:
         code = interrupted_code(error)
     except Exception as error:  # noqa: BLE001  outside of a command: in its import or arguments
-        Settings().fail(error)
+        chosen.fail(error)
         code = 1
-    _end(code if isinstance(code, int) else 0 if code is None else 1)
+    _end(code if isinstance(code, int) else 0 if code is None else 1, chosen)
 
 
 def _terminate(number: int, _: object) -> NoReturn:
@@ -142,8 +145,8 @@ def _terminate(number: int, _: object) -> NoReturn:
     raise Terminated(number)
 
 
-def _end(code: int) -> NoReturn:
-    """Ends the process. After a signal it waits neither for threads nor for a store that stalls."""
+def _end(code: int, chosen: Settings) -> NoReturn:
+    """Ends the process. After a signal it waits for the aborts of its uploads, and for nothing else."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -153,12 +156,26 @@ def _end(code: int) -> NoReturn:
         code = interrupted_code(error)
     if code not in (*(128 + number for number in _SIGNALS), BROKEN_PIPE):
         sys.exit(code)
+    with contextlib.suppress(KeyboardInterrupt):
+        _abort_uploads(chosen)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    _torchobj.finish(_ABORT_LIMIT_S)
+    for url, upload_id, _ in _torchobj.finish(0):
+        chosen.error(escaped(_shutdown.left_behind(url, upload_id, chosen.given())))
     sys.stderr.flush()
     if code == BROKEN_PIPE:
         # As cat(1): the shell and its parent see that the pipe was closed.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
     os._exit(code)
+
+
+def _abort_uploads(chosen: Settings) -> None:
+    """Waits until what was begun is aborted. A second signal ends the wait."""
+    began = time.monotonic()
+    _torchobj.end_calls()
+    left = _torchobj.finish(_QUIET_S)
+    if left and time.monotonic() - began >= _QUIET_S:
+        limit_s = _shutdown.FINISH_TIMEOUT_S
+        chosen.note(f"torchobj: aborting {len(left)} uploads, for up to {limit_s:.0f} s; Ctrl-C ends at once")
+        _torchobj.finish(limit_s - _QUIET_S)

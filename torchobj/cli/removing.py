@@ -168,10 +168,7 @@ def sweep(url: str, *, older_than: float, yes: bool, dry_run: bool) -> None:
 
 
 def _found(url: str) -> tuple[Store, list[UnfinishedUpload]]:
-    target = parse_target(url, raw=True)
-    if target.is_local:
-        raise CommandError(f"{url}: a local path; uploads in parts exist in buckets only")
-    store, prefix = target.open(settings().config(url))
+    store, prefix = parse_target(url, raw=True).open(settings().config(url))
     return store, list(store.unfinished_uploads(prefix))
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 
 from torchobj import _torchobj
@@ -23,6 +22,7 @@ from torchobj.manifest.manifest import url_of_file
 from torchobj.shards import index_file
 from torchobj.shards.index_file import ADVICE, SUFFIX, TarShard
 from torchobj.shards.shard_urls import compression, shard_manifest
+from torchobj.store.concurrency import CallPool
 from torchobj.store.file_objects import ObjectWriter
 from torchobj.store.reads import get_many
 from torchobj.store.transfers import ProgressOption, counters_to
@@ -383,7 +383,7 @@ class TarIndex:
                 index_file.write(file, [shard._replace(name=name)], index_file.members_table(columns))
             return url
 
-        with ThreadPoolExecutor(_CONCURRENT_WRITES, "torchobj-index") as pool:
+        with CallPool(_CONCURRENT_WRITES, "torchobj-index") as pool:
             return list(pool.map(write, range(len(self.shards))))
 
     @classmethod

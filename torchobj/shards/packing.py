@@ -11,7 +11,7 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +23,7 @@ from torchobj.shards import index_file
 from torchobj.shards.members import end_of_archive, header, padding, split_name
 from torchobj.shards.writer import TarWriter, check_shard_limits, check_shard_pattern, check_start_shard, shard_url
 from torchobj.store import Store
-from torchobj.store.concurrency import concurrently
+from torchobj.store.concurrency import CallPool, concurrently
 from torchobj.store.transfers import ProgressOption, counters_to
 from torchobj.urls import Url, parse_url
 
@@ -223,7 +223,7 @@ def pack_shard(
         Stopped: `stopped` is set. There is no new shard.
     """
     with (
-        ThreadPoolExecutor(_ROUNDS_AHEAD) as pool,
+        CallPool(_ROUNDS_AHEAD, "torchobj-pack") as pool,
         TarWriter(shard.url, config=config, source=plan.digest(shard)) as writer,
     ):
         contents = _contents(plan, shard, config, pool)
@@ -408,7 +408,7 @@ def _divided(name: str) -> tuple[str, str]:
     return key, name[len(key) + 1 :]
 
 
-def _contents(plan: PackPlan, shard: PlannedShard, config: StoreConfig, pool: ThreadPoolExecutor) -> Iterator[Any]:
+def _contents(plan: PackPlan, shard: PlannedShard, config: StoreConfig, pool: CallPool) -> Iterator[Any]:
     """The bytes of the objects of a shard, each as an iterable of parts, in order. Others are read meanwhile."""
     url = str(plan.folder)
     store = NativeStore(plan.folder.scheme, plan.folder.bucket, resolved(url, config))

@@ -1,14 +1,17 @@
-//! The tokio runtime of a process, tasks on it that are aborted on drop, and cleanup that continues in the background.
+//! The tokio runtime of a process, the calls that its threads wait for, tasks that are aborted on drop, and cleanup that
+//! continues in the background. At the end of the process, calls are aborted, and cleanup is waited for.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
-use std::sync::Mutex;
-use std::task::{Context, Poll};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::thread::ThreadId;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
-use tokio::task::{JoinError, JoinHandle, JoinSet};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet};
+use tokio::time::timeout;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork::{self, Local};
@@ -18,7 +21,22 @@ const MAX_THREADS: usize = 8;
 
 struct Process {
     runtime: Runtime,
+    /// Work that threads wait for.
+    calls: Mutex<JoinSet<()>>,
     cleaning: Mutex<JoinSet<()>>,
+    /// The thread that ends the process; only its calls run.
+    ending: OnceLock<ThreadId>,
+}
+
+impl Process {
+    /// Whether a thread other than the caller ends the process.
+    fn ends_elsewhere(&self) -> bool {
+        self.ending.get().is_some_and(|thread| *thread != std::thread::current().id())
+    }
+}
+
+fn locked(tasks: &Mutex<JoinSet<()>>) -> MutexGuard<'_, JoinSet<()>> {
+    tasks.lock().expect("no holder of this lock panics")
 }
 
 static CURRENT: Mutex<Option<Local<&'static Process>>> = Mutex::new(None);
@@ -63,7 +81,12 @@ fn started() -> io::Result<&'static Process> {
         .enable_io()
         .enable_time()
         .build()?;
-    let process: &'static Process = Box::leak(Box::new(Process { runtime, cleaning: Mutex::new(JoinSet::new()) }));
+    let process: &'static Process = Box::leak(Box::new(Process {
+        runtime,
+        calls: Mutex::default(),
+        cleaning: Mutex::default(),
+        ending: OnceLock::new(),
+    }));
     *current = Some(Local::new(process));
     Ok(process)
 }
@@ -74,25 +97,61 @@ fn existing() -> Option<&'static Process> {
     CURRENT.lock().expect("no holder of this lock panics").as_ref().and_then(Local::get).copied()
 }
 
+/// Starts the work of a call, for which the calling thread waits. `None` after [`end_calls`] by another thread.
+pub fn call(work: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
+    let process = process();
+    let _inside = fork::enter();
+    let mut calls = locked(&process.calls);
+    // With the lock: `end_calls` aborts what was started before.
+    if process.ends_elsewhere() {
+        return None;
+    }
+    while calls.try_join_next().is_some() {}
+    Some(calls.spawn_on(work, process.runtime.handle()))
+}
+
+/// Whether another thread has ended the calls of this process.
+pub fn calls_ended() -> bool {
+    existing().is_some_and(Process::ends_elsewhere)
+}
+
+/// Whether [`end_calls`] was called.
+pub fn is_ending() -> bool {
+    existing().is_some_and(|process| process.ending.get().is_some())
+}
+
+/// Aborts all calls. From now on, only the calling thread starts calls: it ends the process. Does not start a runtime.
+pub fn end_calls() {
+    let Some(process) = existing() else { return };
+    // A second call, by the same thread, changes nothing.
+    let _ = process.ending.set(std::thread::current().id());
+    locked(&process.calls).abort_all();
+}
+
 /// Starts cleanup in the background, such as the abort of a dropped upload. `work` has its own timeouts; [`cleaned_up`]
 /// waits for it before the process exits.
 pub fn clean_up(work: impl Future<Output = ()> + Send + 'static) {
     let process = process();
     let _inside = fork::enter();
-    let mut cleaning = process.cleaning.lock().expect("no holder of this lock panics");
+    let handle = Handle::try_current().unwrap_or_else(|_| process.runtime.handle().clone());
+    let mut cleaning = locked(&process.cleaning);
     while cleaning.try_join_next().is_some() {}
-    cleaning.spawn_on(work, process.runtime.handle());
+    cleaning.spawn_on(work, &handle);
 }
 
-/// Waits for at most `limit` until all work of [`clean_up`] is done. Must not be called on the runtime. Does not start a
-/// runtime.
-pub fn cleaned_up(limit: Duration) {
-    let Some(process) = existing() else { return };
-    let cleaning = std::mem::take(&mut *process.cleaning.lock().expect("no holder of this lock panics"));
-    if !cleaning.is_empty() {
-        // After a timeout, unfinished uploads may stay in the bucket.
-        let _ = process.runtime.block_on(async { tokio::time::timeout(limit, cleaning.join_all()).await });
-    }
+/// Waits for at most `limit` until all calls have ended and all work of [`clean_up`] is done, also that which ends later or
+/// cleanup itself starts. Returns whether it is. Must not be called on the runtime. Does not start a runtime.
+pub fn cleaned_up(limit: Duration) -> bool {
+    let Some(process) = existing() else { return true };
+    let ended = poll_fn(|context| {
+        // A call that ends has started its cleanup before.
+        for tasks in [&process.calls, &process.cleaning] {
+            let mut tasks = locked(tasks);
+            while ready!(tasks.poll_join_next(context)).is_some() {}
+        }
+        Poll::Ready(())
+    });
+    process.runtime.block_on(async { timeout(limit, ended).await }).is_ok()
 }
 
 /// A task on the runtime. Awaiting it returns its result; dropping it aborts it.

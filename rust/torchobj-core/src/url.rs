@@ -53,6 +53,15 @@ fn with_colons(rest: &str) -> Option<String> {
         .then(|| [start, &name.replace('/', ":"), key].concat())
 }
 
+/// `text` as one word of a shell, as `shlex.quote` of Python.
+pub(crate) fn shell_quoted(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"@%+=:,./-_".contains(&byte);
+    if !text.is_empty() && text.bytes().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\"'\"'"))
+}
+
 impl ObjectUrl {
     /// Parses a URL.
     ///
@@ -91,6 +100,12 @@ impl fmt::Display for ObjectUrl {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_url_is_quoted_for_a_shell_unless_it_is_plain() {
+        assert_eq!(shell_quoted("s3://b/a-b_c.d=1"), "s3://b/a-b_c.d=1");
+        assert_eq!(shell_quoted("s3://b/$(x) 'y'"), r#"'s3://b/$(x) '"'"'y'"'"''"#);
+    }
 
     #[test]
     fn a_key_is_unchanged() {

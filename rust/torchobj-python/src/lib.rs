@@ -73,7 +73,7 @@ mod native {
         work_for_loader,
     };
     #[pymodule_export]
-    use crate::process::{finish, request_stats};
+    use crate::process::{end_calls, finish, request_stats};
     #[pymodule_export]
     use crate::scan::{ScanPages, heads};
     #[pymodule_export]
@@ -87,6 +87,8 @@ mod native {
     use crate::tar::{TarIndexer, TarReader};
     #[pymodule_export]
     use crate::upload::{NativeGather, NativeWriter, close_gathers};
+    #[pymodule_export]
+    use crate::wait::Cancellation;
 
     use pyo3::prelude::*;
 

@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,14 +15,17 @@ use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::fork::{self, Local};
 use torchobj_core::memory::MemoryStore;
 use torchobj_core::policy::{ConcurrencyLimit, Counts, MetricsSnapshot, Outcome, Policy};
-use torchobj_core::runtime::{cleaned_up, start};
+use torchobj_core::runtime::{cleaned_up, end_calls as end_all, is_ending, start};
 use torchobj_core::store::ObjectStore;
+use torchobj_core::upload::unfinished;
 use torchobj_core::wrap::PrefixStore;
 use torchobj_store::config::{GcsConfig, ProviderConfig, ProviderConfigs, S3Config};
 use torchobj_store::file::FileStore;
 use torchobj_store::gcs::{self, GcsStore};
 use torchobj_store::s3::{self, S3Store};
 
+use crate::upload::discard_all;
+use crate::wait::SIGNAL_CHECK_INTERVAL;
 use crate::{buffer, log};
 
 /// Cache key of a client. Stores with equal keys share a client.
@@ -186,10 +189,37 @@ fn measured() -> (MetricsSnapshot, Vec<Arc<ConcurrencyLimit>>) {
     (found, clients.first.values().map(|client| client.permits().clone()).collect())
 }
 
-/// Waits until the uploads of dropped writers are aborted, for at most `limit_s` seconds. Called at exit.
+/// Ends the calls of all other threads, and the uploads of all writers, for the end of the process: only the calling thread
+/// can use stores afterwards. [`finish`] waits for it.
 #[pyfunction]
-pub(crate) fn finish(py: Python<'_>, limit_s: f64) {
-    py.detach(|| cleaned_up(Duration::from_secs_f64(limit_s)));
-    buffer::release_exports(py);
-    log::deliver(py);
+pub(crate) fn end_calls(py: Python<'_>) {
+    py.detach(end_all);
+}
+
+/// Waits until all calls have ended, and until the uploads that they and dropped writers began are aborted. A signal ends the
+/// wait.
+///
+/// Args:
+///     limit_s: Maximum number of seconds.
+///
+/// Returns:
+///     URL of the object, id and state of each upload that is neither committed nor aborted. The id is None if the store has
+///     not responded to its beginning; the state is whether a warning has named it.
+#[pyfunction]
+pub(crate) fn finish(py: Python<'_>, limit_s: f64) -> Vec<(String, Option<String>, bool)> {
+    let until = Instant::now() + Duration::from_secs_f64(limit_s);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let finished = py.detach(|| {
+            // A call that has not ended may use a writer.
+            let discarded = !is_ending() || discard_all();
+            cleaned_up(left.min(SIGNAL_CHECK_INTERVAL)) && discarded
+        });
+        buffer::release_exports(py);
+        log::deliver(py);
+        if finished || left.is_zero() || py.check_signals().is_err() {
+            break;
+        }
+    }
+    py.detach(unfinished).into_iter().map(|upload| (upload.url, upload.id, upload.warned)).collect()
 }

@@ -1,6 +1,6 @@
 //! Writes objects: as a stream, for `torchobj.ObjectWriter`, or gathered from Python buffers, for checkpoints.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use pyo3::exceptions::PyValueError;
@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 use tokio::sync::Mutex;
 use torchobj_core::engine::{BatchRequest, run_all};
 use torchobj_core::error::Result;
-use torchobj_core::fork::Local;
+use torchobj_core::fork::{self, Local};
 use torchobj_core::types::Version;
 use torchobj_core::upload::{Gather, Piece, Writer};
 
@@ -17,14 +17,46 @@ use crate::attributes::Attributes;
 use crate::buffer;
 use crate::error::OrRaise;
 use crate::store::{NativeStore, put_options};
-use crate::wait::wait;
+use crate::wait::{is_cancelled, wait};
 
 /// The upload of a writer, which is taken when it ends.
 struct Own<T>(Local<Arc<Mutex<Option<T>>>>);
 
-impl<T> Own<T> {
+/// Drops the upload of a writer, which aborts it in the background.
+trait Discard: Send + Sync {
+    /// Returns false if a call uses it.
+    fn discard(&self) -> bool;
+}
+
+impl<T: Send> Discard for Mutex<Option<T>> {
+    fn discard(&self) -> bool {
+        self.try_lock().map(|mut upload| drop(upload.take())).is_ok()
+    }
+}
+
+/// The uploads of the writers of this process.
+static WRITERS: std::sync::Mutex<Option<Local<Vec<Weak<dyn Discard>>>>> = std::sync::Mutex::new(None);
+
+fn with_writers<R>(with: impl FnOnce(&mut Vec<Weak<dyn Discard>>) -> R) -> R {
+    let _inside = fork::enter();
+    let mut writers = WRITERS.lock().expect("no holder of this lock panics");
+    let writers = Local::in_slot(&mut writers, Vec::new);
+    writers.retain(|writer| writer.strong_count() > 0);
+    with(writers)
+}
+
+/// Drops the uploads of all writers. Returns false if calls use some of them.
+pub(crate) fn discard_all() -> bool {
+    let writers: Vec<_> = with_writers(|writers| writers.iter().filter_map(Weak::upgrade).collect());
+    writers.iter().filter(|writer| !writer.discard()).count() == 0
+}
+
+impl<T: Send + 'static> Own<T> {
     fn new(upload: T) -> Self {
-        Self(Local::new(Arc::new(Mutex::new(Some(upload)))))
+        let upload = Arc::new(Mutex::new(Some(upload)));
+        let weak: Weak<dyn Discard> = Arc::downgrade(&upload) as _;
+        with_writers(|writers| writers.push(weak));
+        Self(Local::new(upload))
     }
 
     fn get(&self) -> PyResult<Arc<Mutex<Option<T>>>> {
@@ -121,9 +153,13 @@ impl NativeWriter {
 
     /// Aborts the upload; the object does not change. Does nothing in a forked child, because the writer belongs to its parent.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let Ok(writer) = self.writer.get() else { return Ok(()) };
+        let Ok(own) = self.writer.get() else { return Ok(()) };
+        if is_cancelled() {
+            py.detach(|| own.discard());
+            return Ok(());
+        }
         wait(py, async move {
-            if let Some(mut writer) = writer.lock().await.take() {
+            if let Some(mut writer) = own.lock().await.take() {
                 writer.abort().await;
             }
         })
@@ -282,6 +318,10 @@ impl NativeGather {
     /// Aborts the upload; the object does not change. Does nothing in a forked child, because the upload belongs to its parent.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let Ok(own) = self.gather.get() else { return Ok(()) };
+        if is_cancelled() {
+            py.detach(|| own.discard());
+            return Ok(());
+        }
         wait(py, async move {
             if let Some(mut gather) = own.lock().await.take() {
                 gather.abort().await;

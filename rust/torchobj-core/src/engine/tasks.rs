@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::fork;
+use crate::runtime::clean_up;
 
 tokio::task_local! {
     /// Of the running task.
@@ -70,9 +71,16 @@ impl Tasks {
         }
     }
 
-    /// Aborts all tasks. No further task starts.
+    /// Aborts all tasks. No further task starts. The end of the process waits until they have ended: only then does a task
+    /// drop its uploads, which aborts them.
     pub(crate) fn abort(&self) {
-        drop(self.started().take());
+        let started = self.started().take();
+        let Some(Started { mut set, .. }) = started else { return };
+        set.abort_all();
+        while set.try_join_next().is_some() {}
+        if !set.is_empty() {
+            clean_up(async move { while set.join_next().await.is_some() {} });
+        }
     }
 
     /// Aborts all tasks and waits until they, and the tasks that they started, have ended: none of them writes to the

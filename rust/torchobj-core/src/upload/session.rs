@@ -1,33 +1,16 @@
-//! One upload in parts. A session ends with a successful commit, which makes the object, or with an abort, which deletes
-//! the parts. The exception is a commit that may still be running in the store after its timeout: the upload is not aborted,
-//! and a warning names it.
+//! Sends the parts of one upload, and commits it. How it begins, and its abort, are in `begun`.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
+use super::begun::{BegunUpload, begin};
 use super::commit::{Commit, CommitFailure};
 use crate::client::Client;
 use crate::engine::{Batch, BatchRequest};
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::policy::{InFlight, within};
-use crate::runtime::clean_up;
+use crate::policy::InFlight;
 use crate::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
-
-/// Timeout of an abort, which delays the error of a failed upload.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
-
-/// Time limit for the response to a cancelled request that begins an upload.
-const LATE_BEGIN: Duration = Duration::from_secs(15);
-
-/// Time that a store may take to process a part that it has received.
-const LATE_PART: Duration = Duration::from_millis(100);
 
 /// A part that the store has received, and the bytes of memory that were held for it.
 type SentPart = (PartReceipt, u64);
@@ -36,37 +19,34 @@ type SentPart = (PartReceipt, u64);
 #[derive(Debug)]
 pub(crate) struct Session {
     client: Arc<Client>,
-    upload: Arc<Upload>,
+    begun: BegunUpload,
     sending: Arc<Batch<SendPart>>,
     /// Number of parts that were passed to `send`, and their bytes.
     sent: u32,
     offset: u64,
     held_bytes: u64,
     receipts: Vec<PartReceipt>,
-    /// Whether the upload needs no abort: it was committed or aborted, or its commit may still be running.
-    ended: bool,
     _in_flight: InFlight,
 }
 
 impl Session {
     /// Begins an upload.
     pub(crate) async fn begin(client: Arc<Client>, key: &str, options: &PutOptions) -> Result<Self> {
-        let upload = Arc::new(begin(&client, key, options).await?);
+        let begun = begin(&client, key, options).await?;
         // Uploads use at most half of the permits.
         let permits = client.permits().clone();
-        let sequential = upload.sequential;
+        let sequential = begun.upload().sequential;
         let limit = move || if sequential { 1 } else { (permits.read_ahead_limit() / 2).max(2) };
         let sending = Arc::new(Batch::new(limit, true));
         Ok(Self {
             _in_flight: InFlight::upload(client.metrics()),
             client,
-            upload,
+            begun,
             sending,
             sent: 0,
             offset: 0,
             held_bytes: 0,
             receipts: Vec::new(),
-            ended: false,
         })
     }
 
@@ -82,7 +62,7 @@ impl Session {
             let message = format!("more than {max_parts} parts: set a larger part_bytes");
             return Err(self.error(ErrorKind::InvalidRequest, &message));
         }
-        let (client, upload) = (self.client.clone(), self.upload.clone());
+        let (client, upload) = (self.client.clone(), self.begun.upload().clone());
         let (number, offset) = (self.next_number(), self.offset);
         self.sent = number;
         self.offset += payload.len() as u64;
@@ -114,31 +94,13 @@ impl Session {
     }
 
     fn error(&self, kind: ErrorKind, message: &str) -> Error {
-        self.client.store().error(kind, Operation::PutPart, &self.upload.key, message)
+        self.client.store().error(kind, Operation::PutPart, &self.begun.upload().key, message)
     }
 
-    /// Waits for all parts and makes them the object. A failed upload is aborted, unless its commit may still be running: an
-    /// abort could delete the parts of a commit in progress.
+    /// Waits for all parts and makes them the object. A failed upload is aborted, unless its commit may still be running.
     pub(crate) async fn commit(mut self, condition: &Condition) -> Result<Version> {
-        let failure = match self.try_commit(condition).await {
-            Ok(version) => {
-                self.ended = true;
-                return Ok(version);
-            }
-            Err(failure) => failure,
-        };
-        if failure.may_be_running {
-            self.ended = true;
-            log::warn!(
-                "upload {} of {} is not aborted, because its commit may still be running; if the object does not appear, \
-                 abort it: see Store.unfinished_uploads",
-                self.upload.id,
-                self.client.store().url(&self.upload.key),
-            );
-        } else {
-            self.abort().await;
-        }
-        Err(failure.error)
+        let committed = self.try_commit(condition).await;
+        self.begun.end(committed, shutdown(self.sending.clone())).await
     }
 
     async fn try_commit(&mut self, condition: &Condition) -> Result<Version, CommitFailure> {
@@ -151,7 +113,7 @@ impl Session {
             store: client.store(),
             policy: client.policy(),
             permits: Some(client.permits()),
-            upload: &self.upload,
+            upload: self.begun.upload(),
             parts: &self.receipts,
             condition,
         };
@@ -160,100 +122,23 @@ impl Session {
         committed.inspect(|_| client.metrics().succeeded(Operation::Commit, 0, began.elapsed()))
     }
 
-    /// Cancels the parts in flight and aborts the upload. Logs a warning if the abort fails.
+    /// Cancels the parts in flight and aborts the upload. Logs a warning if the abort fails. If the future is dropped, the abort
+    /// continues in the background.
     pub(crate) async fn abort(&mut self) {
-        self.ended = true;
-        stop(&self.client, &self.upload, &self.sending).await;
+        let _ = self.begun.abort_after(shutdown(self.sending.clone())).await;
     }
 }
 
 /// A session that is dropped before its end was cancelled. It is aborted in the background.
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.ended {
-            let (client, upload, sending) = (self.client.clone(), self.upload.clone(), self.sending.clone());
-            clean_up(async move { stop(&client, &upload, &sending).await });
-        }
+        drop(self.begun.abort_after(shutdown(self.sending.clone())));
     }
 }
 
-/// Begins an upload in parts, with the retries of `client`. If the future is dropped, an upload that the store begins
-/// nevertheless is aborted in the background.
-///
-/// # Errors
-/// `AccessDenied`, `NoBucket`, and errors that persist after the retries.
-pub async fn begin(client: &Arc<Client>, key: &str, options: &PutOptions) -> Result<Upload> {
-    // A request that waits for its permit has not begun.
-    let begin = || async { Beginning::new(client.clone(), key, options).await };
-    client.retry(|| client.attempt(Operation::BeginUpload, key, begin())).await
-}
-
-/// A request that begins an upload. If it is cancelled, its response is awaited in the background, and the upload aborted:
-/// without the response its id would be unknown.
-struct Beginning {
-    client: Arc<Client>,
-    /// `None` once it has completed.
-    request: Option<BoxFuture<'static, Result<Upload>>>,
-}
-
-impl Beginning {
-    fn new(client: Arc<Client>, key: &str, options: &PutOptions) -> Self {
-        let (own, key, options) = (client.clone(), key.to_owned(), options.clone());
-        let request = async move { own.store().begin_upload(&key, &options).await }.boxed();
-        Self { client, request: Some(request) }
-    }
-}
-
-impl Future for Beginning {
-    type Output = Result<Upload>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let request = self.request.as_mut().expect("it is not polled after its completion");
-        let begun = ready!(request.poll_unpin(context));
-        self.request = None;
-        Poll::Ready(begun)
-    }
-}
-
-impl Drop for Beginning {
-    fn drop(&mut self) {
-        if let Some(request) = self.request.take() {
-            let client = self.client.clone();
-            clean_up(async move {
-                if let Some(Ok(upload)) = within(LATE_BEGIN, request).await {
-                    abort(&client, &upload).await;
-                }
-            });
-        }
-    }
-}
-
-async fn stop(client: &Client, upload: &Upload, sending: &Batch<SendPart>) {
-    // The sockets are closed first: a part that arrives after the abort would not be deleted.
+/// Cancels the parts in flight. The sockets are closed before the abort: a part that arrives after it would not be deleted.
+async fn shutdown(sending: Arc<Batch<SendPart>>) {
     sending.shutdown().await;
-    abort(client, upload).await;
-}
-
-/// Aborts an upload whose parts are no longer sent. Logs a warning if that fails.
-pub async fn abort(client: &Client, upload: &Upload) {
-    let url = client.store().url(&upload.key);
-    if let Err(problem) = try_abort(client, upload).await {
-        log::warn!("upload {} of {url} could not be aborted, its parts stay in the bucket: {problem}", upload.id);
-        return;
-    }
-    // "It might be necessary to abort a given multipart upload multiple times" (API reference of S3). In versitygw a part
-    // that arrives late creates the upload again.
-    sleep(LATE_PART).await;
-    if let Err(problem) = try_abort(client, upload).await {
-        log::warn!("upload {} of {url} is aborted, but a late part may stay in the bucket: {problem}", upload.id);
-    }
-}
-
-async fn try_abort(client: &Client, upload: &Upload) -> std::result::Result<(), String> {
-    match within(ABORT_TIMEOUT, client.abort(upload)).await {
-        Some(aborted) => aborted.map_err(|error| error.to_string()),
-        None => Err(format!("no response within {} s", ABORT_TIMEOUT.as_secs())),
-    }
 }
 
 impl Client {

@@ -9,12 +9,15 @@ mod multipart;
 mod walk;
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
+use tokio::task::JoinHandle;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::runtime::clean_up;
 use torchobj_core::store::{GetResult, ObjectStore};
 use torchobj_core::types::{
     Attributes, Capabilities, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt, Payload,
@@ -36,6 +39,37 @@ pub struct FileStore {
     root: Arc<Path>,
     walks: Arc<Walks>,
     config: FileConfig,
+}
+
+/// Number of bytes after which long work checks whether its call was cancelled.
+const CHECKED_BYTES: usize = 8 << 20;
+
+/// Whether the call that waits for some work was cancelled.
+#[derive(Clone, Debug, Default)]
+struct Cancelled(Arc<AtomicBool>);
+
+impl Cancelled {
+    /// Fails if it was.
+    fn check(&self) -> io::Result<()> {
+        if self.0.load(Ordering::Relaxed) { Err(io::Error::other("cancelled")) } else { Ok(()) }
+    }
+}
+
+/// Work on a blocking thread. If it is dropped before the work is done, the end of the process waits for the work, which removes
+/// its temporary file.
+struct Running<T: Send + 'static> {
+    /// `None` after the drop.
+    work: Option<JoinHandle<io::Result<T>>>,
+    cancelled: Cancelled,
+}
+
+impl<T: Send + 'static> Drop for Running<T> {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take().filter(|work| !work.is_finished()) {
+            self.cancelled.0.store(true, Ordering::Relaxed);
+            clean_up(async move { drop(work.await) });
+        }
+    }
 }
 
 impl FileStore {
@@ -60,7 +94,20 @@ impl FileStore {
         key: &str,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> Result<T> {
-        let done = tokio::task::spawn_blocking(work).await;
+        self.cancellable(operation, key, |_| work()).await
+    }
+
+    /// The same for long work, which ends early if its argument says that the call was cancelled.
+    async fn cancellable<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        key: &str,
+        work: impl FnOnce(&Cancelled) -> io::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let cancelled = Cancelled::default();
+        let seen = cancelled.clone();
+        let mut running = Running { work: Some(tokio::task::spawn_blocking(move || work(&seen))), cancelled };
+        let done = running.work.as_mut().expect("taken when it is dropped").await;
         let done = done.unwrap_or_else(|lost| Err(io::Error::other(lost)));
         done.map_err(|error| self.io_error(operation, key, error))
     }
@@ -168,14 +215,15 @@ impl ObjectStore for FileStore {
         self.refuse_attributes(operation, key, options)?;
         let (target, payload, condition) = (self.path(key), payload.clone(), options.condition.clone());
         let config = self.config;
-        let write = move || {
+        let write = move |cancelled: &Cancelled| {
             let (temporary, mut file) = TemporaryFile::create(&target, &unique_id())?;
-            for piece in payload.pieces() {
-                file.write_all(piece)?;
+            for bytes in payload.pieces().iter().flat_map(|piece| piece.chunks(CHECKED_BYTES)) {
+                cancelled.check()?;
+                file.write_all(bytes)?;
             }
             temporary.publish(&file, &target, &condition, config)
         };
-        self.blocking(operation, key, write).await.map_err(path_conflict)
+        self.cancellable(operation, key, write).await.map_err(path_conflict)
     }
 
     async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
@@ -211,13 +259,15 @@ impl ObjectStore for FileStore {
             return Err(self.error(ErrorKind::Unsupported, operation, key, &message));
         }
         let (from, target, config) = (Path::new("/").join(&source.key), self.path(key), self.config);
-        let copy = move || {
-            let (mut from, _) = open_regular(&from)?;
+        let copy = move |cancelled: &Cancelled| {
+            let (from, _) = open_regular(&from)?;
             let (temporary, mut file) = TemporaryFile::create(&target, &unique_id())?;
-            io::copy(&mut from, &mut file)?;
+            while io::copy(&mut (&from).take(CHECKED_BYTES as u64), &mut file)? > 0 {
+                cancelled.check()?;
+            }
             temporary.publish(&file, &target, &Condition::Always, config)
         };
-        self.blocking(operation, key, copy).await.map_err(path_conflict)
+        self.cancellable(operation, key, copy).await.map_err(path_conflict)
     }
 
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {

@@ -1,6 +1,7 @@
 //! Server-side copies, through the SDK. The steps of a large copy are retried here; to the caller of the trait, the copy is
 //! one attempt.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,8 @@ use futures_util::StreamExt;
 use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::policy::Policy;
-use torchobj_core::runtime::clean_up;
 use torchobj_core::types::{Condition, ObjectHead, PartReceipt, PutOptions, Upload, Version};
-use torchobj_core::upload::{Commit, CommitFailure, abort, begin};
+use torchobj_core::upload::{Commit, CommitFailure, begin};
 use torchobj_core::url::ObjectUrl;
 
 use super::S3Store;
@@ -56,30 +56,6 @@ async fn with_retries<T, F: Future<Output = Result<T>>>(client: &Client, mut ste
     }
 }
 
-/// Aborts an upload in the background if the copy is cancelled.
-struct UploadGuard {
-    client: Arc<Client>,
-    /// Taken by `end`.
-    upload: Option<Upload>,
-}
-
-impl UploadGuard {
-    async fn end(mut self, aborts: bool) {
-        if let Some(upload) = self.upload.take().filter(|_| aborts) {
-            abort(&self.client, &upload).await;
-        }
-    }
-}
-
-impl Drop for UploadGuard {
-    fn drop(&mut self) {
-        if let Some(upload) = self.upload.take() {
-            let client = self.client.clone();
-            clean_up(async move { abort(&client, &upload).await });
-        }
-    }
-}
-
 impl Bucket {
     /// Copies an object of this account, with its attributes.
     pub(super) async fn copy(self: &Arc<Self>, source: &ObjectUrl, key: &str) -> Result<Version> {
@@ -120,15 +96,13 @@ impl Bucket {
         let options = PutOptions { attributes: head.attributes.clone(), ..PutOptions::default() };
         // The caller has the permit of the whole copy, and retries it with its own policy.
         let client = Arc::new(Client::new(Arc::new(S3Store(self.clone())), policy()));
-        let upload = begin(&client, key, &options).await?;
-        let guard = UploadGuard { client: client.clone(), upload: Some(upload.clone()) };
+        let mut begun = begin(&client, key, &options).await?;
+        let upload = begun.upload().clone();
         let committed = match self.copy_parts(source, head, &upload, &client).await {
             Ok(parts) => commit_copy(&client, &upload, &parts).await,
             Err(error) => Err(error.into()),
         };
-        let aborts = committed.as_ref().is_err_and(|failure| !failure.may_be_running);
-        guard.end(aborts).await;
-        committed.map_err(|failure| failure.error)
+        begun.end(committed, ready(())).await
     }
 
     async fn copy_parts(
