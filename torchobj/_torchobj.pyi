@@ -43,6 +43,8 @@ __all__ = [
     "offer",
     "pickle_nesting",
     "prefetch_stats",
+    "process_id",
+    "process_number",
     "read_refs",
     "release_free_memory",
     "remove_loader",
@@ -316,8 +318,9 @@ class Buffer:
     other reference to its memory, and is copied otherwise. Buffers and views that the worker keeps remain valid
     in both cases.
 
-    In a forked child, a buffer that a dataset or loader read ahead shares its memory with the parent, and
-    changes after the parent has deleted its buffer. Copy it with `bytes(buffer)` to keep it in the child.
+    A forked child keeps the bytes of the buffers and views that it inherits, also after the parent has deleted its
+    own: memory that the parent had during the fork is not reused before the child has exited. What a dataset or loader
+    read ahead is shared: the child sees what the parent writes to it, and the reverse.
 
     Args:
         data: A contiguous buffer to copy.
@@ -1062,10 +1065,13 @@ class ObjectSource:
     def descriptors(self) -> tuple[int, int]:
         """Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not
         inherit them.
+
+        Raises:
+            OSError: The program has closed them.
         """
     @property
     def owner(self) -> int:
-        """Process id of the owner."""
+        """`process_number()` of the owner."""
     @property
     def number(self) -> int:
         """Number of the source in its owner."""
@@ -1179,18 +1185,27 @@ class NativeBlocks:
         """The same memory, in a worker started by spawn or forkserver.
 
         Args:
-            owner: Process id of the owner.
+            owner: `process_number()` of the owner.
             file: Descriptor of the arena.
             eventfd: Descriptor of its eventfd.
         """
     @property
     def owner(self) -> int:
-        """Process id of the owner."""
+        """`process_number()` of the owner."""
     def descriptors(self) -> tuple[int, int]:
-        """File descriptors of the arena and of its eventfd, for `attach`."""
-    def block(self, size: int, preferred: int) -> Buffer | None:
+        """File descriptors of the arena and of its eventfd, for `attach`.
+
+        Raises:
+            OSError: The program has closed them.
+        """
+    def block(self, size: int, preferred: int, worker: int) -> Buffer | None:
         """Requests memory of `preferred` bytes, or of `size` bytes if that is more or the limits of the owner do
         not allow the former. Its content is undefined.
+
+        Args:
+            size: Number of bytes that are needed.
+            preferred: Number of bytes of a larger block.
+            worker: Number of this worker, for `reclaim`.
 
         Returns:
             A buffer. It is returned to the owner when it and all of its views are deleted. None if the limits do not
@@ -1200,7 +1215,7 @@ class NativeBlocks:
         """Recycles the blocks that workers had offered and that will not be adopted.
 
         Args:
-            workers: Process ids of workers that have exited.
+            workers: Numbers of workers that have exited.
         """
     @staticmethod
     def contains(address: int) -> bool:
@@ -1218,7 +1233,7 @@ def adopt(owner: int, segment: int, generation: int) -> Buffer:
     """Takes over the memory of a buffer that a worker offered to this process.
 
     Args:
-        owner: Process id of the owner of the arena, which must be this process.
+        owner: `process_number()` of the owner of the arena, which must be this process.
         segment: Id of the segment.
         generation: Generation of the segment.
 
@@ -1246,6 +1261,20 @@ def prefetch_stats(loader: int | None = None) -> dict[str, Any]:
     Args:
         loader: Number of a loader, which this process assigned: the counters are its own. None: they are those of the
             process.
+    """
+
+def process_number() -> int:
+    """Returns a number that identifies this process.
+
+    No other process of the machine has it, also not one that gets the same process id later. A forked child has its
+    own.
+    """
+
+def process_id(number: int) -> int:
+    """Returns the process id of a process.
+
+    Args:
+        number: `process_number()` of the process.
     """
 
 def request_stats() -> dict[str, Any]:

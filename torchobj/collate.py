@@ -1,6 +1,7 @@
 """Collation into recycled shared memory, for workers of a `torchobj.DataLoader`.
 
-torch's `default_collate` stacks tensors in this memory in these workers, also when a collate function calls it.
+torch's `default_collate` stacks tensors in this memory while these workers collate a batch, also when a collate
+function calls it.
 """
 
 import math
@@ -24,10 +25,12 @@ default_collate: Callable[[Any], Any] = torch.utils.data.default_collate
 def empty(size: int | Sequence[int], *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An uninitialised tensor on the CPU, for a collate function that fills it.
 
-    In a worker of a `torchobj.DataLoader` the memory is that of the batch: the trainer receives it without a copy,
-    unless the worker keeps the tensor. It is reused after the trainer has deleted all tensors and arrays that view it.
-    Call this function for each batch: a tensor that is filled again changes the batches that were sent. Elsewhere, up
-    to 4 KiB, and beyond the limit on the memory of batches, it is ordinary memory.
+    In the collate function of a `torchobj.DataLoader` with workers the memory is that of the batch: the trainer
+    receives it without a copy, unless the worker keeps the tensor. It is reused after the trainer has deleted all
+    tensors and arrays that view it, and that of a tensor that the function deletes at once. Call this function for each
+    batch: a tensor that is filled again changes the batches that were sent. With `batch_size=None` the same holds in
+    the dataset, whose samples are the batches. Elsewhere, such as in a transform, up to 4 KiB, and beyond the limit on
+    the memory of batches, it is ordinary memory.
 
     Args:
         size: The shape.
@@ -61,8 +64,8 @@ def _allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
     # Larger tensors only: a small one that is kept, such as labels, would keep the memory of its batch.
     if memory is None or count * dtype.itemsize <= SMALL_BYTES or min(shape) < 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    span = memory.allocate(count * dtype.itemsize)
-    return None if span is None else view(span.buffer, dtype, offset=span.offset, count=count).view(shape)
+    part = memory.allocate(count * dtype.itemsize)
+    return None if part is None else view(part, dtype, offset=0, count=count).view(shape)
 
 
 #: torch refuses to allocate these, or fails while it stacks them.

@@ -1,11 +1,14 @@
 """Allocates the tensors of batches from blocks of recycled shared memory. Does not build batches."""
 
-import os
+import itertools
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils.data
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer
@@ -33,11 +36,56 @@ class Span(NamedTuple):
     """Start in bytes."""
 
 
+class _Block:
+    """A block of the current batch, of which tensors take parts. A part is free again when its tensor is deleted."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer, self.start = buffer, torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
+        # Start, end and tensor memory of the parts that were taken, in order.
+        self._parts: list[tuple[int, int, weakref.ref[Buffer]]] = []
+        #: Largest end of a part.
+        self.used_bytes = 0
+
+    def take(self, size: int) -> Buffer | None:
+        """Memory of `size` bytes that no other tensor has; None if there is none."""
+        index, start = len(self._parts), self._parts[-1][1] if self._parts else 0
+        if start + size > len(self.buffer):
+            # Only a full block looks for parts of deleted tensors.
+            index, start = self._gap(size)
+            if index < 0:
+                return None
+        part = self.buffer.view(start, start + size)
+        self._parts.insert(index, (start, start + aligned(size), weakref.ref(part)))
+        self.used_bytes = max(self.used_bytes, start + aligned(size))
+        return part
+
+    def _gap(self, size: int) -> tuple[int, int]:
+        """Index and start of a free part of at least this size; -1 if there is none."""
+        self._parts = [part for part in self._parts if part[2]() is not None]
+        end = 0
+        for index, (start, after, _) in enumerate(self._parts):
+            if start - end >= size:
+                return index, end
+            end = after
+        return (len(self._parts), end) if end + size <= len(self.buffer) else (-1, 0)
+
+    def is_unused(self) -> bool:
+        """Whether all tensors were deleted."""
+        return all(part() is None for _, _, part in self._parts)
+
+
+#: Numbers of the memories of this process. Each has numbers for this many workers.
+_numbers = itertools.count(1)
+_MAX_WORKERS = 1024
+
+
 class BatchMemory:
     """Allocates the tensors of one batch after the other from blocks, which the process of the loader grants.
 
-    The blocks of a batch are reused after the trainer has deleted all of its tensors. Usually one block holds a whole
-    batch: the first block of a batch has the size of the previous batch. Threads of a collate function may allocate.
+    Only while `allocating`: other tensors, such as those that a transform collates, live as long as their samples, and
+    would keep the memory of the batch. Within a batch, the memory of a tensor that was deleted is used again. The
+    blocks are reused after the trainer has deleted all tensors of the batch. Usually one block holds a whole batch: the
+    first block of a batch has the size of the previous batch. Threads of a collate function may allocate.
     """
 
     def __init__(self, native: "_torchobj.NativeBlocks") -> None:
@@ -45,98 +93,120 @@ class BatchMemory:
         self._descriptors: Descriptors | None = None
         self._lock = threading.RLock()
         self._reset()
+        # Workers of other iterators have other numbers, also one with the process id of a worker that has exited.
+        self._first_number = next(_numbers) * _MAX_WORKERS % 2**32
+        self._is_allocating = self._is_always_allocating = False
         self._previous_bytes = 0
 
     def _reset(self) -> None:
-        # Blocks of the current batch with their addresses; the last one is not full.
-        self._blocks: list[tuple[int, Buffer]] = []
-        self._end, self._bytes, self._refused = 0, 0, False
+        # Those of the current batch; the last one is not full.
+        self._blocks: list[_Block] = []
+        self._refused = False
+
+    def allocate_always(self) -> None:
+        """Allocates also while no batch is collated: what the dataset returns is a batch."""
+        self._is_allocating = self._is_always_allocating = True
 
     @classmethod
     def start(cls) -> "BatchMemory | None":
-        """The memory of this process; None if the system has no such memory, or refuses it."""
+        """Memory of this process for the workers of an iterator; None if the system has none, or refuses it."""
         return cls(_torchobj.NativeBlocks()) if start_prefetcher() else None
 
-    def allocate(self, size: int, *, following: int = 0) -> Span | None:
-        """Memory for `size` bytes of the current batch, with undefined content. None if the limit does not allow it.
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """Within the block, `allocate` has memory. At its end the current batch ends: the next one is elsewhere."""
+        self._is_allocating = True
+        try:
+            yield
+        finally:
+            self._is_allocating = self._is_always_allocating
+            with self._lock:
+                self._previous_bytes = sum(block.used_bytes for block in self._blocks) or self._previous_bytes
+                self._reset()
+
+    def allocate(self, size: int, *, following: int = 0) -> Buffer | None:
+        """Memory of `size` bytes in the current batch, with undefined content, until it is deleted. None if the limit
+        does not allow it, and while no batch is being built.
 
         Args:
             size: Number of bytes; at least 1.
             following: Number of bytes, aligned, that will be allocated next: a new block has space for them.
         """
+        if not self._is_allocating:
+            return None
         with self._lock:
-            start = self._end
-            if not self._blocks or start + size > len(self._blocks[-1][1]):
-                previous = 0 if self._blocks else self._previous_bytes
-                block = self._block(size, preferred=max(aligned(size) + following, previous))
-                if block is None:
-                    return None
-                self._blocks.append(block)
-                start = 0
-            self._end = start + aligned(size)
-            self._bytes += aligned(size)
-            return Span(self._blocks[-1][1], start)
+            for block in reversed(self._blocks):
+                if (part := block.take(size)) is not None:
+                    return part
+            # The owner reuses them, and may grant larger ones.
+            self._blocks = [block for block in self._blocks if not block.is_unused()]
+            previous = 0 if self._blocks else self._previous_bytes
+            added = self._block(size, preferred=max(aligned(size) + following, previous))
+            if added is None:
+                return None
+            self._blocks.append(added)
+            return added.take(size)
 
-    def _block(self, size: int, *, preferred: int) -> tuple[int, Buffer] | None:
+    def _block(self, size: int, *, preferred: int) -> _Block | None:
         if self._refused or self._native is None:
             return None
-        buffer = self._native.block(size, preferred)
+        info = torch.utils.data.get_worker_info()
+        buffer = self._native.block(size, preferred, self._first_number + (0 if info is None else info.id))
         self._refused = buffer is None
-        return None if buffer is None else (_address_of(buffer), buffer)
+        return None if buffer is None else _Block(buffer)
 
     def find(self, address: int, size: int) -> Span | None:
         """The part of the current batch's blocks with this address; None if it is elsewhere."""
         with self._lock:
-            for start, buffer in self._blocks:
-                if start <= address and address + size <= start + len(buffer):
-                    return Span(buffer, address - start)
+            for block in self._blocks:
+                if block.start <= address and address + size <= block.start + len(block.buffer):
+                    return Span(block.buffer, address - block.start)
         return None
-
-    def end_batch(self) -> None:
-        """Ends the current batch: the next one is allocated elsewhere."""
-        with self._lock:
-            if self._bytes:
-                self._previous_bytes = self._bytes
-            self._reset()
 
     def use(self) -> None:
         """Makes this the memory of the current process, a worker."""
         if self._descriptors is not None:
             worker_process.exit_with_trainer()
-            file, eventfd = self._descriptors.copies()
             try:
+                file, eventfd = self._descriptors.copies()
                 self._native = _torchobj.NativeBlocks.attach(self._owner, file, eventfd)
             except OSError:
-                # The address space of a spawned worker may be limited separately: torch's own memory is used.
+                # The address space and the open files of a spawned worker may be limited separately: torch's own memory
+                # is used.
                 self._native = None
             self._descriptors = None
         _of_process.clear()
-        _of_process[os.getpid()] = self
+        _of_process[_torchobj.process_number()] = self
 
     def reclaim(self, workers: Sequence[Any]) -> None:
         """Recycles what these processes, if they have exited, had sent: the iterator that would receive it is gone."""
-        if self._native is not None and self._native.owner == os.getpid():
-            self._native.reclaim([worker.pid for worker in workers if worker.exitcode is not None])
+        if self._native is not None and self._native.owner == _torchobj.process_number():
+            exited = [
+                number for number, worker in enumerate(workers, self._first_number) if worker.exitcode is not None
+            ]
+            self._native.reclaim(exited)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._native is None or not worker_process.is_pickling_for_spawn():
             raise TypeError("the memory of a loader can be sent to the loader's workers only")
-        return {"owner": self._native.owner, "descriptors": Descriptors.to_new_process(*self._native.descriptors())}
+        descriptors = Descriptors.to_new_process(*self._native.descriptors())
+        return {"owner": self._native.owner, "descriptors": descriptors, "first_number": self._first_number}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._native, self._owner, self._descriptors = None, state["owner"], state["descriptors"]
         self._lock = threading.RLock()
-        self._previous_bytes = 0
+        self._is_allocating = self._is_always_allocating = False
+        self._previous_bytes, self._first_number = 0, state["first_number"]
         self._reset()
 
 
-#: By process, because a fork copies it.
+#: By number of the process, because a fork copies it.
 _of_process: dict[int, BatchMemory] = {}
 
 
 def current_memory() -> BatchMemory | None:
     """The memory of batches, in a worker of a `torchobj.DataLoader`; None in any other process."""
-    return _of_process.get(os.getpid())
+    return _of_process.get(_torchobj.process_number())
 
 
 def view(memory: Buffer | bytearray, dtype: torch.dtype, *, offset: int, count: int) -> torch.Tensor:
@@ -154,7 +224,3 @@ def is_view(storage: torch.UntypedStorage) -> bool:
     if storage.is_shared():
         return False
     return hasattr(storage, "_torchobj_memory") or _torchobj.NativeBlocks.contains(storage.data_ptr())
-
-
-def _address_of(buffer: Buffer) -> int:
-    return torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()

@@ -4,7 +4,6 @@
 """
 
 import multiprocessing
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -33,8 +32,8 @@ class DatasetReader(Generic[Key]):
     manifest: Manifest | None = None
 
     def __init__(self) -> None:
-        # By process, because a fork copies it. Only setdefault writes, which is atomic, so that no lock is needed that
-        # could be held during a fork.
+        # By number of the process, because a fork copies it. Only setdefault writes, which is atomic, so that no lock
+        # is needed that could be held during a fork.
         self._sources: dict[int, _torchobj.ObjectSource] = {}
         #: Owner, number and descriptors of a source that is being sent to a worker started by spawn or forkserver.
         self._sent: tuple[int, int, Descriptors] | None = None
@@ -53,32 +52,36 @@ class DatasetReader(Generic[Key]):
         To be called before workers are forked, which inherit it. None in a worker that was started before the source
         existed, if the system refuses the shared memory, and on systems without a prefetcher.
         """
-        pid = os.getpid()
-        if pid in self._sources:
-            return self._sources[pid]
+        process = _torchobj.process_number()
+        if process in self._sources:
+            return self._sources[process]
         if not worker_process.in_worker():
             if not start_prefetcher():
                 return None
-            return self._sources.setdefault(pid, self._create_source(budget_bytes()))
+            return self._sources.setdefault(process, self._create_source(budget_bytes()))
         if self._sent is not None:
-            return self._attach(pid)
+            return self._attach(process)
         # A forked worker inherits the sources of its ancestors too.
         parent = multiprocessing.parent_process()
-        return None if parent is None or parent.pid is None else self._sources.get(parent.pid)
+        if parent is None:
+            return None
+        # The last one: an earlier ancestor may have had the process id of the parent.
+        sources = [found for number, found in [*self._sources.items()] if _torchobj.process_id(number) == parent.pid]
+        return sources[-1] if sources else None
 
-    def _attach(self, pid: int) -> "_torchobj.ObjectSource | None":
+    def _attach(self, process: int) -> "_torchobj.ObjectSource | None":
         """The source that was sent to this worker."""
         assert self._sent is not None  # noqa: S101  checked by the caller
         worker_process.exit_with_trainer()
         (owner, number, descriptors), self._sent = self._sent, None
-        file, eventfd = descriptors.copies()
         try:
-            self._sources[pid] = _torchobj.ObjectSource.attach(owner, number, file, eventfd, self.manifest)
+            file, eventfd = descriptors.copies()
+            self._sources[process] = _torchobj.ObjectSource.attach(owner, number, file, eventfd, self.manifest)
         except OSError as error:
-            # The address space of a spawned worker may be limited separately.
+            # The address space and the open files of a spawned worker may be limited separately.
             record_refusal(error)
             return None
-        return self._sources[pid]
+        return self._sources[process]
 
     def read(self, keys: Sequence[Key], *, return_errors: bool = True) -> list[Any]:
         """Readers of objects, read concurrently. Announced objects may be in memory already.
@@ -101,7 +104,7 @@ class DatasetReader(Generic[Key]):
 
     def __getstate__(self) -> dict[str, Any]:
         spawning = worker_process.is_pickling_for_spawn()
-        source, sent = self._sources.get(os.getpid()), None
+        source, sent = self._sources.get(_torchobj.process_number()), None
         if spawning and source is not None:
             sent = source.owner, source.number, Descriptors.to_new_process(*source.descriptors())
         warning = {"_warning_disabled": spawning and lookahead_warning.is_disabled()}

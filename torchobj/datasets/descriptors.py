@@ -4,11 +4,13 @@ File descriptors go to a process that is being spawned, and with them the memory
 worker to the trainer as a reference to the arena.
 """
 
+import errno
 import multiprocessing.context
 import multiprocessing.reduction
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
@@ -16,6 +18,53 @@ from torchobj import _torchobj
 from torchobj._torchobj import Buffer
 from torchobj.datasets import worker_process
 from torchobj.manifest import Manifest
+
+
+def _identity(number: int, fstat: Callable[[int], os.stat_result] = os.fstat) -> tuple[int, int] | None:
+    """Device and inode of an open file; None if the descriptor is closed."""
+    try:
+        found = fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class Descriptor:
+    """A descriptor of this library, which this object owns.
+
+    The program may close it, as `os.closerange` does, and open a file of its own under the number: that file is neither
+    used nor closed.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number, self._identity = number, _identity(number)
+
+    def is_closed(self) -> bool:
+        """Whether the program has closed it."""
+        return self._identity is None or _identity(self._number) != self._identity
+
+    def number(self) -> int:
+        """Its number, to be used at once.
+
+        Raises:
+            OSError: The program has closed it.
+        """
+        if self.is_closed():
+            raise OSError(
+                errno.EBADF,
+                f"descriptor {self._number} of torchobj was closed by this program, as os.closerange does: close only "
+                "descriptors that the program has opened",
+            )
+        return self._number
+
+    def __del__(
+        self,
+        close: Callable[[int], None] = os.close,
+        identity: Callable[[int], tuple[int, int] | None] = _identity,
+    ) -> None:
+        # Bound, because modules are cleared before the last objects at the end of the interpreter.
+        if self._identity is not None and identity(self._number) == self._identity:
+            close(self._number)
 
 
 class Descriptors:
@@ -31,7 +80,7 @@ class Descriptors:
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self._sent = [multiprocessing.reduction.DupFd(number) for number in numbers]
-        self._received: list[int] = []
+        self._received: list[Descriptor] = []
 
     @classmethod
     def to_new_process(cls, *numbers: int) -> "Descriptors":
@@ -44,12 +93,8 @@ class Descriptors:
     def copies(self) -> list[int]:
         """Duplicates of the descriptors, owned by the caller, in the spawned process."""
         if not self._received:
-            self._received = [sent.detach() for sent in self._sent]
-        return [os.dup(number) for number in self._received]
-
-    def __del__(self) -> None:
-        for number in self._received:
-            os.close(number)
+            self._received = [Descriptor(sent.detach()) for sent in self._sent]
+        return [os.dup(descriptor.number()) for descriptor in self._received]
 
 
 def _reduce_buffer(buffer: Buffer) -> Any:

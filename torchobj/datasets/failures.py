@@ -2,16 +2,17 @@
 
 import copy
 import logging
-import os
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Self
 
+from torchobj import _torchobj
 from torchobj.datasets.shared_values import SharedCounter
 from torchobj.exceptions import ConfigError
 
 logger = logging.getLogger("torchobj")
 
-#: Process ids that have logged a failed sample. A forked worker inherits the entry of its parent and logs its own.
+#: Numbers of the processes that have logged a failed sample. A forked worker inherits the entry of its parent and logs
+#: its own.
 _logged: set[int] = set()
 
 #: Called with index, URL and exception; returns the sample to use.
@@ -158,8 +159,8 @@ def add_sample_note(error: BaseException, what: str, url: str, index: int) -> No
 
 def _log(index: int, failure: Failure, action: str) -> None:
     """Logs the first failed sample of this process. Failures in DataLoader workers are not reported elsewhere."""
-    if os.getpid() not in _logged:
-        _logged.add(os.getpid())
+    if _torchobj.process_number() not in _logged:
+        _logged.add(_torchobj.process_number())
         logger.warning(
             "sample %d, %s, was %s: %s: %s; further failures in this process are only counted, in failed_samples",
             index,

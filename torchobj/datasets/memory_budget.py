@@ -25,8 +25,8 @@ _MIN_BYTES = 1 << 20
 
 HAS_PREFETCHER = sys.platform == "linux"
 
-#: Number of times the budget had been set when the system refused the shared memory, by process. A forked worker
-#: inherits the entry of its parent.
+#: Number of times the budget had been set when the system refused the shared memory, by number of the process. A
+#: forked worker inherits the entry of its parent.
 _refused: dict[int, int] = {}
 
 _chosen: int | None = None
@@ -123,7 +123,7 @@ def _cgroup_folders() -> list[Path]:
 
 def prefetcher_is_refused() -> bool:
     """Whether the system refused the shared memory to this process, under the current budget."""
-    return _refused.get(os.getpid()) == _times_set
+    return _refused.get(_torchobj.process_number()) == _times_set
 
 
 def record_refusal(error: OSError) -> None:
@@ -134,7 +134,7 @@ def record_refusal(error: OSError) -> None:
             "torchobj.set_memory_budget(budget_bytes) to try again with a smaller budget",
             error,
         )
-    _refused[os.getpid()] = _times_set
+    _refused[_torchobj.process_number()] = _times_set
 
 
 def start_prefetcher() -> bool:

@@ -3,10 +3,11 @@
 import contextlib
 import fcntl
 import functools
+import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -14,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
+from torchobj import _torchobj
 from torchobj.datasets import worker_process
 from torchobj.datasets.context import setting
-from torchobj.datasets.descriptors import Descriptors
+from torchobj.datasets.descriptors import Descriptor, Descriptors
+
+logger = logging.getLogger("torchobj")
 
 #: What is warned of once; each has a flag of its own.
 Warned = Literal["division", "uneven", "repeated", "no samples"]
@@ -36,10 +40,10 @@ class _Shared:
     """
 
     def __init__(self, content: bytes) -> None:
-        self._process, self._file = os.getpid(), SharedFile.create("torchobj-shared", content)
+        self._process, self._file = _torchobj.process_number(), SharedFile.create("torchobj-shared", content)
 
     def _own(self) -> "SharedFile":
-        if self._process != os.getpid() and not worker_process.in_worker():
+        if self._process != _torchobj.process_number() and not worker_process.in_worker():
             _Shared.__init__(self, self._file.content())
         return self._file
 
@@ -151,14 +155,18 @@ class SharedCounter(_Shared):
 
     def add(self) -> None:
         """Adds one, also to the counter of the loader that reads."""
-        of_loader = _of_reading_loader.get() or _of_loader.get(os.getpid())
+        of_loader = _of_reading_loader.get() or _of_loader.get(_torchobj.process_number())
         for counter in (self, of_loader):
             if counter is not None:
-                os.write(counter._own().descriptor, b"\0")
+                try:
+                    os.write(counter._own().descriptor, b"\0")
+                except OSError as error:
+                    if worker_process.is_first_warning("closed counter"):
+                        logger.warning("failed samples are not counted: %s", error)
 
     def total(self) -> int:
-        """The sum over all processes."""
-        return self._own().length()
+        """The sum over all processes; 0 if this program has closed the file."""
+        return len(self._own().content())
 
 
 #: Number of workers of which each adds to sums of its own.
@@ -188,7 +196,7 @@ class SharedSums(_Shared):
 #: The counter of the loader for which this thread reads.
 _of_reading_loader: ContextVar[SharedCounter | None] = ContextVar("torchobj_failures_of_loader", default=None)
 
-#: That of the loader of this worker, by process, because a fork copies it.
+#: That of the loader of this worker, by number of the process, because a fork copies it.
 _of_loader: dict[int, SharedCounter] = {}
 
 
@@ -201,14 +209,23 @@ def count_also(counter: SharedCounter) -> None:
     """In a worker: what is added to any counter is also added to that of its loader."""
     _of_reading_loader.set(None)
     _of_loader.clear()
-    _of_loader[os.getpid()] = counter
+    _of_loader[_torchobj.process_number()] = counter
 
 
 class SharedFile:
     """A file without a name, opened to append. Closed when it is deleted."""
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+        self._descriptor, self._length = Descriptor(descriptor), os.fstat(descriptor).st_size
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor, to be used at once.
+
+        Raises:
+            OSError: This program has closed it, and may have opened another file under its number.
+        """
+        return self._descriptor.number()
 
     @classmethod
     def create(cls, name: str, content: bytes = b"") -> "SharedFile":
@@ -224,6 +241,7 @@ class SharedFile:
             with tempfile.TemporaryFile() as unnamed:
                 file = cls(os.dup(unnamed.fileno()))
         os.write(file.descriptor, content)
+        file._length = len(content)
         flags = fcntl.fcntl(file.descriptor, fcntl.F_GETFL)
         fcntl.fcntl(file.descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
         return file
@@ -233,12 +251,16 @@ class SharedFile:
         return os.fstat(self.descriptor).st_size
 
     def content(self) -> bytes:
-        """All bytes."""
+        """All bytes. If this program has closed the file, those in memory, or zeros."""
+        if self._descriptor.is_closed():
+            return self.numbers.tobytes() if "numbers" in self.__dict__ else bytes(self._length)
         return os.pread(self.descriptor, self.length(), 0)
 
     @functools.cached_property
     def numbers(self) -> npt.NDArray[np.int64]:
-        """The content as integers, in the memory of the file."""
+        """The content as integers, in the memory of the file; if this program has closed it, zeros of this process."""
+        if self._descriptor.is_closed():
+            return np.frombuffer(bytearray(self._length), np.int64)
         return np.frombuffer(mmap.mmap(self.descriptor, self.length()), np.int64)
 
     @contextlib.contextmanager
@@ -249,7 +271,3 @@ class SharedFile:
             yield
         finally:
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Bound, because modules are cleared before the last objects at the end of the interpreter.
-        close(self.descriptor)

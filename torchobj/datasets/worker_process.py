@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch.utils.data
 
+from torchobj import _torchobj
+
 logger = logging.getLogger("torchobj")
 
 
@@ -67,10 +69,10 @@ class ProcessLock:
         self._locks: dict[int, threading.RLock] = {}
 
     def __enter__(self) -> None:
-        self._locks.setdefault(os.getpid(), threading.RLock()).acquire()
+        self._locks.setdefault(_torchobj.process_number(), threading.RLock()).acquire()
 
     def __exit__(self, *raised: object) -> None:
-        if (lock := self._locks.get(os.getpid())) is not None:
+        if (lock := self._locks.get(_torchobj.process_number())) is not None:
             lock.release()
 
     def __reduce__(self) -> Any:

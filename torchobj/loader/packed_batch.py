@@ -34,10 +34,12 @@ Memory = Buffer | bytearray | torch.UntypedStorage
 
 def packing_loader(loader: Any, memory: BatchMemory) -> Any:
     """A view of a loader for torch's iterator, whose workers send their batches in `memory`."""
+    # Without a batch sampler, what the dataset builds is a batch. What `worker_init_fn` builds is none.
+    started = None if loader._auto_collation else memory.allocate_always
     return changed_view(
         loader,
         collate_fn=_PackingCollate(loader.collate_fn, memory),
-        worker_init_fn=starting_with(functools.partial(_start_worker, memory), loader.worker_init_fn),
+        worker_init_fn=starting_with(functools.partial(_start_worker, memory), loader.worker_init_fn, started),
     )
 
 
@@ -54,10 +56,8 @@ class _PackingCollate:
         self._collate_fn, self._memory = collate_fn, memory
 
     def __call__(self, samples: Any) -> "_PackedBatch":
-        try:
+        with self._memory.allocating():
             return pack(self._collate_fn(samples), self._memory)
-        finally:
-            self._memory.end_batch()
 
 
 class _PackedBatch:
@@ -111,7 +111,9 @@ def pack(batch: Any, memory: BatchMemory) -> _PackedBatch:
         located.append(span or (storage, 0))
         if span is None and packer.is_part(storage):
             copied.append(number)
-    for number, place in _copies(storages, copied, memory):
+    # Kept until the batch ends: the memory of a deleted part is allocated again.
+    parts: list[Buffer] = []
+    for number, place in _copies(storages, copied, memory, parts):
         located[number] = place
     memories: list[Memory] = [*packer.buffers]
     indices: dict[int, int] = {}
@@ -125,9 +127,11 @@ def pack(batch: Any, memory: BatchMemory) -> _PackedBatch:
 
 
 def _copies(
-    storages: list[torch.UntypedStorage], copied: list[int], memory: BatchMemory
+    storages: list[torch.UntypedStorage], copied: list[int], memory: BatchMemory, parts: list[Buffer]
 ) -> Iterator[tuple[int, tuple[Memory, int]]]:
-    """Copies these storages. Yields their numbers and the places of the copies, as far as the limit allows."""
+    """Copies these storages. Yields their numbers and the places of the copies, as far as the limit allows. Adds their
+    memory to `parts`.
+    """
     small = [number for number in copied if storages[number].nbytes() <= SMALL_BYTES]
     if sum(storages[number].nbytes() for number in small) <= _MAX_INLINE_BYTES:
         content = bytearray()
@@ -140,9 +144,12 @@ def _copies(
     for number in copied:
         size = storages[number].nbytes()
         following -= aligned(size)
-        span = memory.allocate(size, following=following)
-        if span is not None:
-            _view(*span, size).copy_(_bytes_of(storages[number]))
+        part = memory.allocate(size, following=following)
+        if part is not None:
+            parts.append(part)
+            copy = _view(part, 0, size).copy_(_bytes_of(storages[number]))
+            span = memory.find(copy.data_ptr(), size)
+            assert span is not None  # noqa: S101  it was just allocated
             yield number, span
 
 

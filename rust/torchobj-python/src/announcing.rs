@@ -14,7 +14,7 @@ use crate::prefetcher::{PrefetcherHandle, existing, loader_of_thread};
 
 /// The number of an iterator, and the process that has assigned it. Dropping it cancels its announcements.
 pub(crate) struct AnnouncingIterator {
-    process: u32,
+    process: u64,
     assigned: Assigned,
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum Process<'a> {
 
 impl AnnouncingIterator {
     /// Starts an iterator over objects that process `owner` reads.
-    pub(crate) fn new(handle: &PrefetcherHandle, owner: u32) -> PyResult<Self> {
+    pub(crate) fn new(handle: &PrefetcherHandle, owner: u64) -> PyResult<Self> {
         if let Some(prefetcher) = handle.prefetcher(owner) {
             return Ok(Self::in_owner(prefetcher.clone(), loader_of_thread()));
         }

@@ -14,7 +14,7 @@ use crate::prefetcher::{PrefetcherHandle, check_signals, existing};
 ///     RuntimeError: This process has no prefetcher.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeBlocks {
-    owner: u32,
+    owner: u64,
     prefetcher: PrefetcherHandle,
 }
 
@@ -29,36 +29,44 @@ impl NativeBlocks {
     /// The same memory, in a worker started by spawn or forkserver.
     ///
     /// Args:
-    ///     owner: Process id of the owner.
+    ///     owner: `process_number()` of the owner.
     ///     file: Descriptor of the arena.
     ///     eventfd: Descriptor of its eventfd.
     #[staticmethod]
-    fn attach(owner: u32, file: i32, eventfd: i32) -> PyResult<Self> {
+    fn attach(owner: u64, file: i32, eventfd: i32) -> PyResult<Self> {
         Ok(Self { owner, prefetcher: PrefetcherHandle::attach(owner, file, eventfd)? })
     }
 
-    /// Process id of the owner.
+    /// `process_number()` of the owner.
     #[getter]
-    fn owner(&self) -> u32 {
+    fn owner(&self) -> u64 {
         self.owner
     }
 
     /// File descriptors of the arena and of its eventfd, for `attach`.
-    fn descriptors(&self) -> (i32, i32) {
+    ///
+    /// Raises:
+    ///     OSError: The program has closed them.
+    fn descriptors(&self) -> PyResult<(i32, i32)> {
         self.prefetcher.descriptors()
     }
 
     /// Requests memory of `preferred` bytes, or of `size` bytes if that is more or the limits of the owner do not allow the
     /// former. Its content is undefined.
     ///
+    /// Args:
+    ///     size: Number of bytes that are needed.
+    ///     preferred: Number of bytes of a larger block.
+    ///     worker: Number of this worker, for `reclaim`.
+    ///
     /// Returns:
     ///     A buffer. It is returned to the owner when it and all of its views are deleted. None if the limits do not allow
     ///     it, or the owner has exited.
-    fn block(&self, py: Python<'_>, size: u64, preferred: u64) -> PyResult<Option<Buffer>> {
-        let worker = self.prefetcher.worker(self.owner)?;
+    fn block(&self, py: Python<'_>, size: u64, preferred: u64, worker: u32) -> PyResult<Option<Buffer>> {
+        let attached = self.prefetcher.worker(self.owner)?;
         let lengths = [preferred, size];
         let lengths = if preferred > size { &lengths[..] } else { &lengths[1..] };
-        match py.detach(|| worker.block(lengths, check_signals)) {
+        match py.detach(|| attached.block(worker, lengths, check_signals)) {
             Ok(claim) => Ok(claim.map(Buffer::claimed)),
             Err(Unanswered::Interrupted(signal)) => Err(signal),
             Err(Unanswered::OwnerGone | Unanswered::NoFreeSlot) => Ok(None),
@@ -68,7 +76,7 @@ impl NativeBlocks {
     /// Recycles the blocks that workers had offered and that will not be adopted.
     ///
     /// Args:
-    ///     workers: Process ids of workers that have exited.
+    ///     workers: Numbers of workers that have exited.
     #[expect(clippy::needless_pass_by_value, reason = "pyo3 extracts a list by value")]
     fn reclaim(&self, workers: Vec<u32>) {
         if let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) {

@@ -73,7 +73,7 @@ mod native {
         work_for_loader,
     };
     #[pymodule_export]
-    use crate::process::{end_calls, finish, request_stats};
+    use crate::process::{end_calls, finish, process_id, process_number, request_stats};
     #[pymodule_export]
     use crate::scan::{ScanPages, heads};
     #[pymodule_export]

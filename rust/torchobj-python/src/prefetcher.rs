@@ -25,10 +25,10 @@ use crate::process::set_events;
 /// The prefetcher of this process.
 static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
 
-/// Arenas that this process is attached to as a worker, by the process id of their owner.
+/// Arenas that this process is attached to as a worker, by the identity of the process of their owner.
 static ATTACHED: Mutex<Option<Local<Workers>>> = Mutex::new(None);
 
-type Workers = HashMap<u32, Arc<Worker>>;
+type Workers = HashMap<u64, Arc<Worker>>;
 
 thread_local! {
     static OF_THREAD: Cell<u64> = const { Cell::new(0) };
@@ -74,7 +74,7 @@ pub(crate) fn existing() -> Option<Arc<Prefetcher>> {
     OWN.lock().expect("no holder of this lock panics").as_ref().and_then(Local::get).cloned()
 }
 
-fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyResult<Arc<Worker>> {
+fn attached(owner: u64, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyResult<Arc<Worker>> {
     let _inside = fork::enter();
     let mut attached = ATTACHED.lock().expect("no holder of this lock panics");
     let workers = Local::in_slot(&mut attached, Workers::new);
@@ -123,25 +123,23 @@ impl PrefetcherHandle {
         Self::Started(ManuallyDrop::new(prefetcher))
     }
 
-    pub(crate) fn attach(owner: u32, file: i32, eventfd: i32) -> PyResult<Self> {
+    pub(crate) fn attach(owner: u64, file: i32, eventfd: i32) -> PyResult<Self> {
         // If this process is attached to the arena already, the descriptors are closed.
         let [file, eventfd] = Worker::received(file, eventfd);
         Ok(Self::Attached(attached(owner, move || Worker::attach(file, eventfd))?))
     }
 
     /// File descriptors of the arena and of its eventfd.
-    pub(crate) fn descriptors(&self) -> (i32, i32) {
-        match self {
-            Self::Started(prefetcher) => {
-                let arena = prefetcher.arena();
-                (arena.file().as_raw_fd(), arena.eventfd().as_raw_fd())
-            }
-            Self::Attached(worker) => (worker.file().as_raw_fd(), worker.eventfd().as_raw_fd()),
-        }
+    pub(crate) fn descriptors(&self) -> PyResult<(i32, i32)> {
+        let (file, eventfd) = match self {
+            Self::Started(prefetcher) => (prefetcher.arena().file(), prefetcher.arena().eventfd()),
+            Self::Attached(worker) => (worker.file(), worker.eventfd()),
+        };
+        Ok((file.get()?.as_raw_fd(), eventfd.get()?.as_raw_fd()))
     }
 
     /// The prefetcher, in the process `owner` only.
-    pub(crate) fn prefetcher(&self, owner: u32) -> Option<&Arc<Prefetcher>> {
+    pub(crate) fn prefetcher(&self, owner: u64) -> Option<&Arc<Prefetcher>> {
         match self {
             Self::Started(prefetcher) if owner == fork::generation() => Some(&**prefetcher),
             _ => None,
@@ -149,7 +147,7 @@ impl PrefetcherHandle {
     }
 
     /// The worker that sends requests to `owner`, in any other process.
-    pub(crate) fn worker(&self, owner: u32) -> PyResult<Arc<Worker>> {
+    pub(crate) fn worker(&self, owner: u64) -> PyResult<Arc<Worker>> {
         match self {
             Self::Started(prefetcher) => attached(owner, || Worker::inherit(prefetcher.arena())),
             Self::Attached(worker) if worker.is_ours() => Ok(worker.clone()),
@@ -165,7 +163,8 @@ pub(crate) fn check_signals() -> PyResult<()> {
 }
 
 /// The exception for a request that process `owner` did not respond to.
-pub(crate) fn unanswered(error: Unanswered<PyErr>, owner: u32) -> PyErr {
+pub(crate) fn unanswered(error: Unanswered<PyErr>, owner: u64) -> PyErr {
+    let owner = fork::pid_of(owner);
     match error {
         Unanswered::Interrupted(signal) => signal,
         Unanswered::OwnerGone => PyRuntimeError::new_err(format!("process {owner}, which reads ahead, has exited")),
@@ -200,14 +199,14 @@ pub(crate) fn start_prefetcher(py: Python<'_>, budget: u64) -> PyResult<()> {
 ///     `(owner, segment, generation)`, the arguments of `adopt` in the owner. None if the buffer must be copied, because it is
 ///     not in an arena, or this process can still write to it.
 #[pyfunction]
-pub(crate) fn offer(buffer: &Bound<'_, Buffer>) -> Option<(u32, u32, u32)> {
+pub(crate) fn offer(buffer: &Bound<'_, Buffer>) -> Option<(u64, u32, u32)> {
     buffer.get().offer()
 }
 
 /// Takes over the memory of a buffer that a worker offered to this process.
 ///
 /// Args:
-///     owner: Process id of the owner of the arena, which must be this process.
+///     owner: `process_number()` of the owner of the arena, which must be this process.
 ///     segment: Id of the segment.
 ///     generation: Generation of the segment.
 ///
@@ -217,9 +216,9 @@ pub(crate) fn offer(buffer: &Bound<'_, Buffer>) -> Option<(u32, u32, u32)> {
 /// Raises:
 ///     RuntimeError: Another process is the owner, or the buffer was taken over already.
 #[pyfunction]
-pub(crate) fn adopt(py: Python<'_>, owner: u32, segment: u32, generation: u32) -> PyResult<Buffer> {
+pub(crate) fn adopt(py: Python<'_>, owner: u64, segment: u32, generation: u32) -> PyResult<Buffer> {
     let lost = || {
-        PyRuntimeError::new_err(format!("a buffer of process {owner} can be adopted once, and only in that process"))
+        PyRuntimeError::new_err(format!("a buffer of process {} can be adopted once, and only in that process", fork::pid_of(owner)))
     };
     let prefetcher = existing().filter(|_| owner == fork::generation()).ok_or_else(lost)?;
     let adopted = py.detach(|| prefetcher.arena().adopt(segment, generation))?;

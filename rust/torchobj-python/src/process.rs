@@ -189,6 +189,23 @@ fn measured() -> (MetricsSnapshot, Vec<Arc<ConcurrencyLimit>>) {
     (found, clients.first.values().map(|client| client.permits().clone()).collect())
 }
 
+/// Returns a number that identifies this process.
+///
+/// No other process of the machine has it, also not one that gets the same process id later. A forked child has its own.
+#[pyfunction]
+pub(crate) fn process_number() -> u64 {
+    fork::generation()
+}
+
+/// Returns the process id of a process.
+///
+/// Args:
+///     number: `process_number()` of the process.
+#[pyfunction]
+pub(crate) fn process_id(number: u64) -> u32 {
+    fork::pid_of(number)
+}
+
 /// Ends the calls of all other threads, and the uploads of all writers, for the end of the process: only the calling thread
 /// can use stores afterwards. [`finish`] waits for it.
 #[pyfunction]

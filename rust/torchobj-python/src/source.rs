@@ -27,7 +27,7 @@ use crate::wait::wait;
 /// the memory of its arena. The buffers of the readers stay valid until they are dropped.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct ObjectSource {
-    owner: u32,
+    owner: u64,
     number: u64,
     /// `None` if the objects are given by reference.
     manifest: Option<Arc<Packed>>,
@@ -86,7 +86,7 @@ impl ObjectSource {
     #[staticmethod]
     #[pyo3(signature = (owner, number, file, eventfd, manifest=None))]
     fn attach(
-        owner: u32,
+        owner: u64,
         number: u64,
         file: i32,
         eventfd: i32,
@@ -97,13 +97,16 @@ impl ObjectSource {
     }
 
     /// Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not inherit them.
-    fn descriptors(&self) -> (i32, i32) {
+    ///
+    /// Raises:
+    ///     OSError: The program has closed them.
+    fn descriptors(&self) -> PyResult<(i32, i32)> {
         self.prefetcher.descriptors()
     }
 
-    /// Process id of the owner.
+    /// `process_number()` of the owner.
     #[getter]
-    fn owner(&self) -> u32 {
+    fn owner(&self) -> u64 {
         self.owner
     }
 

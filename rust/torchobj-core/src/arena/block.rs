@@ -6,7 +6,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -18,7 +17,7 @@ use super::map::{Map, Words};
 use crate::fork;
 
 /// First bytes of the file; the last byte is the version of this layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"tobjblk\x02");
+const MAGIC: u64 = u64::from_be_bytes(*b"tobjblk\x03");
 
 /// Offset of the memory. The page before it is the header.
 pub(super) const START: u64 = 4096;
@@ -27,6 +26,8 @@ pub(super) const START: u64 = 4096;
 #[repr(C)]
 struct BlockHeader {
     magic: AtomicU64,
+    /// Identity of the owner's process: another one may have its process id later.
+    owner: AtomicU64,
     number: AtomicU32,
     /// Nonzero once the block was discarded.
     discarded: AtomicU32,
@@ -55,22 +56,27 @@ impl Block {
     pub(super) fn create(number: u32, capacity: u64) -> io::Result<Self> {
         let block = Self { map: Map::create(Map::file_in_memory()?, START + capacity)?, number, capacity };
         let header: &BlockHeader = block.map.header();
+        header.owner.store(fork::generation(), Relaxed);
         header.number.store(number, Relaxed);
         header.magic.store(MAGIC, Release);
         Ok(block)
     }
 
     /// Maps the block that process `owner` has open as `descriptor`. `len` bytes will be written: they get pages now, by
-    /// one system call instead of a fault for each.
+    /// one system call instead of a fault for each. The file is closed.
     ///
     /// # Errors
-    /// The system does not show the descriptors of the owner, or `descriptor` is not this block.
-    pub(super) fn attach(owner: u32, descriptor: u32, number: u32, len: u64) -> io::Result<Self> {
-        let path = format!("/proc/{owner}/fd/{descriptor}");
-        let map = Map::attach(open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)?;
+    /// The system does not show the descriptors of the owner, the process has no descriptor left, or `descriptor` is not this
+    /// block.
+    pub(super) fn attach(owner: u64, descriptor: u32, number: u32, len: u64) -> io::Result<Self> {
+        let path = format!("/proc/{}/fd/{descriptor}", fork::pid_of(owner));
+        let mut map = Map::attach(open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)?;
+        map.close();
         let block = Self { number, capacity: map.len().saturating_sub(START), map };
-        let is_block =
-            |header: &BlockHeader| header.magic.load(Acquire) == MAGIC && header.number.load(Relaxed) == number;
+        let is_block = |header: &BlockHeader| {
+            let found = (header.magic.load(Acquire), header.owner.load(Relaxed), header.number.load(Relaxed));
+            found == (MAGIC, owner, number)
+        };
         // A shorter file has no header.
         if block.map.len() < START || block.capacity < len || !is_block(block.map.header()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is not the granted block"));
@@ -95,9 +101,10 @@ impl Block {
         let _ = self.map.punch(START, self.capacity);
     }
 
-    /// Number of the owner's descriptor of the file.
-    pub(super) fn descriptor(&self) -> u32 {
-        u32::try_from(self.map.file().as_raw_fd()).expect("descriptors are not negative")
+    /// Number of the owner's descriptor of the file. `None` if the program has closed it.
+    pub(super) fn descriptor(&self) -> Option<u32> {
+        let file = self.map.file();
+        file.get().is_ok().then(|| u32::try_from(file.number()).expect("descriptors are not negative"))
     }
 
     /// Address of the first `len` bytes.
@@ -166,17 +173,20 @@ mod tests {
     #[test]
     fn another_mapping_of_a_block_has_its_mark() {
         let block = Block::create(7, MIB).unwrap();
-        let attached = Block::attach(std::process::id(), block.descriptor(), 7, MIB).unwrap();
+        let (owner, descriptor) = (fork::generation(), block.descriptor().unwrap());
+        let attached = Block::attach(owner, descriptor, 7, MIB).unwrap();
         assert_eq!(attached.capacity, MIB);
         block.discard();
         assert!(attached.is_discarded());
-        assert!(Block::attach(std::process::id(), block.descriptor(), 8, MIB).is_err());
-        assert!(Block::attach(std::process::id(), block.descriptor(), 7, 2 * MIB).is_err());
+        assert!(Block::attach(owner, descriptor, 8, MIB).is_err());
+        assert!(Block::attach(owner, descriptor, 7, 2 * MIB).is_err());
+        // Another process had the same process id.
+        assert!(Block::attach(owner + (1 << 60), descriptor, 7, MIB).is_err());
         // The owner may have opened another file under the number of the descriptor.
         let other = Map::create(Map::file_in_memory().unwrap(), 5).unwrap();
-        let descriptor = u32::try_from(other.file().as_raw_fd()).unwrap();
+        let descriptor = u32::try_from(other.file().number()).unwrap();
         for len in [0, MIB] {
-            assert!(Block::attach(std::process::id(), descriptor, 7, len).is_err());
+            assert!(Block::attach(owner, descriptor, 7, len).is_err());
         }
     }
 

@@ -1,7 +1,7 @@
 //! The pool of an owner's blocks: reuses unused ones, the most recently used first, within a limit of their bytes. Holds none
 //! that is in use.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
 
 use rustix::process::{Resource, getrlimit};
 
@@ -70,6 +70,11 @@ impl BlockPool {
             Some(position) => self.unused.remove(position).0,
             None => self.create(capacity)?,
         };
+        if block.descriptor().is_none() {
+            // The program has closed it: no other worker can map the block.
+            self.discard(&block);
+            return self.take(slot, len);
+        }
         self.used.push((Arc::downgrade(&block), slot));
         Some(block)
     }
@@ -85,7 +90,22 @@ impl BlockPool {
             let (oldest, _) = self.unused.remove(0);
             self.discard(&oldest);
         }
-        let block = Block::create(self.next_number, capacity).ok()?;
+        let block = match Block::create(self.next_number, capacity) {
+            Ok(block) => block,
+            Err(error) => {
+                // Fewer blocks from now on, so that descriptors are left for others.
+                self.free_unused();
+                self.max_blocks = (self.used.len() as u64).max(1);
+                static WARNED: Once = Once::new();
+                WARNED.call_once(|| {
+                    log::warn!(
+                        "batches take memory that is not recycled: the system refuses another block: {error}; allow this \
+                         process more open files (ulimit -n) or more memory"
+                    );
+                });
+                return None;
+            }
+        };
         self.next_number = self.next_number.wrapping_add(1);
         self.bytes += block.capacity;
         Some(Arc::new(block))

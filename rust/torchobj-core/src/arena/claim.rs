@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::attachment::Attachment;
 use super::block::{Block, ViewedBlock};
 use super::layout::Answer;
-use super::owner::notify;
 use super::sync;
 use crate::buffer::{Buffer, Memory};
+use crate::fork;
 
 /// A segment that was granted to a worker. Dropping the claim transfers an offered segment to the trainer, and returns
 /// any other to the owner.
@@ -20,6 +20,8 @@ pub struct Claim {
     answer: Answer,
     /// The block; `None` for a segment of the arena.
     block: Option<ViewedBlock>,
+    /// Number of forks when the claim began.
+    forks: u64,
     /// Whether `buffer` was called.
     taken: AtomicBool,
 }
@@ -36,13 +38,17 @@ pub struct Offer {
 impl Claim {
     /// The claim of the attached worker on the segment that was granted by `answer`.
     pub(super) fn new(attachment: Arc<Attachment>, answer: Answer) -> Arc<Self> {
-        Arc::new(Self { attachment, answer, block: None, taken: AtomicBool::new(false) })
+        Self::with(attachment, answer, None)
     }
 
     /// The claim of the attached worker on `block`, which was granted by `answer`.
     pub(super) fn of_block(attachment: Arc<Attachment>, answer: Answer, block: Arc<Block>) -> Arc<Self> {
-        let block = Some(ViewedBlock::new(block, answer.len));
-        Arc::new(Self { attachment, answer, block, taken: AtomicBool::new(false) })
+        Self::with(attachment, answer, Some(ViewedBlock::new(block, answer.len)))
+    }
+
+    fn with(attachment: Arc<Attachment>, answer: Answer, block: Option<ViewedBlock>) -> Arc<Self> {
+        let forks = fork::count(&fork::enter());
+        Arc::new(Self { attachment, answer, block, forks, taken: AtomicBool::new(false) })
     }
 
     /// Returns whether this is the memory of a block. The worker may write to it at any time: a batch may contain tensors
@@ -61,8 +67,8 @@ impl Claim {
         self.answer.len == 0
     }
 
-    /// Process id of the arena's owner.
-    pub fn owner(&self) -> u32 {
+    /// Identity of the process that owns the arena, as of [`fork::generation`].
+    pub fn owner(&self) -> u64 {
         self.attachment.owner()
     }
 
@@ -100,13 +106,14 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // A forked child has a copy of a claim that belongs to its parent.
         if self.attachment.is_ours() {
-            if let Some(block) = &self.block {
-                block.end();
-            }
-            let Answer { id, generation, .. } = self.answer;
-            let header = self.attachment.header();
-            if sync::drop_claim(header.state(id), generation, &header.memory_needed) {
-                notify(&self.attachment.eventfd);
+            match &self.block {
+                Some(block) => {
+                    // Discarded if a child may view it. No fork before the claim is dropped.
+                    let inside = fork::enter();
+                    block.end();
+                    self.attachment.drop_claim(self.answer, fork::count(&inside));
+                }
+                None => self.attachment.drop_claim(self.answer, self.forks),
             }
         }
     }

@@ -11,19 +11,29 @@ use super::sync::{self, GrantState};
 
 /// What can be granted to a worker.
 pub(super) trait Grantable: Clone {
-    /// The worker of a grant has exited without dropping it.
-    fn discard(&self);
+    /// The worker of a grant has exited without dropping it: a process that it forked may have a view. `born` is the fork by which
+    /// this process started the worker; 0 if it did not fork it.
+    fn inherit(&mut self, born: u64);
 }
 
-impl Grantable for Extent {
-    /// The extent is reused.
-    fn discard(&self) {}
+/// An extent that left the owner's process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GrantedExtent {
+    pub(super) extent: Extent,
+    /// Number of forks of the owner before those whose processes may have a view; `None` if there are none.
+    pub(super) forks: Option<u64>,
+}
+
+impl Grantable for GrantedExtent {
+    fn inherit(&mut self, born: u64) {
+        self.forks = born.checked_sub(1);
+    }
 }
 
 impl Grantable for Arc<Block> {
-    /// A child of the worker may have a view of the block.
-    fn discard(&self) {
-        Block::discard(self);
+    /// The block is not reused.
+    fn inherit(&mut self, _born: u64) {
+        self.discard();
     }
 }
 
@@ -46,9 +56,7 @@ struct Grant<M> {
     memory: Option<M>,
     len: u64,
     generation: u32,
-    slot: u32,
-    /// Process id of the worker.
-    worker: u32,
+    to: GrantedTo,
     /// Index of its id in `used_ids`.
     position: usize,
     /// When the exit of its worker was detected, if the segment was offered.
@@ -67,7 +75,18 @@ pub(super) enum Adoption<M> {
     Copy(M, u64),
 }
 
-impl Grants<Extent> {
+/// The worker that a grant is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GrantedTo {
+    /// Index of its slot.
+    pub(super) slot: u32,
+    /// Number that its loader assigned; 0 for segments.
+    pub(super) worker: u32,
+    /// The fork by which the owner started its process; 0 if it did not fork it.
+    pub(super) born: u64,
+}
+
+impl Grants<GrantedExtent> {
     /// The grants of segments.
     pub(super) fn of_segments() -> Self {
         Self::new(0..SEGMENTS)
@@ -75,7 +94,7 @@ impl Grants<Extent> {
 
     /// Bytes of the arena that the granted segments take.
     pub(super) fn capacity(&self) -> u64 {
-        let of = |id: &u32| self.entry(*id).memory.as_ref().map_or(0, |extent| extent.capacity);
+        let of = |id: &u32| self.entry(*id).memory.as_ref().map_or(0, |granted| granted.extent.capacity);
         self.used_ids.iter().map(of).sum()
     }
 }
@@ -100,16 +119,14 @@ impl<M: Grantable> Grants<M> {
         &mut self.entries[(id - self.ids.start) as usize]
     }
 
-    /// Adds memory that is granted to a worker, given by its slot and process id. Returns its id and generation; `None` when all ids
-    /// are in use.
-    pub(super) fn add(&mut self, (slot, worker): (u32, u32), memory: M, len: u64) -> Option<(u32, u32)> {
+    /// Adds memory that is granted to a worker. Returns its id and generation; `None` when all ids are in use.
+    pub(super) fn add(&mut self, to: GrantedTo, memory: M, len: u64) -> Option<(u32, u32)> {
         let position = self.used_ids.len();
         let grant = |generation| Grant {
             memory: Some(memory),
             len,
             generation,
-            slot,
-            worker,
+            to,
             position,
             orphaned_at: None,
             copying: false,
@@ -146,9 +163,9 @@ impl<M: Grantable> Grants<M> {
             }
             // The worker has exited, or dropped it.
             GrantState::Offered | GrantState::Transferred => {
-                let (memory, len) = self.remove(id)?;
+                let (mut memory, len) = self.remove(id)?;
                 if state == Some(GrantState::Offered) {
-                    memory.discard();
+                    memory.inherit(self.entry(id).to.born);
                 }
                 self.transferred += 1;
                 Some(Adoption::Transfer(memory, len))
@@ -167,11 +184,11 @@ impl<M: Grantable> Grants<M> {
             return None;
         }
         self.transferred += 1;
-        self.remove(id).inspect(|(memory, _)| {
-            if orphaned {
-                memory.discard();
-            }
-        })
+        let (mut memory, len) = self.remove(id)?;
+        if orphaned {
+            memory.inherit(self.entry(id).to.born);
+        }
+        Some((memory, len))
     }
 
     fn remove(&mut self, id: u32) -> Option<(M, u64)> {
@@ -185,10 +202,10 @@ impl<M: Grantable> Grants<M> {
         Some((memory, len))
     }
 
-    /// Makes the next [`reclaim`](Self::reclaim) remove what these workers had offered.
+    /// Makes the next [`reclaim`](Self::reclaim) remove what these workers, given by their numbers, had offered.
     pub(super) fn abandon(&mut self, workers: &[u32]) {
         for grant in self.entries.iter_mut().filter(|grant| grant.memory.is_some()) {
-            grant.abandoned |= workers.contains(&grant.worker);
+            grant.abandoned |= workers.contains(&grant.to.worker);
         }
     }
 
@@ -206,7 +223,7 @@ impl<M: Grantable> Grants<M> {
         let index = |id: u32| (id - ids.start) as usize;
         used_ids.retain(|id| {
             let grant = &mut entries[index(*id)];
-            let exited = grant.abandoned || exited.contains(&grant.slot);
+            let exited = grant.abandoned || exited.contains(&grant.to.slot);
             let state = state(*id, grant.generation);
             let unused = match state {
                 Some(GrantState::Returned) => true,
@@ -219,9 +236,9 @@ impl<M: Grantable> Grants<M> {
                 }
                 Some(GrantState::Claimed) | None => exited,
             };
-            if let Some(memory) = grant.memory.take_if(|_| unused) {
+            if let Some(mut memory) = grant.memory.take_if(|_| unused) {
                 if matches!(state, Some(GrantState::Claimed | GrantState::Offered) | None) {
-                    memory.discard();
+                    memory.inherit(grant.to.born);
                 }
                 free_ids.push(*id);
                 freed.push(memory);
@@ -243,7 +260,7 @@ mod tests {
     fn a_block_that_an_exited_worker_had_not_dropped_is_not_reused() {
         for copying in [false, true] {
             let (mut grants, block) = (Grants::of_blocks(), Arc::new(Block::create(0, 4096).unwrap()));
-            let (id, generation) = grants.add((0, 1), block.clone(), 10).unwrap();
+            let (id, generation) = grants.add(GrantedTo { slot: 0, worker: 1, born: 0 }, block.clone(), 10).unwrap();
             let adopt = |grants: &mut Grants<_>| grants.adopt(id, generation, Some(GrantState::Offered));
             if copying {
                 assert!(matches!(adopt(&mut grants), Some(Adoption::Copy(..))));

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use super::map::Words;
 
 /// First bytes of the file; the last byte is the version of this layout.
-pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"torchob\x03");
+pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"torchob\x04");
 
 /// Maximum number of segments that are granted to workers or on their way to the trainer.
 pub(super) const SEGMENTS: u32 = 1 << 20;
@@ -44,8 +44,8 @@ pub(super) struct ArenaHeader {
     pub(super) magic: AtomicU64,
     /// Limit of the bytes of all segments.
     pub(super) budget: AtomicU64,
-    /// Process id of the owner.
-    pub(super) owner: AtomicU32,
+    /// Identity of the owner's process.
+    pub(super) owner: AtomicU64,
     /// Index of the last slot that was ever used, plus one.
     pub(super) used_slots: AtomicU32,
     /// Nonzero while the owner waits for memory: a process that drops a segment notifies the owner.
@@ -82,8 +82,10 @@ impl ArenaHeader {
 /// words are written before the number is stored with `Release`, and read after it is loaded with `Acquire`.
 #[repr(C, align(4096))]
 pub(super) struct WorkerSlot {
-    /// Process id of the worker; 0 while the slot is free.
-    pub(super) worker: AtomicU32,
+    /// Identity of the worker's process; 0 while the slot is free.
+    pub(super) worker: AtomicU64,
+    /// The fork by which the owner started the worker's process, in the count of the owner; 0 if it was not forked by the owner.
+    pub(super) born: AtomicU64,
     /// Number of the last request.
     pub(super) requested: AtomicU32,
     /// Number of the last answered request. The worker waits on it as a futex.
@@ -92,7 +94,7 @@ pub(super) struct WorkerSlot {
     pub(super) count: AtomicU32,
     /// Number of announced objects; they follow the demanded ones.
     pub(super) announced: AtomicU32,
-    /// Iterator of the worker that announced them.
+    /// Iterator of the worker that announced them. Of a request for a block: the number of the worker.
     pub(super) iterator: AtomicU32,
     /// Iterator of the worker that ended; 0 for none.
     pub(super) ended: AtomicU32,

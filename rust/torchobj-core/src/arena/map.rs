@@ -2,19 +2,19 @@
 #![expect(unsafe_code, reason = "maps a file and points into it; each use states its invariant")]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use rustix::fs::memfd_create;
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
-};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use crate::descriptor::Descriptor;
 
 /// A `memfd`, mapped whole. Its length is sealed.
 #[derive(Debug)]
 pub(super) struct Map {
-    file: OwnedFd,
+    /// `None` after [`close`](Self::close).
+    file: Option<Descriptor>,
     start: NonNull<u8>,
     len: usize,
 }
@@ -40,9 +40,8 @@ impl Map {
     /// The system refuses the length or the address space. The caller may retry with another length.
     pub(super) fn create(file: OwnedFd, len: u64) -> io::Result<Self> {
         ftruncate(&file, len)?;
-        let map = Self::of(file)?;
-        fcntl_add_seals(&map.file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(map)
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::of(file)
     }
 
     /// Maps the file that another process created.
@@ -65,12 +64,21 @@ impl Map {
             unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED | MapFlags::NORESERVE, &file, 0) }?;
         // Advice only. SAFETY: the range is exactly the mapping created above.
         let _ = unsafe { madvise(start, len, Advice::LinuxDontDump) };
+        let file = Some(Descriptor::new(file)?);
         Ok(Self { file, start: NonNull::new(start.cast()).expect("the kernel maps nothing at 0"), len })
     }
 
     /// The file.
-    pub(super) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    ///
+    /// # Panics
+    /// It was closed.
+    pub(super) fn file(&self) -> &Descriptor {
+        self.file.as_ref().expect("only mappings that no other process needs are without their file")
+    }
+
+    /// Closes the file, which stays mapped.
+    pub(super) fn close(&mut self) {
+        self.file = None;
     }
 
     /// Length in bytes.
@@ -78,9 +86,13 @@ impl Map {
         self.len as u64
     }
 
-    /// Releases the pages of a range; it reads as zeroes afterwards.
+    /// Releases the pages of a range, in all processes; it reads as zeroes afterwards.
     pub(super) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        Ok(fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)?)
+        let start = self.at(offset, len);
+        let len = usize::try_from(len).expect("it is mapped");
+        // Not by the descriptor, which the program may have closed. SAFETY: the range is within the mapping, as `at` checked, and
+        // its callers pass memory without users.
+        Ok(unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxRemove) }?)
     }
 
     /// Gives a range pages that can be written to without a fault, as far as the system does (Linux 5.14).

@@ -28,7 +28,10 @@
 //!   that the worker fills. The trainer adopts it when the batch arrives, and the owner reuses it when the trainer has
 //!   dropped all views of it. Each block is a file of its own (`block`), which workers open through `/proc`.
 //! * **Fork.** A forked child inherits the mapping and the eventfd and can attach as a worker. It never frees the
-//!   segments of its parent of which it inherited copies.
+//!   segments of its parent of which it inherited copies. A process that drops a segment that it had during a fork returns it
+//!   only when all processes that inherited it have exited (`fork::are_gone`); such a block is discarded. If a worker exits
+//!   before, the owner waits for the processes that a worker started by fork has forked.
+//! * **Descriptors.** A worker keeps none per block. A program may close those of the arena: each is compared before its use.
 //! * **Pages.** Pages of free segments stay resident, and are reused, while used and free bytes together fit the
 //!   budget. The owner punches them out of the file beyond the budget, when memory is short, and after a while without a
 //!   request if no worker is attached.
@@ -41,6 +44,7 @@ mod grants;
 mod layout;
 mod map;
 mod owner;
+mod process;
 mod request;
 mod serve;
 mod size;

@@ -4,7 +4,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -14,9 +13,10 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 
+use super::attachment::notify;
 use super::block::{Block, ViewedBlock};
 use super::block_pool::BlockPool;
-use super::grants::{Adoption, Grantable, Grants};
+use super::grants::{Adoption, Grantable, GrantedExtent, GrantedTo, Grants};
 use super::layout::{self, Answer, ArenaHeader, DATA, GRANTS, SEGMENTS, SLOTS};
 use super::map::Map;
 use super::request::{RequestedObjects, WorkerRequest, split_names};
@@ -24,7 +24,8 @@ use super::size::{self, Limits, Size};
 use super::space::{Extent, Space, capacity_of};
 use super::sync;
 use crate::buffer::{Buffer, Memory, PendingBuffer};
-use crate::fork;
+use crate::descriptor::Descriptor;
+use crate::fork::{self, ForkGuard};
 
 /// Time in which a trainer must adopt what an exited worker had offered.
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -35,8 +36,8 @@ const ORPHAN_TIMEOUT_IDLE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Arena {
     map: Arc<Map>,
-    eventfd: OwnedFd,
-    owner: u32,
+    eventfd: Descriptor,
+    owner: u64,
     budget: u64,
     state: Mutex<ArenaState>,
 }
@@ -44,10 +45,40 @@ pub struct Arena {
 #[derive(Debug)]
 struct ArenaState {
     space: Space,
-    segments: Grants<Extent>,
+    segments: Grants<GrantedExtent>,
     blocks: Grants<Arc<Block>>,
     /// Blocks that are not in use.
     pool: BlockPool,
+    /// Extents that are withdrawn while forked children may have views of them: those of the forks after the first number until
+    /// the second.
+    inherited: Vec<(u64, u64, Extent)>,
+}
+
+impl ArenaState {
+    /// Frees an extent, of which this process had views since it had forked `forks` times; `None` if it had none. Withdraws it
+    /// while processes that were forked since exist. Returns the bytes freed.
+    fn free(&mut self, extent: Extent, forks: Option<u64>, inside: &ForkGuard) -> u64 {
+        let now = fork::count(inside);
+        match forks {
+            Some(forks) if forks != now && !fork::are_gone(inside, forks, now) => {
+                self.space.withdraw(extent);
+                self.inherited.push((forks, now, extent));
+                0
+            }
+            _ => {
+                self.space.free(extent);
+                extent.capacity
+            }
+        }
+    }
+
+    /// Frees the withdrawn extents of processes that have exited.
+    fn restore(&mut self, inside: &ForkGuard) {
+        let Self { space, inherited, .. } = self;
+        for (.., extent) in inherited.extract_if(.., |(after, until, _)| fork::are_gone(inside, *after, *until)) {
+            space.restore(extent);
+        }
+    }
 }
 
 /// Memory use of an arena, in bytes.
@@ -86,7 +117,8 @@ impl Arena {
 
     pub(super) fn create_within(requested_budget: u64, limits: Limits) -> io::Result<Arc<Self>> {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let eventfd = eventfd.map_err(|error| size::creation_error("eventfd", error.into()))?;
+        let eventfd = eventfd.map_err(io::Error::from).and_then(Descriptor::new);
+        let eventfd = eventfd.map_err(|error| size::creation_error("eventfd", error))?;
         let file = Map::file_in_memory().map_err(|error| size::creation_error("memfd_create", error))?;
         let mut fits = Size::within(requested_budget, limits);
         let (map, Size { budget, space }) = loop {
@@ -105,7 +137,7 @@ impl Arena {
             );
         }
         let header: &ArenaHeader = map.header();
-        header.owner.store(std::process::id(), Relaxed);
+        header.owner.store(fork::generation(), Relaxed);
         header.budget.store(budget, Relaxed);
         header.magic.store(layout::MAGIC, Release);
         let state = ArenaState {
@@ -113,18 +145,20 @@ impl Arena {
             segments: Grants::of_segments(),
             blocks: Grants::of_blocks(),
             pool: BlockPool::new(budget),
+            inherited: Vec::new(),
         };
-        Ok(Arc::new(Self { map: Arc::new(map), eventfd, owner: std::process::id(), budget, state: Mutex::new(state) }))
+        fork::watch_children(&fork::enter());
+        Ok(Arc::new(Self { map: Arc::new(map), eventfd, owner: fork::generation(), budget, state: Mutex::new(state) }))
     }
 
     /// The arena's file. Another process attaches to it.
-    pub fn file(&self) -> BorrowedFd<'_> {
+    pub fn file(&self) -> &Descriptor {
         self.map.file()
     }
 
     /// The eventfd that workers notify after writing a request.
-    pub fn eventfd(&self) -> BorrowedFd<'_> {
-        self.eventfd.as_fd()
+    pub fn eventfd(&self) -> &Descriptor {
+        &self.eventfd
     }
 
     /// The mapping of the file. Forked children share it.
@@ -138,11 +172,11 @@ impl Arena {
 
     /// Returns whether the current process is the owner; false in a forked child.
     pub fn is_ours(&self) -> bool {
-        self.owner == std::process::id()
+        self.owner == fork::generation()
     }
 
     fn state(&self) -> MutexGuard<'_, ArenaState> {
-        assert!(self.is_ours(), "the state of an arena belongs to its owner, process {}: a bug", self.owner);
+        assert!(self.is_ours(), "the state of an arena belongs to its owner, process {}: a bug", fork::pid_of(self.owner));
         self.state.lock().expect("no holder of this lock panics")
     }
 
@@ -150,7 +184,7 @@ impl Arena {
     pub fn usage(&self) -> Usage {
         let _inside = fork::enter();
         let state = self.state();
-        let ArenaState { space, segments, blocks, pool } = &*state;
+        let ArenaState { space, segments, blocks, pool, .. } = &*state;
         Usage {
             budget: self.budget,
             used: space.used(),
@@ -186,15 +220,18 @@ impl Arena {
     /// # Errors
     /// The file has no free extent of this size.
     pub fn segment(self: &Arc<Self>, len: u64) -> io::Result<Arc<Segment>> {
-        let _inside = fork::enter();
+        let inside = fork::enter();
         let mut state = self.state();
         let extent = match state.space.allocate(len) {
             Some(extent) => extent,
-            None => self.allocate_merged(&mut state, len)?,
+            None => {
+                state.restore(&inside);
+                self.allocate_merged(&mut state, len)?
+            }
         };
         let exceeds_budget = state.space.used() > self.budget;
         self.release_pages(&mut state, self.budget);
-        Ok(Segment::new(self.clone(), extent, len, exceeds_budget))
+        Ok(Segment::new(self.clone(), extent, len, exceeds_budget, fork::count(&inside)))
     }
 
     /// Merges free extents of all size classes and allocates an extent from the result.
@@ -249,8 +286,8 @@ impl Arena {
         self.header().memory_needed.store(0, Relaxed);
     }
 
-    /// Slots that have a worker, with its process id.
-    pub(super) fn slots(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+    /// Slots that have a worker, with the identity of its process.
+    pub(super) fn slots(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         let header = self.header();
         let end = header.used_slots.load(Acquire).min(SLOTS);
         (0..end).map(move |index| (index, header.slot(index).worker.load(Acquire))).filter(|(_, worker)| *worker != 0)
@@ -296,6 +333,7 @@ impl Arena {
         let slot = header.slot(slot);
         slot.requested.store(0, Relaxed);
         slot.answered.store(0, Relaxed);
+        slot.born.store(0, Relaxed);
         slot.worker.store(0, Release);
         let vacated = &header.vacated;
         sync::publish(vacated, sync::published(vacated).wrapping_add(1));
@@ -312,7 +350,8 @@ impl Arena {
         let mut state = self.state();
         let len = segment.len;
         let extent = segment.extent.expect("it is present until the segment is granted or dropped");
-        let Some((id, generation)) = state.segments.add(self.worker_of(slot), extent, len) else {
+        let granted = GrantedExtent { extent, forks: None };
+        let Some((id, generation)) = state.segments.add(self.granted_to(slot, 0), granted, len) else {
             return Err(segment);
         };
         segment.extent = None;
@@ -320,23 +359,25 @@ impl Arena {
         Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
     }
 
-    fn worker_of(&self, slot: u32) -> (u32, u32) {
-        (slot, self.header().slot(slot).worker.load(Acquire))
+    fn granted_to(&self, slot: u32, worker: u32) -> GrantedTo {
+        GrantedTo { slot, worker, born: self.header().slot(slot).born.load(Relaxed) }
     }
 
-    /// Grants a block, whose content is undefined, to the worker of `slot`: of the first of these lengths that the limits
-    /// allow. Returns the position of this length too; `None` if they allow none.
-    pub(super) fn grant_block(&self, slot: u32, lengths: &[u64]) -> Option<(usize, Answer)> {
+    /// Grants a block, whose content is undefined, to the worker of `slot` with number `worker`: of the first of these lengths that
+    /// the limits allow. Returns the position of this length too; `None` if they allow none.
+    pub(super) fn grant_block(&self, slot: u32, worker: u32, lengths: &[u64]) -> Option<(usize, Answer)> {
         let _inside = fork::enter();
         let mut state = self.state();
         let (position, block) = state.pool.take_first(slot, lengths)?;
         let len = lengths[position];
-        let Some((id, generation)) = state.blocks.add(self.worker_of(slot), block.clone(), len) else {
+        let to = self.granted_to(slot, worker);
+        let add = |descriptor| Some((descriptor, state.blocks.add(to, block.clone(), len)?));
+        let Some((descriptor, (id, generation))) = block.descriptor().and_then(add) else {
             state.pool.give(block);
             return None;
         };
         sync::grant(self.header().state(id), generation);
-        let offset = u64::from(block.number) << 32 | u64::from(block.descriptor());
+        let offset = u64::from(block.number) << 32 | u64::from(descriptor);
         Some((position, Answer { id, generation, offset, len, failed: false }))
     }
 
@@ -393,8 +434,8 @@ impl Arena {
         self.reclaim_after(&[], ORPHAN_TIMEOUT_IDLE)
     }
 
-    /// Frees the blocks that workers had offered, given by their process ids. Called when they have exited and the trainer
-    /// has adopted all that it will.
+    /// Frees the blocks that workers had offered, given by the numbers that their loader assigned. Called when they have exited
+    /// and the trainer has adopted all that it will.
     pub fn reclaim_blocks(&self, workers: &[u32]) {
         let inside = fork::enter();
         self.state().blocks.abandon(workers);
@@ -403,19 +444,26 @@ impl Arena {
     }
 
     fn reclaim_after(&self, exited: &[u32], orphan_timeout: Duration) -> u64 {
-        let _inside = fork::enter();
+        let inside = fork::enter();
         let mut state = self.state();
-        let ArenaState { space, segments, blocks, pool } = &mut *state;
         let header = self.header();
         let grant_state = |id, generation| sync::grant_state(header.state(id), generation);
-        let mut freed = 0;
-        for extent in segments.reclaim(exited, orphan_timeout, grant_state) {
-            freed += extent.capacity;
-            space.free(extent);
-        }
-        blocks.reclaim(exited, orphan_timeout, grant_state).into_iter().for_each(|block| pool.give(block));
+        let returned = state.segments.reclaim(exited, orphan_timeout, grant_state);
+        let freed = returned.into_iter().map(|granted| state.free(granted.extent, granted.forks, &inside)).sum();
+        let returned = state.blocks.reclaim(exited, orphan_timeout, grant_state);
+        returned.into_iter().for_each(|block| state.pool.give(block));
         self.release_pages(&mut state, self.budget);
         freed
+    }
+
+    /// Frees the memory that forked children had views of, as far as they have exited. Called about once a second.
+    pub(super) fn reclaim_inherited(&self) {
+        let inside = fork::enter();
+        let mut state = self.state();
+        if !state.inherited.is_empty() {
+            state.restore(&inside);
+            self.release_pages(&mut state, self.budget);
+        }
     }
 }
 
@@ -427,13 +475,15 @@ pub struct Segment {
     extent: Option<Extent>,
     len: u64,
     exceeds_budget: bool,
+    /// Number of forks before the views of this process began.
+    forks: u64,
     /// Whether `memory` was called.
     taken: AtomicBool,
 }
 
 impl Segment {
-    fn new(arena: Arc<Arena>, extent: Extent, len: u64, exceeds_budget: bool) -> Arc<Self> {
-        Arc::new(Self { arena, extent: Some(extent), len, exceeds_budget, taken: AtomicBool::new(false) })
+    fn new(arena: Arc<Arena>, extent: Extent, len: u64, exceeds_budget: bool, forks: u64) -> Arc<Self> {
+        Arc::new(Self { arena, extent: Some(extent), len, exceeds_budget, forks, taken: AtomicBool::new(false) })
     }
 
     /// Returns whether the budget was exceeded when it was allocated.
@@ -473,9 +523,10 @@ impl Drop for Segment {
         if self.arena.is_ours()
             && let Some(extent) = self.extent.take()
         {
-            let _inside = fork::enter();
+            let inside = fork::enter();
             let mut state = self.arena.state();
-            state.space.free(extent);
+            // A child that was forked meanwhile may have a view.
+            state.free(extent, Some(self.forks), &inside);
             self.arena.release_pages(&mut state, self.arena.budget);
             drop(state);
             if sync::memory_needed(&self.arena.header().memory_needed) {
@@ -512,15 +563,16 @@ trait Adoptable: Grantable {
     fn copied(&self, arena: &Arc<Arena>, len: u64) -> io::Result<Buffer>;
 }
 
-impl Adoptable for Extent {
+impl Adoptable for GrantedExtent {
     fn adopted(self, arena: &Arc<Arena>, len: u64) -> Buffer {
-        Segment::new(arena.clone(), self, len, false).buffer()
+        let forks = self.forks.unwrap_or_else(|| fork::count(&fork::enter()));
+        Segment::new(arena.clone(), self.extent, len, false, forks).buffer()
     }
 
     /// To a new segment, or to the heap if the arena is full.
     fn copied(&self, arena: &Arc<Arena>, len: u64) -> io::Result<Buffer> {
         let memory = arena.segment(len).map(|segment| segment.memory()).or_else(|_| allocate(len))?;
-        Ok(copy(arena.map.at(DATA + self.offset, len), len, memory))
+        Ok(copy(arena.map.at(DATA + self.extent.offset, len), len, memory))
     }
 }
 
@@ -555,10 +607,4 @@ fn copy(start: NonNull<u8>, len: u64, memory: Memory) -> Buffer {
 
 fn allocate(len: u64) -> io::Result<Memory> {
     Memory::allocate(usize::try_from(len).expect("it is mapped"))
-}
-
-/// Notifies an eventfd.
-pub(super) fn notify(eventfd: &OwnedFd) {
-    // The write fails only when the counter is at its maximum: the eventfd is readable then.
-    let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
 }

@@ -8,8 +8,8 @@ use super::layout::{MAX_NAME_BYTES, MAX_OBJECTS};
 pub struct WorkerRequest {
     /// Index of the worker's slot.
     pub slot: u32,
-    /// Process id of the worker.
-    pub worker: u32,
+    /// Identity of the worker's process, as of [`fork::generation`](crate::fork::generation).
+    pub worker: u64,
     /// The loader that the worker belongs to.
     pub loader: u64,
     pub(super) number: u32,
@@ -19,7 +19,7 @@ pub struct WorkerRequest {
     pub objects: RequestedObjects,
     /// Announced objects, in the order of use.
     pub announced: RequestedObjects,
-    /// Iterator that announced them; the worker assigns this number.
+    /// Iterator that announced them; the worker assigns this number. Of a request for a block: the number of the worker.
     pub iterator: u32,
     /// Iterator that ended: its announced objects are not needed any more.
     pub ended: Option<u32>,

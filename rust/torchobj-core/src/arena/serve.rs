@@ -3,20 +3,18 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::layout::{Answer, BLOCKS, REFUSED};
 use super::owner::{Arena, Segment};
+use super::process::ProcessWatch;
 use super::request::{RequestedObjects, WorkerRequest};
+use crate::descriptor::Descriptor;
 
 /// Interval at which the owner checks for workers that exited. torch detects an exit within five seconds.
 const EXIT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,9 +28,9 @@ pub trait Handler: Send + Sync + 'static {
     /// The limits allowed none of the blocks that a worker of a loader requested.
     fn on_block_refused(&self, loader: u64);
 
-    /// A worker, given by its process id, has exited: its announced objects are not needed any more. Called for each of its
-    /// slots.
-    fn on_worker_exit(&self, worker: u32);
+    /// A worker, given by the identity of its process, has exited: its announced objects are not needed any more. Called for each
+    /// of its slots.
+    fn on_worker_exit(&self, worker: u64);
 
     /// Memory may have been freed.
     fn on_memory_freed(&self);
@@ -73,9 +71,9 @@ impl Answers {
         self.answer(position, segment, true);
     }
 
-    /// Answers a request for a block of one of these lengths. Returns whether one was granted.
-    fn grant_block(&self, lengths: &[u64]) -> bool {
-        let granted = self.arena.grant_block(self.slot, lengths);
+    /// Answers the request of a worker, given by its number, for a block of one of these lengths. Returns whether one was granted.
+    fn grant_block(&self, worker: u32, lengths: &[u64]) -> bool {
+        let granted = self.arena.grant_block(self.slot, worker, lengths);
         if let Some((position, answer)) = granted {
             self.arena.header().slot(self.slot).write_answer(position, answer);
         }
@@ -102,24 +100,15 @@ impl Drop for Answers {
 
 /// The worker of a slot.
 struct WorkerWatch {
-    worker: u32,
-    process: Option<Pid>,
-    /// pidfd of the worker; `None` if the system provides none.
-    pidfd: Option<OwnedFd>,
+    process: ProcessWatch,
     last_request: u32,
     /// Shared with the answers to its last request.
     cancelled: Arc<AtomicBool>,
 }
 
 impl WorkerWatch {
-    fn new(worker: u32) -> Self {
-        let process = i32::try_from(worker).ok().and_then(Pid::from_raw);
-        let pidfd = process.and_then(open_pidfd);
-        Self { worker, process, pidfd, last_request: 0, cancelled: Arc::default() }
-    }
-
-    fn has_exited(&self) -> bool {
-        self.process.is_none_or(|process| has_exited(process, self.pidfd.as_ref()))
+    fn new(worker: u64) -> Self {
+        Self { process: ProcessWatch::new(worker), last_request: 0, cancelled: Arc::default() }
     }
 
     /// Cancels the answers to its last request. Returns whether a holder of them remains.
@@ -129,30 +118,14 @@ impl WorkerWatch {
     }
 }
 
-/// Opens a pidfd. `None` if the process has exited or the system provides none.
-pub(super) fn open_pidfd(process: Pid) -> Option<OwnedFd> {
-    pidfd_open(process, PidfdFlags::empty()).ok()
-}
-
-/// Returns whether a process has exited. `pidfd` is the result of [`open_pidfd`].
-pub(super) fn has_exited(process: Pid, pidfd: Option<&OwnedFd>) -> bool {
-    match pidfd {
-        Some(pidfd) => {
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            matches!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)), Ok(1..))
-        }
-        None => test_kill_process(process) == Err(Errno::SRCH),
-    }
-}
-
 /// Serves the workers of `arena` while the returned future is polled. When the future is dropped, even by a panic, the
 /// arena is closed and waiting workers get an error. Call it on a tokio runtime.
 ///
 /// # Errors
 /// tokio cannot wait on the eventfd.
 pub fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<impl Future<Output = io::Result<()>> + Send> {
-    let eventfd = arena.eventfd().try_clone_to_owned()?;
-    // SAFETY: the `OwnedFd` alone owns the descriptor, so the number stays valid until `eventfd` is dropped.
+    let eventfd = arena.eventfd().try_clone()?;
+    // SAFETY: the `Descriptor` alone owns the descriptor, so the number stays valid until `eventfd` is dropped.
     let eventfd = unsafe { AsyncFd::register_with_interest(eventfd, Interest::READABLE) }?;
     let arena = CloseOnDrop(arena);
     Ok(async move { listen(&arena.0, &eventfd, &handler).await })
@@ -167,7 +140,7 @@ impl Drop for CloseOnDrop {
     }
 }
 
-async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl Handler) -> io::Result<()> {
+async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<Descriptor>, handler: &impl Handler) -> io::Result<()> {
     let mut slots: HashMap<u32, WorkerWatch> = HashMap::new();
     let mut exiting: Vec<u32> = Vec::new();
     let mut tick = tokio::time::interval(EXIT_CHECK_INTERVAL);
@@ -176,8 +149,11 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl H
         let ticked = tokio::select! {
             ready = eventfd.readable() => {
                 let mut count = [0; 8];
-                // Fails if an earlier wake-up has read the counter.
-                let _ = rustix::io::read(eventfd.get_ref(), &mut count);
+                // The program may have opened a file of its own under this number.
+                if let Ok(eventfd) = eventfd.get_ref().get() {
+                    // Fails if an earlier wake-up has read the counter.
+                    let _ = rustix::io::read(eventfd, &mut count);
+                }
                 ready?.clear_ready();
                 false
             }
@@ -185,7 +161,7 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl H
         };
         for (slot, worker) in arena.slots() {
             let worker_watch = slots.entry(slot).or_insert_with(|| WorkerWatch::new(worker));
-            if worker_watch.worker != worker {
+            if worker_watch.process.identity() != worker {
                 *worker_watch = WorkerWatch::new(worker);
             }
             if let Some(request) = arena.request(slot, worker_watch.last_request) {
@@ -194,7 +170,7 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl H
                 let answers = Answers::new(arena, &request, &worker_watch.cancelled);
                 match (&request.objects, request.source) {
                     (RequestedObjects::Numbers(lengths), BLOCKS) => {
-                        if !answers.grant_block(lengths) {
+                        if !answers.grant_block(request.iterator, lengths) {
                             handler.on_block_refused(request.loader);
                         }
                     }
@@ -205,11 +181,14 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl H
         // Slots are needed before the next tick where many workers start for each of many short epochs.
         if arena.header().slot_needed.swap(0, Ordering::AcqRel) != 0 || ticked {
             for (slot, worker_watch) in &slots {
-                if !exiting.contains(slot) && worker_watch.has_exited() {
-                    handler.on_worker_exit(worker_watch.worker);
+                if !exiting.contains(slot) && worker_watch.process.has_exited() {
+                    handler.on_worker_exit(worker_watch.process.identity());
                     exiting.push(*slot);
                 }
             }
+        }
+        if ticked {
+            arena.reclaim_inherited();
         }
         if arena.reclaim(&exiting) > 0 || ticked || arena.header().memory_needed.load(Ordering::Relaxed) != 0 {
             handler.on_memory_freed();

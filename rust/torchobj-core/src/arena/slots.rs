@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
-use super::attachment::{Attachment, OWNER_CHECK_INTERVAL, OWNER_CHECK_TIMESPEC, Unanswered};
+use super::attachment::{Attachment, OWNER_CHECK_INTERVAL, OWNER_CHECK_TIMESPEC, Unanswered, notify};
 use super::layout::SLOTS;
-use super::owner::notify;
 use super::sync;
 
 /// Time limit for the owner to free the slot of a worker that has exited, when all are in use.
@@ -84,7 +83,8 @@ impl WorkerSlots {
 fn take_slot(attachment: &Attachment) -> Option<u32> {
     let header = attachment.header();
     let taken = (0..SLOTS)
-        .find(|index| header.slot(*index).worker.compare_exchange(0, attachment.process, AcqRel, Relaxed).is_ok())?;
+        .find(|index| header.slot(*index).worker.compare_exchange(0, attachment.process(), AcqRel, Relaxed).is_ok())?;
+    header.slot(taken).born.store(attachment.born, Relaxed);
     header.used_slots.fetch_max(taken + 1, AcqRel);
     Some(taken)
 }

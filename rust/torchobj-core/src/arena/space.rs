@@ -105,7 +105,17 @@ impl Space {
 
     /// Frees an extent.
     pub(super) fn free(&mut self, extent: Extent) {
+        self.withdraw(extent);
+        self.restore(extent);
+    }
+
+    /// Withdraws a used extent, whose pages belong to forked children: it is not in use, and not free until it is restored.
+    pub(super) fn withdraw(&mut self, extent: Extent) {
         self.used -= extent.capacity;
+    }
+
+    /// Frees an extent that was withdrawn.
+    pub(super) fn restore(&mut self, extent: Extent) {
         self.resident += extent.capacity;
         self.classes.entry(extent.capacity).or_default().resident.push_back(extent.offset);
     }

@@ -24,7 +24,7 @@ impl Handler for Scripted {
 
     fn on_block_refused(&self, _loader: u64) {}
 
-    fn on_worker_exit(&self, _worker: u32) {}
+    fn on_worker_exit(&self, _worker: u64) {}
 
     fn on_memory_freed(&self) {}
 }
@@ -156,7 +156,7 @@ impl Handler for Broken {
 
     fn on_block_refused(&self, _loader: u64) {}
 
-    fn on_worker_exit(&self, _worker: u32) {}
+    fn on_worker_exit(&self, _worker: u64) {}
 
     fn on_memory_freed(&self) {}
 }
@@ -323,7 +323,7 @@ fn the_memory_of_a_segment_is_taken_once() {
 #[test]
 fn freed_memory_notifies_the_owner_while_it_waits() {
     let arena = Arena::create(MIB).unwrap();
-    let notified = || rustix::io::read(arena.eventfd(), &mut [0; 8]).is_ok();
+    let notified = || rustix::io::read(arena.eventfd().get().unwrap(), &mut [0; 8]).is_ok();
     drop(arena.segment(100).unwrap());
     assert!(!notified());
     assert!(arena.set_memory_needed());
@@ -338,15 +338,10 @@ fn freed_memory_notifies_the_owner_while_it_waits() {
 #[test]
 fn an_exit_is_detected_with_and_without_a_pidfd() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    let process = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    let pidfd = super::serve::open_pidfd(process);
-    assert!(pidfd.is_some());
-    for pidfd in [None, pidfd.as_ref()] {
-        assert!(!super::serve::has_exited(process, pidfd));
-    }
+    let watch = || super::process::ProcessWatch::new(child.id().into());
+    let watches = [watch(), watch().without_pidfd()];
+    assert_eq!(watches.each_ref().map(super::process::ProcessWatch::has_exited), [false, false]);
     child.kill().unwrap();
     child.wait().unwrap();
-    for pidfd in [None, pidfd.as_ref()] {
-        assert!(super::serve::has_exited(process, pidfd));
-    }
+    assert_eq!(watches.each_ref().map(super::process::ProcessWatch::has_exited), [true, true]);
 }

@@ -6,22 +6,23 @@
 #![expect(unsafe_code, reason = "takes ownership of descriptors; the use states its invariant")]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, Once};
 
 use rustix::thread::futex;
 
-use super::attachment::{Attachment, OWNER_CHECK_TIMESPEC, Unanswered};
+use super::attachment::{Attachment, OWNER_CHECK_TIMESPEC, Unanswered, notify};
 use super::block::Block;
 use super::claim::Claim;
 use super::layout::{Answer, BLOCKS, MAX_OBJECTS, REFUSED, WorkerSlot};
 use super::map::Map;
-use super::owner::{Arena, notify};
+use super::owner::Arena;
 use super::request;
 use super::slots::{TakenSlot, WorkerSlots};
 use super::sync;
+use crate::descriptor::Descriptor;
 use crate::error::{Error, ErrorKind, Operation};
 
 /// An arena, in a process that does not own it.
@@ -36,7 +37,7 @@ pub struct Worker {
     /// Iterators that ended and were not reported to the owner yet. Locked only briefly: a signal handler may end an
     /// iterator.
     ended_iterators: Mutex<Vec<u32>>,
-    /// Blocks that this process has mapped.
+    /// Blocks that this process has mapped. Their files are closed.
     blocks: Mutex<Vec<Arc<Block>>>,
 }
 
@@ -70,7 +71,7 @@ impl Worker {
     /// # Errors
     /// The owner has exited, or no file descriptor is available.
     pub fn inherit(arena: &Arena) -> io::Result<Self> {
-        Self::new(arena.map().clone(), arena.eventfd().try_clone_to_owned()?)
+        Self::new(arena.map().clone(), arena.eventfd().try_clone()?)
     }
 
     /// Attaches in a process that received the descriptors from the owner.
@@ -78,7 +79,7 @@ impl Worker {
     /// # Errors
     /// The descriptors are not those of an arena, or the owner has exited.
     pub fn attach(file: OwnedFd, eventfd: OwnedFd) -> io::Result<Self> {
-        Self::new(Arc::new(Map::attach(file)?), eventfd)
+        Self::new(Arc::new(Map::attach(file)?), Descriptor::new(eventfd)?)
     }
 
     /// Takes ownership of descriptors for [`attach`](Self::attach) that were received as numbers.
@@ -96,7 +97,7 @@ impl Worker {
         Self::new(self.attachment.map.clone(), self.attachment.eventfd.try_clone()?)
     }
 
-    fn new(map: Arc<Map>, eventfd: OwnedFd) -> io::Result<Self> {
+    fn new(map: Arc<Map>, eventfd: Descriptor) -> io::Result<Self> {
         Ok(Self {
             attachment: Attachment::new(map, eventfd)?,
             loader: AtomicU64::new(0),
@@ -118,13 +119,13 @@ impl Worker {
     }
 
     /// The arena's file. Another process attaches to it.
-    pub fn file(&self) -> BorrowedFd<'_> {
+    pub fn file(&self) -> &Descriptor {
         self.attachment.map.file()
     }
 
     /// The eventfd that the owner waits on.
-    pub fn eventfd(&self) -> BorrowedFd<'_> {
-        self.attachment.eventfd.as_fd()
+    pub fn eventfd(&self) -> &Descriptor {
+        &self.attachment.eventfd
     }
 
     /// Limit of the bytes of all segments.
@@ -174,17 +175,22 @@ impl Worker {
     }
 
     /// Requests memory, whose content is undefined, of the first of these lengths that the limits of the owner allow. `None`
-    /// if they allow none. `check` is as for [`request`](Self::request).
+    /// if they allow none. `number` is that of this worker, for [`Arena::reclaim_blocks`]. `check` is as for
+    /// [`request`](Self::request).
     ///
     /// # Errors
     /// See [`Unanswered`].
     pub fn block<E>(
         self: &Arc<Self>,
+        number: u32,
         lengths: &[u64],
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Option<Arc<Claim>>, Unanswered<E>> {
         let mut slot = self.slots.take(&self.attachment, &mut check)?;
-        let write = |shared: &WorkerSlot| write_objects(shared, lengths);
+        let write = |shared: &WorkerSlot| {
+            write_objects(shared, lengths);
+            shared.iterator.store(number, Relaxed);
+        };
         let answers = self.send(&mut slot.slot, BLOCKS, lengths.len(), write, &mut check)?;
         Ok(answers.into_iter().find(|answer| *answer != REFUSED).and_then(|answer| self.granted_block(answer)))
     }
@@ -284,6 +290,7 @@ impl Worker {
         *slot = TakenSlot { index, number, unread: Some(count) };
         sync::publish(&shared.requested, number);
         notify(&self.attachment.eventfd);
+        self.attachment.drop_inherited();
         self.wait(index, number, check)?;
         slot.unread = None;
         Ok(self.answers(index, count).collect())

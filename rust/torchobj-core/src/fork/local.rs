@@ -7,7 +7,7 @@ use super::generation;
 /// it.
 #[derive(Debug)]
 pub struct Local<T> {
-    process: u32,
+    process: u64,
     /// `None` after `take`.
     value: Option<T>,
 }

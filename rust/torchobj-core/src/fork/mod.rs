@@ -15,21 +15,32 @@
 //! and the fork.
 #![expect(unsafe_code, reason = "pthread_atfork, and closing a descriptor that no object of this process owns")]
 
+mod identity;
+#[cfg(target_os = "linux")]
+mod inherited;
 mod local;
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
-use std::os::fd::RawFd;
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once};
 use std::time::Duration;
 
+use rustix::fs::fstat;
+
+pub use identity::{is_replaced, pid_of};
+#[cfg(target_os = "linux")]
+pub use inherited::{are_gone, watch_children};
 pub use local::Local;
 
+static HANDLERS: Once = Once::new();
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static FORKING: AtomicBool = AtomicBool::new(false);
 static FORKS: AtomicU64 = AtomicU64::new(0);
-static SOCKETS: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
+static BORN: AtomicU64 = AtomicU64::new(0);
+/// Inodes of the sockets.
+static SOCKETS: Mutex<BTreeMap<RawFd, u64>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     /// Number of nested entries of this thread; only the outermost one counts.
@@ -43,7 +54,6 @@ pub struct ForkGuard(());
 /// Enters a section during which the process does not fork. The section must be short: it must not wait for the network,
 /// for Python's GIL, or for a lock that is held during such a wait.
 pub fn enter() -> ForkGuard {
-    static HANDLERS: Once = Once::new();
     HANDLERS.call_once(install);
     DEPTH.with(|depth| {
         if depth.get() == 0 {
@@ -85,7 +95,9 @@ extern "C" fn before() {
     while INSIDE.load(Ordering::SeqCst) != 0 {
         std::thread::yield_now();
     }
-    FORKS.fetch_add(1, Ordering::SeqCst);
+    let _number = FORKS.fetch_add(1, Ordering::SeqCst) + 1;
+    #[cfg(target_os = "linux")]
+    inherited::before(_number);
 }
 
 extern "C" fn after_in_parent() {
@@ -95,14 +107,27 @@ extern "C" fn after_in_parent() {
 /// Closes the inherited sockets.
 extern "C" fn after_in_child() {
     FORKING.store(false, Ordering::SeqCst);
+    BORN.store(FORKS.load(Ordering::SeqCst), Ordering::SeqCst);
+    identity::forget();
+    #[cfg(target_os = "linux")]
+    inherited::after_in_child();
     // No thread was inside during the fork, so this lock is free.
     if let Ok(mut sockets) = SOCKETS.lock() {
-        for socket in std::mem::take(&mut *sockets) {
-            // SAFETY: no object of the child owns this copy of the descriptor: its owner in the parent is never dropped in
-            // the child. A failure is ignored, because nothing can be done about it.
-            let _ = unsafe { libc::close(socket) };
+        for (socket, inode) in std::mem::take(&mut *sockets) {
+            if inode_of(socket) == inode {
+                // SAFETY: no object of the child owns this copy of the descriptor: its owner in the parent is never dropped
+                // in the child. A failure is ignored, because nothing can be done about it.
+                let _ = unsafe { libc::close(socket) };
+            }
         }
     }
+}
+
+/// Inode of an open descriptor; 0 if it is closed. The program may close our sockets, and open files under their numbers.
+fn inode_of(socket: RawFd) -> u64 {
+    // SAFETY: used for this call only, which refuses a number that is not open.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+    fstat(socket).map_or(0, |found| found.st_ino)
 }
 
 /// Number of forks so far. Memory that was in use during a fork is also in use by the child. Read in a section, the number
@@ -111,14 +136,22 @@ pub fn count(_guard: &ForkGuard) -> u64 {
     FORKS.load(Ordering::SeqCst)
 }
 
-/// Identifies this process. State with another number belongs to the parent process and must not be used.
-pub fn generation() -> u32 {
-    std::process::id()
+/// Identifies this process. State with another number belongs to another process, such as the parent, and must not be used. The
+/// process id of a process that has exited is assigned again; this number is not.
+pub fn generation() -> u64 {
+    HANDLERS.call_once(install);
+    identity::own()
+}
+
+/// The number of the fork by which its parent started this process, in the count of the parent; 0 if it was not forked, or
+/// before the parent used this library.
+pub fn born() -> u64 {
+    BORN.load(Ordering::SeqCst)
 }
 
 /// Registers a socket, to be closed in forked children. Called in the section that opens it.
 pub fn register(_guard: &ForkGuard, socket: RawFd) {
-    SOCKETS.lock().expect("no holder of this lock panics").insert(socket);
+    SOCKETS.lock().expect("no holder of this lock panics").insert(socket, inode_of(socket));
 }
 
 /// Removes a socket from the registered ones. Called in the section that closes it.

@@ -58,8 +58,8 @@ pub struct Prefetcher {
     pub(super) arena: Arc<Arena>,
     window: Mutex<Window<FilledSegment, Waiter>>,
     pub(super) sources: Sources,
-    /// Iterators of workers, by the process id of the worker and its number of the iterator.
-    pub(super) worker_iterators: Mutex<HashMap<(u32, u32), u64>>,
+    /// Iterators of workers, by the identity of the worker's process and its number of the iterator.
+    pub(super) worker_iterators: Mutex<HashMap<(u64, u32), u64>>,
     next: AtomicU64,
     /// Running reads.
     pub(super) tasks: Tasks,

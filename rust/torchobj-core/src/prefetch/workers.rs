@@ -42,7 +42,7 @@ impl Handler for Arc<Prefetcher> {
         self.stats.add(loader, 1, |counters| &counters.blocks_refused);
     }
 
-    fn on_worker_exit(&self, worker: u32) {
+    fn on_worker_exit(&self, worker: u64) {
         let ended: Vec<u64> =
             self.worker_iterators().extract_if(|(of, _), _| *of == worker).map(|(_, ended)| ended).collect();
         ended.into_iter().for_each(|iterator| self.cancel(iterator));
@@ -64,7 +64,7 @@ fn name_of(record: &[u8]) -> Option<Arc<ObjectRef>> {
 
 impl Prefetcher {
     /// Only the service task locks it.
-    fn worker_iterators(&self) -> MutexGuard<'_, HashMap<(u32, u32), u64>> {
+    fn worker_iterators(&self) -> MutexGuard<'_, HashMap<(u64, u32), u64>> {
         self.worker_iterators.lock().expect("no holder of this lock panics")
     }
 

@@ -35,8 +35,9 @@ pub(crate) use reader::ObjectReader;
 /// In a DataLoader worker, a returned buffer is transferred to the trainer without a copy if the worker has no other
 /// reference to its memory, and is copied otherwise. Buffers and views that the worker keeps remain valid in both cases.
 ///
-/// In a forked child, a buffer that a dataset or loader read ahead shares its memory with the parent, and changes after the
-/// parent has deleted its buffer. Copy it with `bytes(buffer)` to keep it in the child.
+/// A forked child keeps the bytes of the buffers and views that it inherits, also after the parent has deleted its own: memory
+/// that the parent had during the fork is not reused before the child has exited. What a dataset or loader read ahead is shared:
+/// the child sees what the parent writes to it, and the reverse.
 ///
 /// Args:
 ///     data: A contiguous buffer to copy.
@@ -98,7 +99,7 @@ impl Buffer {
 
     /// Offers the memory to the owner of the arena. `None` if it is not in an arena, or this process may still write to it.
     #[cfg(target_os = "linux")]
-    pub(crate) fn offer(&self) -> Option<(u32, u32, u32)> {
+    pub(crate) fn offer(&self) -> Option<(u64, u32, u32)> {
         let claim = self.claim.as_ref()?;
         if claim.is_block() {
             // Tensors of the batch are views; the trainer copies the memory as long as this process has one.
