@@ -78,6 +78,111 @@ def test_few_descriptors_are_not_exhausted() -> None:
     assert int(_run(limit).split()[1]) > 0
 
 
+#: Batches of many sizes, some of which are held, in processes with few descriptors.
+FEW_DESCRIPTORS = """
+    import resource, torch, torchobj
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+
+    def grown(samples):
+        return torch.full((1 << 12 + samples[0] % 8,), samples[0])
+
+    if __name__ == "__main__":
+        held = []
+        loader = torchobj.DataLoader(list(range(100)), batch_size=1, num_workers=2, lookahead=0, collate_fn=grown,
+                                     multiprocessing_context=CONTEXT)
+        for number, batch in enumerate(loader):
+            assert batch[0] == batch[-1] == number and len(batch) == 1 << 12 + number % 8
+            held = [*held[-3:], batch]
+        print(number + 1)
+"""
+
+
+@pytest.mark.parametrize("limit", [40, pytest.param(64, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.matrix)])
+def test_batches_arrive_with_few_descriptors(limit: int, context: str) -> None:
+    names = f"LIMIT, CONTEXT = {limit}, {context!r}\n"
+    assert _run(names, program=FEW_DESCRIPTORS).split() == ["100"]
+
+
+def test_a_worker_keeps_no_descriptor_for_a_block() -> None:
+    program = """
+        import os, torch, torchobj
+        def sized(samples):
+            found = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
+                     if os.path.islink(f"/proc/self/fd/{name}")]
+            return torch.zeros(1 << 12 + samples[0] % 8), sum("torchobj" in link for link in found)
+        loader = torchobj.DataLoader(list(range(40)), batch_size=1, num_workers=1, collate_fn=sized, lookahead=0)
+        counts = [count for _, count in list(loader)]
+        print(counts[-1] - counts[0])
+    """
+    assert _run(program=program).split() == ["0"]
+
+
+#: What the samples, the batches or the workers collate by the way: tensors of 4 MB that are deleted at once.
+WASTEFUL = """
+    import torch, torchobj
+    from torch.utils.data import DataLoader, Dataset, default_collate
+
+    def waste():
+        for _ in range(40):
+            WASTE
+
+    class Samples(Dataset):
+        def __len__(self):
+            return 24
+        def __getitem__(self, index):
+            if WHERE == "transform":
+                waste()
+            return torch.full((2000,), index)
+
+    def collate(samples):
+        if WHERE == "collate":
+            waste()
+            if int(samples[0][0]) == 8:
+                raise ValueError("half way")
+        return default_collate(samples) if isinstance(samples, list) else samples
+
+    loader = torchobj.DataLoader(Samples(), batch_size=SIZE, num_workers=1, collate_fn=collate, lookahead=0,
+                                 worker_init_fn=lambda _: waste() if WHERE == "init" else None)
+    iterator, largest, batches = iter(loader), 0, 0
+    while True:
+        try:
+            batch = next(iterator)
+            batches += int(batch.flatten()[0] >= 0)
+        except StopIteration:
+            break
+        except ValueError:
+            pass
+        largest = max(largest, loader.stats().block_bytes)
+    print(batches, largest)
+"""
+DEFAULT = "default_collate([torch.zeros(100_000)] * 10)"
+NESTED = "list(DataLoader([torch.zeros(100_000)] * 20, batch_size=10))"
+EMPTY = "torchobj.collate.empty(1_000_000).zero_()"
+
+
+@pytest.mark.parametrize(
+    ("where", "waste", "size"),
+    [
+        ("transform", DEFAULT, 4),
+        ("collate", DEFAULT, 4),
+        ("transform", EMPTY, None),
+        pytest.param("transform", EMPTY, 4, marks=pytest.mark.matrix),
+        pytest.param("transform", NESTED, 4, marks=pytest.mark.matrix),
+        pytest.param("transform", DEFAULT, None, marks=pytest.mark.matrix),
+        pytest.param("collate", EMPTY, 4, marks=pytest.mark.matrix),
+        pytest.param("collate", NESTED, 4, marks=pytest.mark.matrix),
+        pytest.param("init", DEFAULT, 4, marks=pytest.mark.matrix),
+    ],
+)
+def test_what_is_collated_by_the_way_takes_no_more_memory_than_it_needs(where: str, waste: str, size: int | None) -> None:
+    program = f"WHERE, SIZE = {where!r}, {size}\n" + textwrap.dedent(WASTEFUL.replace("WASTE", waste))
+    batches, largest = map(int, _run(program=program).split())
+    assert batches == (24 if size is None else 5 if where == "collate" else 6)
+    # Three batches on their way, of at most the large tensor and the batch.
+    assert largest <= 40 << 20
+
+
 @pytest.mark.parametrize(
     "mount",
     [

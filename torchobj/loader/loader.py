@@ -237,7 +237,7 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         batch_sampler: Yields a list of indices per batch; excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: Number of worker processes. 0: this process builds the samples.
         collate_fn: Combines a list of samples into a batch. None: torch's `default_collate`, which stacks tensors in
-            this shared memory, also if another function calls it. Other tensors are copied there;
+            this shared memory, also if a collate function calls it. Other tensors are copied there;
             `torchobj.collate.empty` saves the copy.
         pin_memory: Whether a thread of this process copies tensors into torch's pinned memory. The shared memory of
             batches is not pinned: torch tracks the streams that read pinned memory only for its own.

@@ -218,7 +218,10 @@ pub(crate) fn offer(buffer: &Bound<'_, Buffer>) -> Option<(u64, u32, u32)> {
 #[pyfunction]
 pub(crate) fn adopt(py: Python<'_>, owner: u64, segment: u32, generation: u32) -> PyResult<Buffer> {
     let lost = || {
-        PyRuntimeError::new_err(format!("a buffer of process {} can be adopted once, and only in that process", fork::pid_of(owner)))
+        PyRuntimeError::new_err(format!(
+            "a buffer of process {} can be adopted once, and only in that process",
+            fork::pid_of(owner)
+        ))
     };
     let prefetcher = existing().filter(|_| owner == fork::generation()).ok_or_else(lost)?;
     let adopted = py.detach(|| prefetcher.arena().adopt(segment, generation))?;

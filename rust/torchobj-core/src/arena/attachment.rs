@@ -33,7 +33,7 @@ pub enum Unanswered<E> {
 #[derive(Debug)]
 pub(super) struct Attachment {
     pub(super) map: Arc<Map>,
-    pub(super) eventfd: Descriptor,
+    pub(super) eventfd: Arc<Descriptor>,
     owner: ProcessWatch,
     /// The process that is attached.
     process: u64,
@@ -55,7 +55,7 @@ impl Attachment {
     ///
     /// # Errors
     /// `map` is not that of an arena, or the owner has exited.
-    pub(super) fn new(map: Arc<Map>, eventfd: Descriptor) -> io::Result<Arc<Self>> {
+    pub(super) fn new(map: Arc<Map>, eventfd: Arc<Descriptor>) -> io::Result<Arc<Self>> {
         if map.len() < layout::DATA || map.header::<ArenaHeader>().magic.load(Acquire) != layout::MAGIC {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,

@@ -36,7 +36,8 @@ const ORPHAN_TIMEOUT_IDLE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Arena {
     map: Arc<Map>,
-    eventfd: Descriptor,
+    /// Shared with the attachment of a forked child, which needs no descriptor of its own.
+    eventfd: Arc<Descriptor>,
     owner: u64,
     budget: u64,
     state: Mutex<ArenaState>,
@@ -118,7 +119,7 @@ impl Arena {
     pub(super) fn create_within(requested_budget: u64, limits: Limits) -> io::Result<Arc<Self>> {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let eventfd = eventfd.map_err(io::Error::from).and_then(Descriptor::new);
-        let eventfd = eventfd.map_err(|error| size::creation_error("eventfd", error))?;
+        let eventfd = Arc::new(eventfd.map_err(|error| size::creation_error("eventfd", error))?);
         let file = Map::file_in_memory().map_err(|error| size::creation_error("memfd_create", error))?;
         let mut fits = Size::within(requested_budget, limits);
         let (map, Size { budget, space }) = loop {
@@ -161,9 +162,9 @@ impl Arena {
         &self.eventfd
     }
 
-    /// The mapping of the file. Forked children share it.
-    pub(super) fn map(&self) -> &Arc<Map> {
-        &self.map
+    /// The mapping of the file, and the eventfd. Forked children share them.
+    pub(super) fn shared(&self) -> (Arc<Map>, Arc<Descriptor>) {
+        (self.map.clone(), self.eventfd.clone())
     }
 
     pub(super) fn header(&self) -> &ArenaHeader {
@@ -176,7 +177,11 @@ impl Arena {
     }
 
     fn state(&self) -> MutexGuard<'_, ArenaState> {
-        assert!(self.is_ours(), "the state of an arena belongs to its owner, process {}: a bug", fork::pid_of(self.owner));
+        assert!(
+            self.is_ours(),
+            "the state of an arena belongs to its owner, process {}: a bug",
+            fork::pid_of(self.owner)
+        );
         self.state.lock().expect("no holder of this lock panics")
     }
 

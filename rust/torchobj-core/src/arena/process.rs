@@ -40,9 +40,7 @@ impl ProcessWatch {
                 let now = Timespec { tv_sec: 0, tv_nsec: 0 };
                 matches!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&now)), Ok(1..))
             }
-            Some(Err(_)) | None => {
-                test_kill_process(process) == Err(Errno::SRCH) || fork::is_replaced(self.identity)
-            }
+            Some(Err(_)) | None => test_kill_process(process) == Err(Errno::SRCH) || fork::is_replaced(self.identity),
         }
     }
 

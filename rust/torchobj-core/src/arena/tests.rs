@@ -123,10 +123,10 @@ fn threads_of_a_worker_share_its_slot() {
 fn a_worker_waits_for_the_slots_of_workers_that_have_exited() {
     let arena = Arena::create(MIB).unwrap();
     served(&arena, true);
-    let header = arena.map().header::<super::layout::ArenaHeader>();
+    let header = arena.header();
     // Process ids above the maximum of Linux: such processes do not exist.
     for index in 0..super::layout::SLOTS {
-        header.slot(index).worker.store((1 << 23) + index, std::sync::atomic::Ordering::Release);
+        header.slot(index).worker.store(u64::from((1 << 23) + index), std::sync::atomic::Ordering::Release);
     }
     header.used_slots.store(super::layout::SLOTS, std::sync::atomic::Ordering::Release);
     let worker = Arc::new(Worker::inherit(&arena).unwrap());

@@ -69,9 +69,10 @@ impl Worker {
     /// Attaches in a forked child of the owner.
     ///
     /// # Errors
-    /// The owner has exited, or no file descriptor is available.
+    /// The owner has exited.
     pub fn inherit(arena: &Arena) -> io::Result<Self> {
-        Self::new(arena.map().clone(), arena.eventfd().try_clone()?)
+        let (map, eventfd) = arena.shared();
+        Self::new(map, eventfd)
     }
 
     /// Attaches in a process that received the descriptors from the owner.
@@ -79,7 +80,7 @@ impl Worker {
     /// # Errors
     /// The descriptors are not those of an arena, or the owner has exited.
     pub fn attach(file: OwnedFd, eventfd: OwnedFd) -> io::Result<Self> {
-        Self::new(Arc::new(Map::attach(file)?), Descriptor::new(eventfd)?)
+        Self::new(Arc::new(Map::attach(file)?), Arc::new(Descriptor::new(eventfd)?))
     }
 
     /// Takes ownership of descriptors for [`attach`](Self::attach) that were received as numbers.
@@ -94,10 +95,10 @@ impl Worker {
     /// # Errors
     /// As [`inherit`](Self::inherit).
     pub fn for_child(&self) -> io::Result<Self> {
-        Self::new(self.attachment.map.clone(), self.attachment.eventfd.try_clone()?)
+        Self::new(self.attachment.map.clone(), self.attachment.eventfd.clone())
     }
 
-    fn new(map: Arc<Map>, eventfd: Descriptor) -> io::Result<Self> {
+    fn new(map: Arc<Map>, eventfd: Arc<Descriptor>) -> io::Result<Self> {
         Ok(Self {
             attachment: Attachment::new(map, eventfd)?,
             loader: AtomicU64::new(0),
@@ -186,6 +187,10 @@ impl Worker {
         lengths: &[u64],
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Option<Arc<Claim>>, Unanswered<E>> {
+        if self.attachment.eventfd.get().is_err() {
+            // Without a notification of the owner, a block takes longer than other memory.
+            return Ok(None);
+        }
         let mut slot = self.slots.take(&self.attachment, &mut check)?;
         let write = |shared: &WorkerSlot| {
             write_objects(shared, lengths);
