@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import shlex
 import signal
 import subprocess
 import sys
@@ -108,42 +107,6 @@ def test_a_full_disk_is_an_error_of_one_line(cli, bucket):
     assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"No space left" in done.stderr
 
 
-@pytest.fixture
-def completed(cli, monkeypatch):
-    def complete(*words):
-        with monkeypatch.context() as patch:
-            patch.setenv("_TORCHOBJ_COMPLETE", "zsh_complete")
-            patch.setenv("COMP_WORDS", shlex.join(["torchobj", *words]))
-            patch.setenv("COMP_CWORD", str(len(words)))
-            lines = cli.process().stdout.decode().splitlines()
-        return [line for line in lines if "://" in line]
-
-    return complete
-
-
-@pytest.mark.providers("s3", "gs")
-def test_keys_are_completed_level_by_level(bucket, completed):
-    for key in ("train/0.jpg", "train/x/1.jpg", "val"):
-        bucket.write(key, b"1")
-    assert completed("ls", f"{bucket.url}/tr") == [f"{bucket.url}/train/"]
-    assert len(completed("ls", f"{bucket.url}/train/")) == 2
-
-
-@pytest.mark.parametrize(("key", "begun"), [("img[1].jpg", "img["), ("a*b", "a[*]"), ("q?", "q?"), ("{x,y}", "{")])
-def test_a_key_with_wildcards_is_completed_as_a_pattern_that_matches_it_alone(cli, bucket, completed, key, begun):
-    for each in (key, "img1.jpg", "aab", "qq", "x"):
-        bucket.write(each, b"1")
-    [url] = completed("ls", f"{bucket.url}/{begun}")
-    [line] = cli.lines("ls", url)
-    assert line.endswith(f" {key}")
-
-
-def test_a_key_with_wildcards_is_completed_as_it_is_where_they_are_not_special(bucket, completed):
-    bucket.write("img[1].jpg", b"1")
-    for words in (["head"], ["ls", "--raw"]):
-        assert completed(*words, f"{bucket.url}/im") == [f"{bucket.url}/img[1].jpg"]
-
-
 @pytest.mark.parametrize("command", [["cp"], ["ls"], ["rm", "--yes"]])
 def test_an_argument_that_is_not_utf_8_is_named_escaped(cli, bucket, tmp_path, command):
     path = os.fsencode(tmp_path) + b"/\xff" if command == ["cp"] else bucket.url.encode() + b"/\xff"
@@ -152,30 +115,6 @@ def test_an_argument_that_is_not_utf_8_is_named_escaped(cli, bucket, tmp_path, c
         [sys.executable, "-m", "torchobj", *command, path, *extra], cwd=ROOT, capture_output=True, text=True
     )
     assert process.returncode == 1 and "\\udcff: is not UTF-8" in process.stderr, process.stderr
-
-
-def test_commands_are_completed(cli, monkeypatch):
-    monkeypatch.setenv("_TORCHOBJ_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", "torchobj ch")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    assert cli.process().stdout == b"plain,checkpoints\n"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_of_a_shell_is_printed(cli, shell):
-    script = "\n".join(cli.lines("completion", shell))
-    assert f"_TORCHOBJ_COMPLETE={shell}_complete" in script
-    assert "Invalid value" in cli.run("completion", "tcsh").output
-
-
-def test_bash_completes_commands_with_the_script(cli, tmp_path):
-    program = tmp_path / "torchobj"
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} -m torchobj\n")
-    program.chmod(0o755)
-    script = "\n".join(cli.lines("completion", "bash"))
-    line = f"COMP_WORDS=(torchobj ch); COMP_CWORD=1; _torchobj_completion {program}; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", f"{script}\n{line}"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "checkpoints\n"
 
 
 def test_an_error_is_json_on_stderr_with_json(cli, bucket):

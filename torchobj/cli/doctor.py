@@ -29,7 +29,7 @@ import click
 from torchobj import _torchobj
 from torchobj.cli import machine
 from torchobj.cli.options import Command, described, next_step, settings
-from torchobj.cli.output import counted, duration, escaped, human_size
+from torchobj.cli.output import command, counted, duration, escaped, human_size
 from torchobj.cli.targets import URL, parse_target
 from torchobj.config import GCSOptions, S3Options, StoreConfig, config_file
 from torchobj.datasets.memory_budget import budget_bytes
@@ -358,7 +358,7 @@ def _store_checks(url: Url, store: Store, prefix: str, source: Check | None, *, 
     else:
         empty = listed.state != "failed"
         reason = "the prefix has no objects" if empty else "LIST failed"
-        advice = f"if it should have some, `torchobj ls {store.url}/` shows the bucket's folders" if empty else ""
+        advice = f"if it should have some, {command('ls', f'{store.url}/')} shows the bucket's folders" if empty else ""
         yield Check("GET", "note", f"not tried: {reason}", advice)
     if write:
         written = _timed("PUT", source, lambda: _put(store, prefix))

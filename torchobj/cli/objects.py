@@ -12,6 +12,7 @@ import click
 
 from torchobj.cli.options import Command, CommandError, Settings, settings
 from torchobj.cli.output import (
+    command,
     counted,
     exact_size,
     fields_of,
@@ -157,7 +158,7 @@ def head(url: str) -> None:
     chosen = settings()
     target = parse_target(url, raw=True)
     if target.names_folder:
-        raise CommandError(f"{url}: names no object; `torchobj ls {url}` lists those below it")
+        raise CommandError(f"{url}: names no object; {command('ls', url)} lists those below it")
     store, key = target.open(chosen.config(url))
     info = store.head(key)
     fields = fields_of(info, target.url_of(store, key))

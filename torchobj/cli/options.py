@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from torchobj import exceptions
-from torchobj.cli.output import age_s, escaped, print_json, print_line
+from torchobj.cli.output import age_s, command, escaped, print_json, print_line
 from torchobj.config import GCSOptions, S3Options, StoreConfig
 from torchobj.urls import canonical_url, shown_url
 
@@ -45,9 +45,11 @@ _OPTION = re.compile(r"(S3|GCS)Options\(anonymous=True\)")
 def next_step(error: BaseException) -> str | None:
     """What to do about an error; None if its message says it."""
     step = next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), None)
-    url = getattr(error, "url", None) or "URL"
+    url = getattr(error, "url", None)
     # A listing of buckets has none.
-    return step if step is None or url.endswith("://") else step.replace("doctor URL", f"doctor {url}")
+    if step is None or not url or url.endswith("://"):
+        return step
+    return step.replace("`torchobj doctor URL`", command("doctor", url))
 
 
 def described(error: BaseException) -> str:

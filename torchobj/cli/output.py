@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any, TextIO
@@ -30,6 +31,16 @@ def escaped(text: str) -> str:
 def shown(text: str) -> str:
     """A key or URL for the output: escaped on a terminal, as it is in a file or pipe."""
     return escaped(text) if sys.stdout.isatty() else text
+
+
+def command(*words: str) -> str:
+    """A command of this program to copy into a shell: a key in it stays one word.
+
+    Example:
+        >>> print(command("ls", "s3://bucket/$(id)"))
+        `torchobj ls 's3://bucket/$(id)'`
+    """
+    return f"`{shlex.join(['torchobj', *words])}`"
 
 
 def counted(count: int, noun: str) -> str:

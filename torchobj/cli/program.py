@@ -10,16 +10,14 @@ import time
 from typing import NoReturn
 
 import click
-from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from torchobj import _shutdown, _torchobj
-from torchobj.cli.options import BROKEN_PIPE, Command, Settings, Terminated, interrupted_code, shared_options
+from torchobj.cli.completion import register
+from torchobj.cli.options import BROKEN_PIPE, Settings, Terminated, interrupted_code, shared_options
 from torchobj.cli.output import escaped, print_line
 
 #: Signals that end a command, after its uploads were aborted.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-_SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 #: Time after which an interrupted command says what it waits for.
 _QUIET_S = 1.0
@@ -44,7 +42,7 @@ _COMMANDS = {
     "checkpoints": "checkpoints:checkpoints",
     "bench": "bench:bench",
     "doctor": "doctor:doctor",
-    "completion": "program:completion",
+    "completion": "completion:completion",
 }
 
 _HELP = """Lists, copies, reads and checks objects of S3 and Google Cloud Storage.
@@ -81,6 +79,7 @@ program = _Program(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 click.version_option(_torchobj.__version__, prog_name="torchobj")(program)
+register()
 
 
 def _show_versions(ctx: click.Context, _: click.Parameter, given: bool) -> None:  # noqa: FBT001  as in click
@@ -97,18 +96,6 @@ click.option(
     callback=_show_versions,
     help="Show the versions and limits that a bug report needs, and exit.",
 )(program)
-
-
-@click.command(cls=Command, short_help="Print the completion script of a shell.")
-@click.argument("shell", type=click.Choice(list(_SHELLS)))
-def completion(shell: str) -> None:
-    """Prints the script that makes SHELL complete commands, options, local files and keys of buckets.
-
-    For bash, add `eval "$(torchobj completion bash)"` to ~/.bashrc; likewise for zsh. For fish, write it to
-    ~/.config/fish/completions/torchobj.fish.
-    """
-    root = click.get_current_context().find_root().command
-    print_line(_SHELLS[shell](root, {}, "torchobj", "_TORCHOBJ_COMPLETE").source())
 
 
 def run() -> NoReturn:

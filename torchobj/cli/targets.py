@@ -5,16 +5,20 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
+from typing import Literal
 
 import click
 from click.shell_completion import CompletionItem
 
+from torchobj.cli.completion import KEY
 from torchobj.cli.options import CommandError, Settings
+from torchobj.cli.output import command, escaped
 from torchobj.config import AdvancedOptions, StoreConfig
 from torchobj.exceptions import ObjectNotFoundError
-from torchobj.store import Store
+from torchobj.store import Store, list_buckets
 from torchobj.store.object_info import Listing
-from torchobj.urls import Url, canonical_url, parse_url, shown_url
+from torchobj.urls import ALIASES, CLOUD_SCHEMES, Url, parse_url, shown_url
 
 #: Characters that begin a wildcard.
 _WILDCARD = re.compile(r"[*?\[{]")
@@ -112,7 +116,7 @@ class Target:
             if self.path.exists():
                 return CommandError(f"{self.text}: no files")
             return CommandError(f"{self.text}: no such path{_meant(self.text)}")
-        return CommandError(f"{self.text}: no objects; check the prefix with `torchobj ls {self.url.base}/`")
+        return CommandError(f"{self.text}: no objects; check the prefix with {command('ls', f'{self.url.base}/')}")
 
 
 def parse_target(text: str, *, raw: bool = False) -> Target:
@@ -166,7 +170,7 @@ def _meant(text: str) -> str:
             return ""
         scheme, rest = "s3", text
     bucket, _, key = rest.lstrip("/").partition("/")
-    return f"; did you mean {scheme}://{bucket}/{key}?"
+    return f"; did you mean {quote(f'{scheme}://{bucket}/{key}')}?"
 
 
 def check_wildcards(text: str, literal: Target, config: StoreConfig) -> None:
@@ -217,17 +221,18 @@ class _UrlType(click.ParamType):  # type: ignore[type-arg]  # not generic at run
         param: click.Parameter,
         incomplete: str,
     ) -> list[CompletionItem]:
-        """Keys below a URL, level by level; otherwise local files."""
+        """Buckets, and keys below a URL, level by level; otherwise local files."""
         if "://" not in incomplete:
             return [CompletionItem(incomplete, type="file")]
         try:
-            url = canonical_url(incomplete)
-            if not _takes_wildcards(ctx, param):
-                return [CompletionItem(key) for key in _keys(ctx.ensure_object(Settings), url)]
-            found = _keys(ctx.ensure_object(Settings), _ESCAPED.sub(r"\1", url))
-            return [CompletionItem(_escaped(key)) for key in found]
+            takes_wildcards = _takes_wildcards(ctx, param)
+            begun = _ESCAPED.sub(r"\1", incomplete) if takes_wildcards else incomplete
+            found = _found(ctx.ensure_object(Settings), begun)
         except Exception:  # noqa: BLE001  a completion has nowhere to report an error
             return []
+        # One with control characters would be several words, or commands for the terminal that shows it.
+        urls = (url for url in found if escaped(url) == url)
+        return [CompletionItem(_escaped(url) if takes_wildcards else url, type=KEY) for url in urls]
 
 
 def _takes_wildcards(ctx: click.Context, param: click.Parameter) -> bool:
@@ -241,8 +246,8 @@ def _escaped(key: str) -> str:
     return re.sub(r"[*?\[{}\\]", r"[\g<0>]", key) if _WILDCARD.search(key) else key
 
 
-def _keys(chosen: Settings, incomplete: str) -> list[str]:
-    url = parse_url(incomplete)
+def _found(chosen: Settings, incomplete: str) -> list[str]:
+    """Buckets or keys that begin with a URL, in order."""
     given = chosen.config(incomplete)
     limited = StoreConfig(
         s3=given.s3,
@@ -252,9 +257,16 @@ def _keys(chosen: Settings, incomplete: str) -> list[str]:
         retry_timeout_s=_LIMIT_S,
         advanced=AdvancedOptions(connect_timeout_s=_LIMIT_S),
     )
-    store = Store(url.base, config=limited)
-    for page in store.list(url.key, "/").pages():
-        return sorted(f"{url.base}/{key}" for key in [info.key for info in page.objects] + page.prefixes)[:_MAX_KEYS]
+    start, _, bucket = incomplete.partition("://")
+    if "/" not in bucket and start in (*CLOUD_SCHEMES, *ALIASES):
+        scheme: Literal["s3", "gs"] = "s3" if start == "s3" else "gs"
+        buckets = list_buckets(scheme, config=limited, project=os.environ.get("GOOGLE_CLOUD_PROJECT"))
+        return sorted(f"{start}://{name}/" for name, _ in buckets if name.startswith(bucket))[:_MAX_KEYS]
+    url = parse_url(incomplete)
+    # As it was typed: with another name of the scheme, or the slashes of an ARN.
+    base = incomplete.removesuffix(url.key).removesuffix("/")
+    for page in Store(url.base, config=limited).list(url.key, "/").pages():
+        return sorted(f"{base}/{key}" for key in [info.key for info in page.objects] + page.prefixes)[:_MAX_KEYS]
     return []
 
 

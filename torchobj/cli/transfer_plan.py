@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from torchobj.cli.options import CommandError
@@ -162,7 +163,7 @@ def _check(transfer: PlannedTransfer) -> None:
     if source.is_local and not source.path.exists():
         raise CommandError(f"{source.text}: no such file or folder")
     if not transfer.is_tree and source.is_local and not (source.path.is_file() or transfer.is_fifo):
-        stream = f"`torchobj cp - {destination.shown} < {source.text}` reads it to its end"
+        stream = f"`torchobj cp - {quote(destination.shown)} < {quote(source.text)}` reads it to its end"
         raise CommandError(f"{source.text}: a device or socket, not a file; {stream}")
     if transfer.is_tree and source.is_local and not source.path.is_dir():
         raise CommandError(f"{source.text}: not a folder")
