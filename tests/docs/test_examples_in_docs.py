@@ -48,7 +48,9 @@ def test_examples_in_docstrings(name):
 def test_the_readme_fits_on_a_screen_and_a_half():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 150
-    assert any(line.startswith("pip install torchobj") for line in lines[:40])
+    assert all(any(line.startswith(text) for line in lines[:40]) for text in ("pip install .", "pip install torchobj"))
+    assert "not on the package index yet" in "".join(lines[:12])
+    assert all(f"`make {name}`" in "".join(lines[:25]) for name in ("demo", "test", "wheel"))
     assert any(line.startswith("for images, labels in loader") for line in lines[:40])
 
 
