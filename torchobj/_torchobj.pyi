@@ -61,6 +61,13 @@ __version__: str
 # Key, size, version, modified (milliseconds since 1970), storage class.
 _Entry: TypeAlias = tuple[str, int | None, str | None, int | None, str | None]
 
+# Device, inode, size in bytes, and time of modification in nanoseconds since 1970.
+_FileState: TypeAlias = tuple[int, int, int, int]
+
+# Number of files that were transferred and that were skipped, number of bytes, the failures, and the relative paths,
+# versions and states of the files that were transferred.
+TreeDone: TypeAlias = tuple[int, int, int, list[tuple[str, Exception]], list[tuple[str, str | None, _FileState | None]]]
+
 # Shape of the rows, offsets of the tile in them, offsets of the tile in the slice, shape of the tile.
 _Tile: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
 
@@ -121,7 +128,7 @@ def download_file(
     version: str | None,
     skip_unchanged: bool,
     progress: Callable[..., None] | None = None,
-) -> tuple[int, str | None, bool]:
+) -> tuple[int, str | None, bool, _FileState | None]:
     """Downloads an object to a file.
 
     Args:
@@ -134,7 +141,7 @@ def download_file(
         progress: As for `upload_file`.
 
     Returns:
-        Size in bytes, version, and whether the download was skipped.
+        As `upload_file`, with the file as it was written.
 
     Raises:
         StoreError: The object could not be read, or the file could not be written.
@@ -147,8 +154,9 @@ def download_tree(
     glob: str | None,
     patterns: Sequence[tuple[bool, str]],
     skip_unchanged: bool,
+    lists_done: bool,
     progress: Callable[..., None] | None = None,
-) -> tuple[int, int, int, list[tuple[str, Exception]]]:
+) -> TreeDone:
     """Downloads the objects under a prefix.
 
     Args:
@@ -158,11 +166,12 @@ def download_tree(
         glob: Selects objects by their keys without the prefix.
         patterns: As for `upload_tree`.
         skip_unchanged: Whether files that are equal to their objects are kept.
+        lists_done: As for `upload_tree`.
         progress: As for `upload_file`.
 
     Returns:
-        Number of files that were transferred and that were skipped, number of bytes, and the relative paths and
-        exceptions of the files that failed.
+        Number of files that were transferred and that were skipped, number of bytes, the relative paths and exceptions
+        of the files that failed, and with `lists_done` the relative paths, versions and states of those transferred.
 
     Raises:
         ConfigError: `glob` is not valid.
@@ -250,7 +259,7 @@ def upload_file(
     if_version: str | None,
     skip_unchanged: bool,
     progress: Callable[..., None] | None = None,
-) -> tuple[int, str | None, bool]:
+) -> tuple[int, str | None, bool, _FileState | None]:
     """Uploads a file.
 
     Args:
@@ -265,7 +274,8 @@ def upload_file(
             that were skipped; totals are None until they are known.
 
     Returns:
-        Size in bytes, version, and whether the upload was skipped.
+        Size in bytes, version, whether the upload was skipped, and otherwise device, inode, size in bytes and time of
+        modification in nanoseconds since 1970 of the file as it was read.
 
     Raises:
         StoreError: The file could not be read, or the object could not be written.
@@ -281,8 +291,9 @@ def upload_tree(
     content_types: Mapping[str, str],
     overwrite: bool,
     skip_unchanged: bool,
+    lists_done: bool,
     progress: Callable[..., None] | None = None,
-) -> tuple[int, int, int, list[tuple[str, Exception]]]:
+) -> TreeDone:
     """Uploads the files below a folder.
 
     Args:
@@ -295,11 +306,12 @@ def upload_tree(
         content_types: Content types by the ends of names, in lower case, for attributes without one.
         overwrite: Whether existing objects may be replaced.
         skip_unchanged: Whether objects that are equal to their files are kept.
+        lists_done: Whether the result contains each file that was transferred.
         progress: As for `upload_file`.
 
     Returns:
-        Number of files that were transferred and that were skipped, number of bytes, and the relative paths and
-        exceptions of the files that failed.
+        Number of files that were transferred and that were skipped, number of bytes, the relative paths and exceptions
+        of the files that failed, and with `lists_done` the relative paths, versions and states of those transferred.
 
     Raises:
         ConfigError: `glob` is not valid.

@@ -13,8 +13,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase
 from torchobj.checkpoint.dcp.object_names import rank_prefix
 from torchobj.checkpoint.dcp.storage import CheckpointStorage, StorageReader, StorageWriter
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
-from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.exceptions import ConfigError, IntegrityError, ObjectChangedError, ObjectNotFoundError
 from torchobj.store import Store
+from torchobj.store.copies import Copy, delete_unchanged, unverified
 from torchobj.store.file_objects import ObjectWriter, open_reader
 from torchobj.urls import Url, parse_url
 
@@ -211,16 +212,23 @@ class S3FileSystem(FileSystemBase):
         return path
 
     def rename(self, old_path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Copies an object on the server, and deletes the old one. Does nothing if the paths are the same.
+        """Copies an object on the server, verifies the copy, and deletes the old one. Does nothing if the paths are the
+        same.
 
         Raises:
             ConfigError: A path is not the URL of an object.
+            IntegrityError: The copy does not exist, or is not equal to the object, which is kept.
+            ObjectChangedError: The object changed while it was copied, and is kept.
         """
         store, key = self._object(old_path)
         target, new_key = self._object(new_path)
         if (store.url, key) != (target.url, new_key):
-            target.copy(f"{store.url}/{key}", new_key)
-            store.delete(key)
+            written, found = target.copy(f"{store.url}/{key}", new_key), store.head(key)
+            copy = Copy(key, found.size, found.version, new_key, written)
+            for reason in unverified(target, [copy], store).values():
+                raise IntegrityError(f"rename {old_path}: kept, because {reason}")
+            if not delete_unchanged(store, key, found.version):
+                raise ObjectChangedError(f"rename {old_path}: kept, because it changed while it was copied")
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         """Does nothing: S3 has no folders."""

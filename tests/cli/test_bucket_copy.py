@@ -1,12 +1,18 @@
 """`torchobj cp`, `sync` and `mv` from bucket to bucket: the requests they send, what they skip and what they keep."""
 
+import dataclasses
+import json
+
 import pytest
 
 import torchobj
 from tests.cli.test_moves import synced
 from tests.cli.test_transfers import tree
 from tests.support.command_line import CommandLine
+from torchobj import Store
 from torchobj.cli import transfer_run
+from torchobj.exceptions import IntegrityError
+from torchobj.store.copies import _is_equal
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -178,7 +184,9 @@ def test_mv_from_bucket_to_bucket_deletes_the_version_that_it_listed(cli, synced
         assert all("ifGenerationMatch=" in each.target for each in deletes)
     else:
         assert all("if-match" in each.headers for each in deletes)
-    assert len(control.requests("HeadObject")) == (0 if synced.startswith("gs:") else 6)
+    # On S3, each copy and each delete look up the version, and a listing has the ETags of the copies. On Google Cloud
+    # Storage, the checksums of both are looked up.
+    assert len(control.requests("HeadObject")) == 6
 
 
 def test_mv_from_bucket_to_bucket_keeps_a_source_that_changed_meanwhile(cli, synced, bucket, other_bucket, monkeypatch):
@@ -193,6 +201,86 @@ def test_mv_from_bucket_to_bucket_keeps_a_source_that_changed_meanwhile(cli, syn
     done = cli.run("mv", "-r", "--whole-bucket", synced, other_bucket.url)
     assert done.exit_code == 1 and "a.bin: kept, because it changed" in done.stderr
     assert bucket.keys() == ["x/a.bin"] and bucket.body("x/a.bin") == b"new"
+
+
+def pretend_to_copy(control, bucket, key, stored):
+    """Makes the server answer to a copy to `key` as usual, although it stores these bytes, or nothing if None."""
+    if stored is not None:
+        bucket.write(key, stored)
+    version = "0" * 32 if stored is None else bucket.version(key).strip('"')
+    if bucket.url.startswith("s3://"):
+        body = f'<CopyObjectResult><ETag>"{version}"</ETag></CopyObjectResult>'
+        headers = {"content-type": "application/xml"}
+    else:
+        version = "1" if stored is None else version
+        resource = {"name": key, "bucket": bucket.name, "generation": version, "metageneration": "1", "size": "500"}
+        body = json.dumps({"kind": "storage#rewriteResponse", "done": True, "resource": resource})
+        headers = {"content-type": "application/json"}
+    action = {"status": 200, "headers": headers, "body": body}
+    control.faults({"operation": "CopyObject", "key": key, "action": action})
+
+
+WRONG = pytest.mark.parametrize("stored", [None, b"a.BIN" * 100, b"a.bin"], ids=["nothing", "other bytes", "shorter"])
+
+
+@WRONG
+def test_mv_keeps_a_source_whose_copy_the_server_did_not_store(cli, synced, bucket, other_bucket, control, stored):
+    pretend_to_copy(control, other_bucket, "y/a.bin", stored)
+    done = cli.run("mv", "-r", synced, f"{other_bucket.url}/y")
+    assert done.exit_code == 1 and f"{synced}/a.bin: kept, because {other_bucket.url}/y/a.bin" in done.stderr
+    assert bucket.keys() == ["x/a.bin"] and bucket.body("x/a.bin") == b"a.bin" * 100
+    assert "y/sub/c.bin" in other_bucket.keys()
+
+
+@WRONG
+def test_mv_keeps_a_single_source_whose_copy_the_server_did_not_store(
+    cli, synced, bucket, other_bucket, control, stored
+):
+    pretend_to_copy(control, other_bucket, "k", stored)
+    done = cli.run("mv", f"{synced}/a.bin", f"{other_bucket.url}/k")
+    assert done.exit_code == 1 and f"{synced}/a.bin: kept, because {other_bucket.url}/k" in done.stderr
+    assert len(bucket.keys()) == 3
+
+
+@WRONG
+def test_mv_of_fsspec_deletes_nothing_if_a_copy_is_wrong(synced, bucket, other_bucket, control, stored):
+    pretend_to_copy(control, other_bucket, "y/a.bin", stored)
+    with pytest.raises(IntegrityError, match=r"y/a\.bin .*; no source was deleted"):
+        bucket.files.mv(f"{synced}/", f"{other_bucket.url}/y/", recursive=True)
+    assert len(bucket.keys()) == 3
+
+
+def test_no_source_is_deleted_before_all_copies_were_verified(cli, synced, bucket, other_bucket, control):
+    control.clear_requests()
+    cli.lines("mv", "-r", synced, f"{other_bucket.url}/y")
+    names = [request.operation for request in control.requests()]
+    assert names.index("DeleteObject") > names.index("ListObjectsV2", names.index("CopyObject"))
+    assert "CopyObject" not in names[names.index("DeleteObject") :]
+
+
+@pytest.mark.providers("s3")
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_mv_compares_the_checksums_of_objects_in_parts(cli, bucket, other_bucket, control, is_equal):
+    """Their ETags differ from those of their copies."""
+    in_parts(bucket, "x/a", b"same", "CRC32", "FULL_OBJECT")
+    bucket.write("x/b", b"1")
+    if not is_equal:
+        pretend_to_copy(control, other_bucket, "y/a", b"othr")
+    done = cli.run("mv", "-r", f"{bucket.url}/x", f"{other_bucket.url}/y")
+    assert done.exit_code == (0 if is_equal else 1) and bucket.keys() == ([] if is_equal else ["x/a"])
+
+
+@pytest.mark.providers("s3")
+def test_copies_whose_etags_differ_are_compared_by_their_bytes_if_they_have_no_checksums(bucket, other_bucket):
+    """As those that are encrypted with keys of their own."""
+    bucket.write("same", b"same")
+    in_parts(other_bucket, "same", b"same", "CRC32", "COMPOSITE")
+    bucket.write("other", b"some")
+    stores = [Store(each.url, config=each.config) for each in (bucket, other_bucket)]
+    infos = [store.head("same") for store in stores]
+    plain = dataclasses.replace(infos[1], version='"00000000000000000000000000000000"')
+    assert _is_equal(*stores, infos[0], plain)
+    assert not _is_equal(*stores, stores[0].head("other"), plain)
 
 
 @pytest.mark.parametrize("command", [["cp", "-r"], ["sync"], ["mv", "-r"]], ids=["cp", "sync", "mv"])

@@ -1,5 +1,7 @@
 """`torchobj sync` and `torchobj mv`."""
 
+import os
+
 import pytest
 
 from tests.cli.test_transfers import files_of, tree
@@ -240,6 +242,59 @@ def test_mv_keeps_a_source_whose_copy_another_writer_replaced(cli, bucket, tree,
     monkeypatch.setattr(transfer_run, "run_all", replace_afterwards)
     assert "kept, because another writer" in cli.run("mv", tree / "a.bin", f"{bucket.url}/k").stderr
     assert (tree / "a.bin").exists()
+
+
+@pytest.mark.providers("s3")
+@pytest.mark.parametrize("stored", [None, b"A.bin" * 100, b"a"], ids=["nothing", "other bytes", "shorter"])
+def test_mv_of_a_tree_keeps_a_file_that_the_server_did_not_store(cli, bucket, tree, control, stored):
+    if stored is not None:
+        bucket.write("x/a.bin", stored)
+    etag = {"etag": '"0123456789abcdef0123456789abcdef"'}
+    control.faults({"operation": "PutObject", "key": "a.bin", "action": {"status": 200, "headers": etag}})
+    done = cli.run("mv", "-r", tree, f"{bucket.url}/x")
+    assert done.exit_code == 1 and f"{tree}/a.bin: kept, because" in done.stderr
+    assert list(files_of(tree)) == ["a.bin"] and len(bucket.keys()) == (2 if stored is None else 3)
+
+
+@pytest.mark.parametrize("is_tree", [True, False])
+def test_mv_keeps_a_file_that_was_replaced_while_it_was_read(cli, bucket, tree, monkeypatch, is_tree):
+    """Also by one of the same size and time, and although the old one is there again when it would be deleted."""
+    other, old = tree.parent / "other", tree.parent / "old"
+    other.write_bytes(b"A.bin" * 100)
+    state = (tree / "a.bin").stat()
+    os.utime(other, ns=(state.st_mtime_ns, state.st_mtime_ns))
+    run_all = transfer_run.run_all
+
+    def replaced_meanwhile(*arguments):
+        (tree / "a.bin").rename(old)
+        other.rename(tree / "a.bin")
+        outcome = run_all(*arguments)
+        (tree / "a.bin").rename(other)
+        old.rename(tree / "a.bin")
+        return outcome
+
+    monkeypatch.setattr(transfer_run, "run_all", replaced_meanwhile)
+    source = ["-r", tree] if is_tree else [tree / "a.bin"]
+    assert "a.bin: kept, because it changed" in cli.run("mv", *source, f"{bucket.url}/x/").stderr
+    assert (tree / "a.bin").read_bytes() == b"a.bin" * 100 and bucket.body("x/a.bin") == b"A.bin" * 100
+
+
+@pytest.mark.parametrize("is_tree", [True, False])
+def test_mv_keeps_an_object_whose_file_another_program_replaced(cli, bucket, tree, synced, monkeypatch, is_tree):
+    into, run_all = tree.parent / "out", transfer_run.run_all
+
+    def replace_afterwards(*arguments):
+        outcome = run_all(*arguments)
+        (into / "new").write_bytes(b"z" * 500)
+        (into / "new").rename(into / "a.bin")
+        return outcome
+
+    monkeypatch.setattr(transfer_run, "run_all", replace_afterwards)
+    source = ["-r", synced] if is_tree else [f"{synced}/a.bin"]
+    into.mkdir()
+    message = f"{synced}/a.bin: kept, because {into}/a.bin is not the file that was written"
+    assert message in cli.run("mv", *source, f"{into}/").stderr
+    assert "x/a.bin" in bucket.keys() and len(bucket.keys()) == (1 if is_tree else 3)
 
 
 @pytest.mark.parametrize("command", ["cp", "mv"])

@@ -1,15 +1,15 @@
 """Runs planned transfers: by `torchobj.files`, or from bucket to bucket. Several of them run at the same time.
 
 Copies from bucket to bucket are made by the server within a provider, and are a stream between providers. A move
-deletes each source whose copy was verified, and which did not change.
+verifies all copies when all transfers are done, and then deletes each source that has one, and that did not change.
 """
 
 import dataclasses
 import mimetypes
-import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from torchobj.checkpoint.checkpoint_dir import without_links
 from torchobj.cli.options import CommandError, described
@@ -17,19 +17,23 @@ from torchobj.cli.output import escaped
 from torchobj.cli.progress import Report, of_stream
 from torchobj.cli.transfer_plan import Item, PlannedTransfer, compared
 from torchobj.config import StoreConfig
-from torchobj.exceptions import ObjectNotFoundError, PreconditionFailedError, TransferError, UnsupportedError
+from torchobj.exceptions import TransferError
 from torchobj.files import download, download_file, upload, upload_file, upload_stream
 from torchobj.store import Store
 from torchobj.store.attributes import ObjectAttributes
 from torchobj.store.concurrency import concurrently
+from torchobj.store.copies import Copy, delete_unchanged, unverified
 from torchobj.store.file_objects import ObjectWriter
 from torchobj.store.file_objects import open as open_object
-from torchobj.store.transfers import Progress
+from torchobj.store.transfers import FileState, Progress
 
 #: Transfers of single files and copies that run at the same time; each uses several connections.
 _CALLS = 32
 
 _BLOCK_BYTES = 8 << 20
+
+#: Why a source is kept.
+_CHANGED = "because it changed while it was copied"
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Progress))
 
@@ -42,8 +46,8 @@ class Options:
     skip_unchanged: bool = False
     #: Arguments of uploads: headers, metadata and storage class. Without a content type, it is guessed from names.
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    #: Whether the outcome contains the names of objects that the server copied.
-    names_copies: bool = False
+    #: Whether the outcome contains what was transferred.
+    lists_copies: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,15 @@ class FailedTransfer:
         return text if self.name in text else f"{escaped(self.name)}: {text}"
 
 
+class CopyMade(NamedTuple):
+    """The result of the transfer of a file or object."""
+
+    version: str | None
+    """The version of the object that was written, or that was read to a file."""
+    file: FileState | None = None
+    """The local file as it was read or written."""
+
+
 @dataclasses.dataclass
 class Outcome:
     """What was transferred."""
@@ -70,10 +83,8 @@ class Outcome:
     failures: list[FailedTransfer] = dataclasses.field(default_factory=list)
     #: Names that were not transferred, of each transfer that ran to its end.
     missing: dict[PlannedTransfer, set[str]] = dataclasses.field(default_factory=dict)
-    #: Version of the copy of a single file or object; None if it has none or is a file.
-    versions: dict[PlannedTransfer, str | None] = dataclasses.field(default_factory=dict)
-    #: Names in trees that the server copied within a provider, with `names_copies`.
-    copies: dict[PlannedTransfer, set[str]] = dataclasses.field(default_factory=dict)
+    #: Names that were transferred, of each transfer, with `lists_copies`.
+    copies: dict[PlannedTransfer, dict[str, CopyMade]] = dataclasses.field(default_factory=dict)
 
     def add(self, other: "Outcome") -> None:
         """Adds the outcome of other transfers."""
@@ -81,7 +92,6 @@ class Outcome:
         self.skipped += other.skipped
         self.failures += other.failures
         self.missing |= other.missing
-        self.versions |= other.versions
         self.copies |= other.copies
 
 
@@ -163,7 +173,8 @@ def _transfer_file(transfer: PlannedTransfer, options: Options, report: Report, 
         done = download_file(str(source.url), transfer.destination.path, **shared)
     outcome.files, outcome.skipped = int(not done.skipped), int(done.skipped)
     outcome.bytes = 0 if done.skipped else done.size
-    outcome.missing[transfer], outcome.versions[transfer] = set(), done.version if source.is_local else None
+    outcome.missing[transfer] = set()
+    outcome.copies[transfer] = {"": CopyMade(done.version, done._file_state)}
 
 
 def _transfer_tree(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
@@ -174,6 +185,8 @@ def _transfer_tree(transfer: PlannedTransfer, options: Options, report: Report, 
         "skip_unchanged": options.skip_unchanged,
         "progress": report,
     }
+    if options.lists_copies:
+        shared["_lists_files"] = True
     failed: list[tuple[str, Exception]] = []
     try:
         if transfer.source.is_local:
@@ -185,13 +198,14 @@ def _transfer_tree(transfer: PlannedTransfer, options: Options, report: Report, 
         done, failed = error.result, error.failures
     outcome.failures += [FailedTransfer(transfer.source.child(name).shown, error) for name, error in failed]
     outcome.missing[transfer] = {name for name, _ in failed}
+    outcome.copies[transfer] = {name: CopyMade(*each) for name, each in done._files.items()}
     outcome.files, outcome.bytes, outcome.skipped = done.transferred, done.bytes, done.skipped
 
 
 def _copy(transfer: PlannedTransfer, options: Options, report: Report, outcome: Outcome) -> None:
     """Copies an object, or a tree, from bucket to bucket. Raises the error of a single object."""
     missing: set[str] = set()
-    copies = outcome.copies.setdefault(transfer, set())
+    copies = outcome.copies.setdefault(transfer, {})
 
     def changed() -> Iterator[Item]:
         for item, _, is_unchanged in compared(transfer, options.config, skip_unchanged=options.skip_unchanged):
@@ -211,10 +225,8 @@ def _copy(transfer: PlannedTransfer, options: Options, report: Report, outcome: 
             missing.add(item.name)
             continue
         size, version = done
-        if not transfer.is_tree:
-            outcome.versions[transfer] = version
-        elif options.names_copies and transfer.is_on_server:
-            copies.add(item.name)
+        if options.lists_copies:
+            copies[item.name] = CopyMade(version)
         outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
         totals = (None, None) if transfer.is_tree else (1, size)
         report(Progress(outcome.files + outcome.skipped, totals[0], outcome.bytes, totals[1], outcome.skipped))
@@ -242,7 +254,7 @@ def _copy_object(transfer: PlannedTransfer, item: Item, config: StoreConfig) -> 
     ):
         while block := reader.read(_BLOCK_BYTES):
             writer.write(block)
-    return info.size or 0, None
+    return info.size or 0, writer.version
 
 
 def guessed_type(*names: str) -> str | None:
@@ -274,31 +286,37 @@ def sources_to_move(transfer: PlannedTransfer, config: StoreConfig) -> list[Item
     if transfer.is_tree:
         # A file behind a link is outside of the tree, and is kept.
         names = without_links(source.path, names)
-    states = {name: (source.path / name).stat() for name in names}
-    return [Item(name, state.st_size, _state(state)) for name, state in states.items()]
+    states = {name: _state(source.path / name) for name in names}
+    return [Item(name, state[2], str(state)) for name, state in states.items()]
 
 
-def _state(state: os.stat_result) -> str:
-    return f"{state.st_dev}-{state.st_ino}-{state.st_size}-{state.st_mtime_ns}"
+def _state(path: Path) -> FileState:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def move_all(sources: dict[PlannedTransfer, list[Item]], options: Options, report: Report) -> Outcome:
     """Moves files and objects, given what `sources_to_move` returns for each transfer.
 
-    A source is deleted if its transfer succeeded, it has not changed, and its copy has its size, and the version that
-    was written if it is known. These are not looked up for objects of trees that the server copied.
-
-    The transfers verify the checksums of what they write.
+    When all transfers are done, all copies are verified, and then each source is deleted whose transfer succeeded,
+    whose copy is right, and which has not changed.
     """
-    outcome = run_all(list(sources), dataclasses.replace(options, names_copies=True), report)
-    copied = [
-        (transfer, item) for transfer, items in sources.items() for item in items if _is_copied(transfer, item, outcome)
-    ]
+    outcome = run_all(list(sources), dataclasses.replace(options, lists_copies=True), report)
+    safe: list[tuple[PlannedTransfer, Item]] = []
+    for transfer, items in sources.items():
+        copied = [item for item in items if _is_copied(transfer, item, outcome)]
+        reasons = _reasons_to_keep(transfer, copied, outcome.copies.get(transfer, {}), options.config)
+        for item in copied:
+            if item.name in reasons:
+                shown = transfer.source.child(item.name).shown
+                outcome.failures.append(FailedTransfer(shown, CommandError(f"{shown}: kept, {reasons[item.name]}")))
+            else:
+                safe.append((transfer, item))
 
     def delete(source: tuple[PlannedTransfer, Item]) -> None:
-        _delete(*source, options.config, outcome)
+        _delete(*source, options.config)
 
-    for (transfer, item), error in concurrently(delete, copied, _CALLS, waits=False):
+    for (transfer, item), error in concurrently(delete, safe, _CALLS, waits=False):
         if error is not None:
             outcome.failures.append(FailedTransfer(transfer.source.child(item.name).shown, error))
     return outcome
@@ -314,48 +332,59 @@ def _is_copied(transfer: PlannedTransfer, item: Item, outcome: Outcome) -> bool:
     return item.name not in missing
 
 
-def _delete(transfer: PlannedTransfer, item: Item, config: StoreConfig, outcome: Outcome) -> None:
-    """Deletes a source.
+def _reasons_to_keep(
+    transfer: PlannedTransfer, items: list[Item], copies: dict[str, CopyMade], config: StoreConfig
+) -> dict[str, str]:
+    """Why sources are kept, by their names: the wrong bytes were copied, or their copies are not right."""
+    source, into = transfer.source, transfer.destination
+    reasons = {item.name: "because it was not copied" for item in items if item.name not in copies}
+    for item in items:
+        made = copies.get(item.name)
+        if made is None:
+            continue
+        read = str(made.file) if source.is_local else made.version if into.is_local else item.version
+        if item.version is not None and read != item.version:
+            reasons[item.name] = _CHANGED
+        elif into.is_local and (path := into.child(item.name).path) and _state_or_none(path) != made.file:
+            reasons[item.name] = f"because {path} is not the file that was written"
+        elif into.is_local and made.file is not None and made.file[2] != item.size:
+            reasons[item.name] = f"because {path} has {made.file[2]} bytes instead of {item.size}"
+    if into.is_local:
+        return reasons
+    of_names = {item.name: item for item in items if item.name not in reasons}
+    made_copies = {
+        name: Copy(
+            f"{source.url.key}{name}", item.size, item.version, f"{into.url.key}{name}", copies[name].version or None
+        )
+        for name, item in of_names.items()
+    }
+    origin = Store(source.url.base, config=config) if transfer.is_on_server else None
+    wrong = unverified(Store(into.url.base, config=config), list(made_copies.values()), origin)
+    for name, copy in made_copies.items():
+        if copy.key in wrong:
+            reasons[name] = f"because {wrong[copy.key]}"
+    return reasons
+
+
+def _state_or_none(path: Path) -> FileState | None:
+    try:
+        return _state(path)
+    except OSError:
+        return None
+
+
+def _delete(transfer: PlannedTransfer, item: Item, config: StoreConfig) -> None:
+    """Deletes a source whose copy was verified.
 
     Raises:
-        CommandError: Its copy is missing, or has another size or version, or the source changed; it is kept.
+        CommandError: It changed; it is kept.
     """
     source = transfer.source.child(item.name)
-    if item.name not in outcome.copies.get(transfer, ()):
-        _check_copy(transfer, item, config, outcome)
-    changed = CommandError(f"{source.shown}: kept, because it changed while it was copied")
+    changed = CommandError(f"{source.shown}: kept, {_CHANGED}")
     if source.is_local:
-        if _state(source.path.stat()) != item.version:
+        if str(_state(source.path)) != item.version:
             raise changed
         source.path.unlink()
         return
-    key, store = source.url.key, Store(source.url.base, config=config)
-    # Some servers with the interface of S3 ignore the condition of the delete.
-    if (source.url.scheme != "gs" or item.version is None) and store.head(key).version != item.version:
+    if not delete_unchanged(Store(source.url.base, config=config), source.url.key, item.version):
         raise changed
-    try:
-        store.delete(key, if_version=item.version)
-    except PreconditionFailedError as error:
-        raise changed from error
-    except UnsupportedError:
-        store.delete(key)
-
-
-def _check_copy(transfer: PlannedTransfer, item: Item, config: StoreConfig, outcome: Outcome) -> None:
-    """Raises CommandError if the copy is missing, or has another size or version."""
-    source, copy = transfer.source.child(item.name), transfer.destination.child(item.name)
-    size: int | None = None
-    version: str | None = None
-    if copy.is_local:
-        size = copy.path.stat().st_size
-    else:
-        try:
-            info = Store(copy.url.base, config=config).head(copy.url.key)
-            size, version = info.size, info.version
-        except ObjectNotFoundError:
-            pass
-    if size != item.size:
-        raise CommandError(f"{source.shown}: kept, because {copy.shown} has {size} bytes instead of {item.size}")
-    written = outcome.versions.get(transfer)
-    if written is not None and version != written:
-        raise CommandError(f"{source.shown}: kept, because another writer replaced {copy.shown}")

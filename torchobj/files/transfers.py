@@ -5,7 +5,7 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import TypeAlias, Unpack
 
 from torchobj import _torchobj
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
@@ -14,13 +14,17 @@ from torchobj.files.patterns import Pattern, native_patterns
 from torchobj.store import Store
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.conditions import check_condition
-from torchobj.store.transfers import FilePath, ProgressOption, Transfer, counters_to
+from torchobj.store.transfers import FilePath, FileState, ProgressOption, Transfer, counters_to
 from torchobj.urls import parse_object_url, parse_url
 
 __all__ = ["TreeTransfer", "download", "download_file", "upload", "upload_file"]
 
 #: Number of failures in the message of a `TransferError`.
 _SHOWN_FAILURES = 3
+
+
+#: Of each file that was transferred, if they are listed: the version of the object, and the state of the file.
+_Files: TypeAlias = Mapping[str, tuple[str | None, FileState | None]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class TreeTransfer:
     """Number of files that were skipped because they are unchanged."""
     bytes: int
     """Number of bytes that were transferred."""
+    _files: "_Files" = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
 
 def upload_file(
@@ -158,6 +163,7 @@ def upload(
     content_types: Mapping[str, str] | None = None,
     skip_unchanged: bool = False,
     progress: ProgressOption = None,
+    _lists_files: bool = False,
     **attributes: Unpack[ObjectAttributes],
 ) -> TreeTransfer:
     """Uploads the files below a folder, many of them concurrently.
@@ -213,6 +219,7 @@ def upload(
         {end.lower(): value for end, value in (content_types or {}).items()},
         overwrite,
         skip_unchanged,
+        _lists_files,
         counters_to(progress),
     )
     return _tree_transfer("upload", os.fspath(folder), done)
@@ -227,6 +234,7 @@ def download(
     patterns: Sequence[Pattern] = (),
     skip_unchanged: bool = False,
     progress: ProgressOption = None,
+    _lists_files: bool = False,
 ) -> TreeTransfer:
     """Downloads the objects under a prefix to files below a folder, many of them concurrently.
 
@@ -267,7 +275,7 @@ def download(
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder", os.fspath(folder)) from None
     done = _torchobj.download_tree(
-        native, prefix, root, glob, native_patterns(patterns), skip_unchanged, counters_to(progress)
+        native, prefix, root, glob, native_patterns(patterns), skip_unchanged, _lists_files, counters_to(progress)
     )
     return _tree_transfer("download", url, done)
 
@@ -286,11 +294,9 @@ def _prefix_of(url: str, config: StoreConfig | S3ClientConfig | None) -> tuple["
     return native, prefix
 
 
-def _tree_transfer(
-    operation: str, source: str, done: tuple[int, int, int, list[tuple[str, Exception]]]
-) -> TreeTransfer:
-    transferred, skipped, size, failures = done
-    result = TreeTransfer(transferred, skipped, size)
+def _tree_transfer(operation: str, source: str, done: "_torchobj.TreeDone") -> TreeTransfer:
+    transferred, skipped, size, failures, files = done
+    result = TreeTransfer(transferred, skipped, size, {name: (version, state) for name, version, state in files})
     if not failures:
         return result
     failures = sorted(failures, key=lambda failure: failure[0])

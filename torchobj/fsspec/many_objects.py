@@ -6,11 +6,11 @@ file system, which records what they would transfer.
 """
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from glob import has_magic
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
 from fsspec.callbacks import DEFAULT_CALLBACK, NoOpCallback  # type: ignore[import-untyped]
@@ -18,116 +18,28 @@ from fsspec.implementations.local import make_path_posix  # type: ignore[import-
 from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
 from torchobj._torchobj import ObjectRef
-from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError, RangeError
+from torchobj.exceptions import (
+    ConfigError,
+    IntegrityError,
+    InvalidKeyError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    RangeError,
+)
 from torchobj.files import transfers
 from torchobj.fsspec.options import check_current, written_attributes
+from torchobj.fsspec.plans import CopyPlan, GetPlan, PutPlan, expanded
 from torchobj.store import ObjectInfo, Store, reads
 from torchobj.store.concurrency import call_each, concurrently
+from torchobj.store.copies import Copy, unverified
 from torchobj.store.transfers import Progress
 
 __all__ = ["ManyObjects"]
 
+logger = logging.getLogger("torchobj")
+
 #: Errors of downloading a folder as if it were an object: it does not exist, or its target is a folder.
 _FOLDER_ERRORS = (ObjectNotFoundError, IsADirectoryError)
-
-#: What is known of a path without a request; None: nothing, because a caller named it.
-Kind = Literal["file", "directory"] | None
-
-
-def expanded(files: Any, path: Any, *, recursive: bool, maxdepth: int | None = None) -> dict[str, Kind]:
-    """The selected paths, sorted, by the rules of `expand_path` of fsspec, which sends a request for each.
-
-    Args:
-        files: A file system.
-        path: A path, glob or list of them.
-        recursive: Whether all that is below selected folders is selected.
-        maxdepth: Maximum depth of selected paths.
-
-    Raises:
-        ObjectNotFoundError: Nothing is selected.
-    """
-    if maxdepth is not None and maxdepth < 1:
-        raise ConfigError(f"maxdepth={maxdepth!r}: must be at least 1")
-    found: dict[str, Kind] = {}
-    for name in map(files._strip_protocol, _paths_of(path)):
-        if has_magic(name):
-            matched = files.glob(name, maxdepth=maxdepth, detail=True)
-            found |= _kinds(matched)
-            if recursive and maxdepth != 1:
-                below = None if maxdepth is None else maxdepth - 1
-                for folder, entry in matched.items():
-                    if entry["type"] == "directory" or "is_folder" in entry:
-                        found = _kinds(files.find(folder, maxdepth=below, withdirs=True, detail=True)) | found
-        elif recursive:
-            found |= _kinds(files.find(name, maxdepth=maxdepth, withdirs=True, detail=True))
-        else:
-            found[name] = None
-    if not found:
-        raise ObjectNotFoundError(f"{path!r}: no object or folder is selected")
-    return dict(sorted(found.items()))
-
-
-def _paths_of(path: Any) -> Iterable[str]:
-    return path if isinstance(path, (list, tuple, set)) else [path]
-
-
-def _kinds(entries: dict[str, dict[str, Any]]) -> dict[str, Kind]:
-    return {name: entry["type"] for name, entry in entries.items()}
-
-
-class _TransferPlan:
-    """Collects the sources and targets of `AbstractFileSystem.get` or `copy`, called with this as its file system."""
-
-    def __init__(self, files: Any) -> None:
-        self._files = files
-        self.kinds: dict[str, Kind] = {}
-        """Of paths that a listing returned."""
-        self.pairs: list[tuple[str, Any]] = []
-
-    def expand_path(self, path: Any, recursive: bool, maxdepth: int | None, **_: Any) -> list[str]:  # noqa: FBT001
-        """Lists the paths."""
-        self.kinds = expanded(self._files, path, recursive=recursive, maxdepth=maxdepth)
-        return list(self.kinds)
-
-    def add(self, source: str, target: Any, **_: Any) -> None:
-        """Records a transfer."""
-        self.pairs.append((source, target))
-
-
-class _GetPlan(_TransferPlan):
-    """What `AbstractFileSystem.get` would download."""
-
-    get_file = _TransferPlan.add
-
-    def isdir(self, path: str) -> bool:
-        return self.kinds.get(path) == "directory"
-
-
-class _PutPlan:
-    """Collects what `AbstractFileSystem.put` would upload."""
-
-    def __init__(self, files: Any) -> None:
-        self.isdir, self._strip_protocol = files.isdir, files._strip_protocol
-        self.pairs: list[tuple[str, Any]] = []
-
-    def put_file(self, lpath: str, rpath: Any, **_: Any) -> None:
-        self.pairs.append((lpath, rpath))
-
-
-class _CopyPlan(_TransferPlan):
-    """What `AbstractFileSystem.copy` would copy."""
-
-    cp_file = _TransferPlan.add
-
-    def isdir(self, path: str) -> bool:
-        kind = self.kinds.get(path)
-        return bool(self._files.isdir(path)) if kind is None else kind == "directory"
-
-    def overlaps(self) -> bool:
-        """Whether a target is written twice, or is also a source."""
-        sources = {self._files._strip_protocol(source) for source, _ in self.pairs}
-        targets = {self._files._strip_protocol(target) for _, target in self.pairs}
-        return len(targets) < len(self.pairs) or not targets.isdisjoint(sources)
 
 
 class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
@@ -305,10 +217,11 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         if is_one_target:
             # Absolute, as the targets that fsspec derives from it.
             lpath = make_path_posix(os.fspath(lpath))
-        plan = _GetPlan(self)
+        plan = GetPlan(self)
         package.AbstractFileSystem.get(plan, rpath, lpath, recursive=recursive, maxdepth=maxdepth)
+        pairs = [pair for pair in plan.pairs if not (pair[0] in plan.kinds and _is_temporary(*pair))]
         if is_one_target:
-            _check_below(lpath, plan.pairs)
+            _check_below(lpath, pairs)
         skips_folder = isinstance(rpath, str) and not recursive
 
         def transfer(source: str, target: Any, child: Any) -> None:
@@ -323,7 +236,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
                 if not skips_folder:
                     Path(target).mkdir(parents=True, exist_ok=True)
 
-        _run(transfer, plan.pairs, callback)
+        _run(transfer, pairs, callback)
 
     def get_file(
         self, rpath: str, lpath: Any = None, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **kwargs: Any
@@ -383,7 +296,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         Raises:
             StoreError: The first error; uploads that did not start by then are not made.
         """
-        plan = _PutPlan(self)
+        plan = PutPlan(self)
         package.AbstractFileSystem.put(plan, lpath, rpath, recursive=recursive, maxdepth=maxdepth)
 
         def transfer(source: str, target: str, child: Any) -> None:
@@ -448,8 +361,8 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         """
         self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error=on_error, **kwargs)
 
-    def _copy_all(self, path1: Any, path2: Any, *, on_error: str | None, **kwargs: Any) -> "_CopyPlan":
-        plan = _CopyPlan(self)
+    def _copy_all(self, path1: Any, path2: Any, *, on_error: str | None, **kwargs: Any) -> CopyPlan:
+        plan = CopyPlan(self)
         package.AbstractFileSystem.copy(plan, path1, path2, on_error=on_error, **kwargs)
         ignores = on_error == "ignore" or (on_error is None and kwargs["recursive"])
         options = {name: value for name, value in kwargs.items() if name not in ("recursive", "maxdepth")}
@@ -494,7 +407,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Copies objects as `copy`, then deletes those that were copied, a thousand per request.
+        """Copies objects as `copy`, verifies all copies, then deletes those that were copied, a thousand per request.
 
         Args:
             path1: An object, folder or glob, or a list of them.
@@ -505,6 +418,8 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
 
         Raises:
             UnsupportedError: A path is a whole bucket, which is never emptied; nothing is copied then.
+            IntegrityError: A copy does not exist, or is not equal to its source; nothing is deleted then.
+            ObjectChangedError: An object changed while it was copied; nothing is deleted then.
             StoreError: The first error of the copies, also for an object that does not exist; nothing is deleted then.
         """
         if path1 == path2:
@@ -512,14 +427,41 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         for each in [path1] if isinstance(path1, str) else path1:
             self._refuse_bucket(each)
         plan = self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", **kwargs)
-        targets = {self._strip_protocol(target) for _, target in plan.pairs}
-        moved = sorted({self._strip_protocol(source) for source, _ in plan.pairs} - targets)
+        pairs = [(self._strip_protocol(source), self._strip_protocol(target)) for source, target in plan.pairs]
+        targets = {target for _, target in pairs}
+        moved = [pair for pair in pairs if pair[0] not in targets]
         # With a slash: objects with which other tools mark folders.
-        names = [f"{path}/" if plan.kinds.get(path) == "directory" else path for path in moved]
-        for store, keys in self._by_store(names).items():
-            store.delete(list(keys.values()))
-        for path in moved:
+        ends = {path: "/" if plan.kinds.get(path) == "directory" else "" for path, _ in moved}
+        self._delete_copied([(f"{path}{ends[path]}", f"{target}{ends[path]}") for path, target in moved])
+        for path, _ in moved:
             self._created_folders.pop(path, None)
+
+    def _delete_copied(self, pairs: list[tuple[str, str]]) -> None:
+        """Deletes objects, given pairs of their paths and those of their copies, if all copies are right and no object
+        changed. Paths without an object are left out.
+
+        Raises:
+            IntegrityError: A copy does not exist, or is not equal to the object; nothing was deleted.
+            ObjectChangedError: An object changed meanwhile; nothing was deleted.
+        """
+        into = dict(pairs)
+        heads = {path: info for path, info in self._heads(into).items() if not isinstance(info, ObjectNotFoundError)}
+        copies: dict[tuple[Store, Store], list[Copy]] = {}
+        for path, info in heads.items():
+            if isinstance(info, Exception):
+                raise info
+            # Not `_locate`, which removes the slash of a marker.
+            bucket, _, key = into[path].partition("/")
+            stores = self._locate(bucket)[0], self._locate(path.partition("/")[0])[0]
+            copies.setdefault(stores, []).append(Copy(info.key, info.size, info.version, key, None))
+        for (target, source), made in copies.items():
+            for reason in unverified(target, made, source).values():
+                raise IntegrityError(f"mv: {reason}; no source was deleted")
+        for path, info in self._heads(heads).items():
+            if isinstance(info, Exception) or info != heads[path]:
+                raise ObjectChangedError(f"mv: {path} changed while it was copied; no source was deleted")
+        for store, keys in self._by_store(heads).items():
+            store.delete(list(keys.values()))
 
     def sizes(self, paths: Iterable[str]) -> list[int | None]:
         """Sizes in bytes of objects, by concurrent requests; 0 for a folder.
@@ -566,6 +508,14 @@ def _run(transfer: Any, pairs: list[tuple[str, Any]], callback: Any) -> None:
         if isinstance(outcome, Exception):
             raise outcome
         callback.relative_update(1)
+
+
+def _is_temporary(source: str, target: Any) -> bool:
+    """Whether a file would have the name of a temporary one, such as that of a download that was interrupted."""
+    if not Path(target).name.startswith(".torchobj-"):
+        return False
+    logger.warning("%s has the name of a temporary file: skipped", source)
+    return True
 
 
 def _check_below(folder: Any, pairs: list[tuple[str, Any]]) -> None:

@@ -403,10 +403,10 @@ class Store:
         """
         file, given = Path(path), native_attributes(attributes)
         check_condition(overwrite, if_version)
-        size, version, skipped = _torchobj.upload_file(
+        size, version, skipped, state = _torchobj.upload_file(
             self._native, file, key, given, overwrite, if_version, skip_unchanged, counters_to(progress)
         )
-        return Transfer(self._native.url(key), file, size, version, skipped)
+        return Transfer(self._native.url(key), file, size, version, skipped, state)
 
     def download_file(
         self,
@@ -434,10 +434,10 @@ class Store:
         if os.fspath(path).endswith("/") or file.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder; pass the path of a file", os.fspath(path))
         file.parent.mkdir(parents=True, exist_ok=True)
-        size, found, skipped = _torchobj.download_file(
+        size, found, skipped, state = _torchobj.download_file(
             self._native, key, file.parent, file.name, version, skip_unchanged, counters_to(progress)
         )
-        return Transfer(self._native.url(key), file, size, found, skipped)
+        return Transfer(self._native.url(key), file, size, found, skipped, state)
 
     def unfinished_uploads(self, prefix: str = "") -> Sequence[UnfinishedUpload]:
         """Returns uploads in parts of writers that were killed. Other failed uploads are aborted immediately. Resumable

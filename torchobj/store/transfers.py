@@ -13,6 +13,7 @@ from torchobj.exceptions import ConfigError
 __all__ = [
     "ByteProgress",
     "FilePath",
+    "FileState",
     "Progress",
     "ProgressCallback",
     "ProgressOption",
@@ -26,6 +27,10 @@ _BAR_INTERVAL_S = 0.1
 
 #: Path of a file or folder.
 FilePath = str | os.PathLike[str]
+
+
+#: A file as it was read or written: device, inode, size in bytes, and time of modification in nanoseconds since 1970.
+FileState = tuple[int, int, int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Transfer:
     """The version of the object; None if the store has no versions."""
     skipped: bool
     """Whether nothing was transferred, because file and object are the same."""
+    _file_state: FileState | None = dataclasses.field(default=None, repr=False, compare=False)
 
 
 #: Receives the state of a transfer. The method `update` of a bar of tqdm receives bytes.

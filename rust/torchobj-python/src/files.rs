@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::error::Error;
-use torchobj_core::files::{Counters, Download, Folder, Transferred, TreeOptions, TreeResult, UploadFile};
+use torchobj_core::files::{Counters, Download, FileState, Folder, Transferred, TreeOptions, TreeResult, UploadFile};
 use torchobj_core::list::Filter;
 use torchobj_core::types::Version;
 
@@ -16,11 +16,15 @@ use crate::error::{OrRaise, exception};
 use crate::store::{NativeStore, put_options};
 use crate::wait::wait_reporting;
 
-/// Size in bytes, version, and whether the transfer was skipped.
-type Done = (u64, Option<String>, bool);
+/// Device, inode, size in bytes, and time of modification in nanoseconds since 1970.
+type State = (u64, u64, u64, i64);
 
-/// Number of files that were transferred and that were skipped, number of bytes, and the failures.
-type TreeDone<'py> = (u64, u64, u64, Bound<'py, PyList>);
+/// Size in bytes, version, whether the transfer was skipped, and otherwise the file as it was read or written.
+type Done = (u64, Option<String>, bool, Option<State>);
+
+/// Number of files that were transferred and that were skipped, number of bytes, the failures, and the relative paths,
+/// versions and states of the files that were transferred.
+type TreeDone<'py> = (u64, u64, u64, Bound<'py, PyList>, Vec<(String, Option<String>, Option<State>)>);
 
 /// Runs the transfer of one file, or of a tree. Calls `progress` with its counters meanwhile, the last time at its end.
 fn run<'py, T: Send + 'static, F>(
@@ -45,7 +49,11 @@ where
 
 fn done(transferred: Transferred) -> Done {
     let version = transferred.version.map(|version| version.as_str().to_owned());
-    (transferred.size, version, transferred.skipped)
+    (transferred.size, version, transferred.skipped, transferred.file.map(state))
+}
+
+fn state(file: FileState) -> State {
+    (file.device, file.inode, file.size, file.mtime_ns)
 }
 
 fn tree_done<'py>(py: Python<'py>, result: TreeResult) -> PyResult<TreeDone<'py>> {
@@ -53,7 +61,11 @@ fn tree_done<'py>(py: Python<'py>, result: TreeResult) -> PyResult<TreeDone<'py>
     for (name, error) in result.failures {
         failures.append((name, exception(py, &error).into_value(py)))?;
     }
-    Ok((result.transferred, result.skipped, result.bytes, failures))
+    let files = result.done.into_iter().map(|(name, transferred)| {
+        let (_, version, _, state) = done(transferred);
+        (name, version, state)
+    });
+    Ok((result.transferred, result.skipped, result.bytes, failures, files.collect()))
 }
 
 /// Uploads a file.
@@ -70,7 +82,8 @@ fn tree_done<'py>(py: Python<'py>, result: TreeResult) -> PyResult<TreeDone<'py>
 ///         were skipped; totals are None until they are known.
 ///
 /// Returns:
-///     Size in bytes, version, and whether the upload was skipped.
+///     Size in bytes, version, whether the upload was skipped, and otherwise device, inode, size in bytes and time of
+///     modification in nanoseconds since 1970 of the file as it was read.
 ///
 /// Raises:
 ///     StoreError: The file could not be read, or the object could not be written.
@@ -106,7 +119,7 @@ pub(crate) fn upload_file<'py>(
 ///     progress: As for `upload_file`.
 ///
 /// Returns:
-///     Size in bytes, version, and whether the download was skipped.
+///     As `upload_file`, with the file as it was written.
 ///
 /// Raises:
 ///     StoreError: The object could not be read, or the file could not be written.
@@ -141,17 +154,18 @@ pub(crate) fn download_file<'py>(
 ///     content_types: Content types by the ends of names, in lower case, for attributes without one.
 ///     overwrite: Whether existing objects may be replaced.
 ///     skip_unchanged: Whether objects that are equal to their files are kept.
+///     lists_done: Whether the result contains each file that was transferred.
 ///     progress: As for `upload_file`.
 ///
 /// Returns:
-///     Number of files that were transferred and that were skipped, number of bytes, and the relative paths and
-///     exceptions of the files that failed.
+///     Number of files that were transferred and that were skipped, number of bytes, the relative paths and exceptions
+///     of the files that failed, and with `lists_done` the relative paths, versions and states of those transferred.
 ///
 /// Raises:
 ///     ConfigError: `glob` is not valid.
 ///     StoreError: The folder could not be read.
 #[pyfunction]
-#[pyo3(signature = (store, folder, prefix, glob, patterns, attributes, content_types, overwrite, skip_unchanged, progress=None))]
+#[pyo3(signature = (store, folder, prefix, glob, patterns, attributes, content_types, overwrite, skip_unchanged, lists_done, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn upload_tree<'py>(
     py: Python<'py>,
@@ -164,12 +178,13 @@ pub(crate) fn upload_tree<'py>(
     content_types: HashMap<String, String>,
     overwrite: bool,
     skip_unchanged: bool,
+    lists_done: bool,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<TreeDone<'py>> {
     let client = store.client(py)?;
     let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?.with_patterns(patterns);
     let put = put_options(attributes, overwrite, None);
-    let options = TreeOptions { filter, put, content_types, skip_unchanged };
+    let options = TreeOptions { filter, put, content_types, skip_unchanged, lists_done };
     let result = run(py, progress.as_ref(), |counters| async move {
         client.upload_tree(&folder, &prefix, options, &counters).await
     })?;
@@ -185,17 +200,18 @@ pub(crate) fn upload_tree<'py>(
 ///     glob: Selects objects by their keys without the prefix.
 ///     patterns: As for `upload_tree`.
 ///     skip_unchanged: Whether files that are equal to their objects are kept.
+///     lists_done: As for `upload_tree`.
 ///     progress: As for `upload_file`.
 ///
 /// Returns:
-///     Number of files that were transferred and that were skipped, number of bytes, and the relative paths and
-///     exceptions of the files that failed.
+///     Number of files that were transferred and that were skipped, number of bytes, the relative paths and exceptions
+///     of the files that failed, and with `lists_done` the relative paths, versions and states of those transferred.
 ///
 /// Raises:
 ///     ConfigError: `glob` is not valid.
 ///     StoreError: The listing failed, or the folder could not be opened.
 #[pyfunction]
-#[pyo3(signature = (store, prefix, folder, glob, patterns, skip_unchanged, progress=None))]
+#[pyo3(signature = (store, prefix, folder, glob, patterns, skip_unchanged, lists_done, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn download_tree<'py>(
     py: Python<'py>,
@@ -205,11 +221,12 @@ pub(crate) fn download_tree<'py>(
     glob: Option<&str>,
     patterns: Vec<(bool, String)>,
     skip_unchanged: bool,
+    lists_done: bool,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<TreeDone<'py>> {
     let client = store.client(py)?;
     let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?.with_patterns(patterns);
-    let options = TreeOptions { filter, skip_unchanged, ..TreeOptions::default() };
+    let options = TreeOptions { filter, skip_unchanged, lists_done, ..TreeOptions::default() };
     let folder = Folder::open(&folder).or_raise(py)?;
     let result = run(py, progress.as_ref(), |counters| async move {
         client.download_tree(&prefix, folder, options, &counters).await

@@ -18,7 +18,7 @@ use super::local::{error_of, in_place};
 use super::mtime::Mtime;
 use super::sink::{FileSink, PartFile};
 use super::temporary::Temporary;
-use super::{Transferred, same, source};
+use super::{FileState, Transferred, same, source};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::{Expected, First, crc_of, difference, part_bytes, parts};
@@ -121,7 +121,7 @@ impl Client {
                     counters.found(size);
                     counters.found_all();
                 }
-                return Ok(Transferred { size, version: object.version, skipped: true });
+                return Ok(Transferred { size, version: object.version, skipped: true, file: None });
             }
             known = Some(object);
         }
@@ -134,8 +134,8 @@ impl Client {
             counters.found(size);
             counters.found_all();
         }
-        self.receive_file(download.key, object, &target, counters).await?;
-        Ok(Transferred { size, version, skipped: false })
+        let file = self.receive_file(download.key, object, &target, counters).await?;
+        Ok(Transferred { size, version, skipped: false, file: Some(file) })
     }
 
     /// Requests what must be known of an object: by GET if it is small or the version is selected, otherwise by HEAD.
@@ -179,7 +179,7 @@ impl Client {
         mut object: RemoteObject,
         target: &LocalFile,
         counters: &Arc<Counters>,
-    ) -> Result<()> {
+    ) -> Result<FileState> {
         let (size, failed) = (object.size, |error| target.failed(error));
         let own_part_bytes = match (&object.first, size < self.policy().whole_below_bytes) {
             (Some(first), _) => first.result.range().end,
@@ -253,9 +253,11 @@ impl Client {
         drop(part_file);
         let published = in_place(|| {
             temporary.file.set_len(size)?;
-            temporary.publish(&target.name, object.mtime)
+            let file = temporary.file.clone();
+            temporary.publish(&target.name, object.mtime)?;
+            file.metadata()
         });
-        published.map_err(failed)
+        published.map(|metadata| FileState::of(&metadata)).map_err(failed)
     }
 
     /// Receives the parts whose checksum is not known yet, and completes `sums`.

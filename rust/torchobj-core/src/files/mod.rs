@@ -32,7 +32,30 @@ pub use folder::Folder;
 pub use tree::{TreeOptions, TreeResult};
 pub use upload::UploadFile;
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+
 use crate::types::Version;
+
+/// Identifies the contents of a local file: another file has another inode, and a changed one another time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileState {
+    /// Device.
+    pub device: u64,
+    /// Inode.
+    pub inode: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Time of the last modification, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+}
+
+impl FileState {
+    fn of(metadata: &Metadata) -> Self {
+        let mtime_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
+        Self { device: metadata.dev(), inode: metadata.ino(), size: metadata.len(), mtime_ns }
+    }
+}
 
 /// A file or object that was transferred, or that was skipped because it is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,4 +66,6 @@ pub struct Transferred {
     pub version: Option<Version>,
     /// Whether nothing was transferred because both are the same.
     pub skipped: bool,
+    /// The file as it was read or written; `None` if it was skipped.
+    pub file: Option<FileState>,
 }

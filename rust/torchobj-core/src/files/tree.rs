@@ -34,6 +34,8 @@ pub struct TreeOptions {
     pub content_types: HashMap<String, String>,
     /// Whether files that are equal are kept.
     pub skip_unchanged: bool,
+    /// Whether the result contains each file that was transferred.
+    pub lists_done: bool,
 }
 
 /// What was transferred.
@@ -45,6 +47,8 @@ pub struct TreeResult {
     pub skipped: u64,
     /// Number of bytes that were transferred.
     pub bytes: u64,
+    /// Relative paths of the files that were transferred, in no order, with `lists_done`.
+    pub done: Vec<(String, Transferred)>,
     /// Relative paths and errors of the files that failed, in no order.
     pub failures: Vec<(String, Error)>,
 }
@@ -101,7 +105,7 @@ impl Client {
         counters: &Arc<Counters>,
     ) -> Result<TreeResult> {
         let (sender, receiver) = mpsc::channel(WAITING);
-        let (client, counted) = (self.clone(), counters.clone());
+        let (client, counted, lists_done) = (self.clone(), counters.clone(), options.lists_done);
         let (folder, prefix): (PathBuf, String) = (folder.to_owned(), prefix.to_owned());
         let walking = async move {
             let walk = move || {
@@ -135,7 +139,7 @@ impl Client {
                 Err(panic) => std::panic::resume_unwind(panic.into_panic()),
             }
         };
-        self.transfer_all(receiver, Task::spawn(walking)).await
+        self.transfer_all(receiver, Task::spawn(walking), lists_done).await
     }
 
     /// Downloads the objects whose keys begin with `prefix` to files below `folder`.
@@ -151,14 +155,14 @@ impl Client {
     ) -> Result<TreeResult> {
         let (sender, receiver) = mpsc::channel(WAITING);
         let (client, counted, folder) = (self.clone(), counters.clone(), Arc::new(folder));
-        let prefix = prefix.to_owned();
+        let (prefix, lists_done) = (prefix.to_owned(), options.lists_done);
         let listing = async move {
             let listed = ListOptions { filter: Some(options.filter), ordered: false, ..ListOptions::default() };
             let mut pages = ListStream::new(client.clone(), &prefix, listed);
             while let Some(page) = pages.next().await? {
                 for entry in page.entries {
-                    counted.found(entry.size.unwrap_or_default());
                     let name = entry.key.strip_prefix(&prefix).unwrap_or(&entry.key).to_owned();
+                    counted.found(entry.size.unwrap_or_default());
                     let download = Download {
                         key: entry.key,
                         listed: Some((entry.size, entry.modified_ms)),
@@ -175,7 +179,7 @@ impl Client {
             counted.found_all();
             Ok(())
         };
-        self.transfer_all(receiver, Task::spawn(listing)).await
+        self.transfer_all(receiver, Task::spawn(listing), lists_done).await
     }
 
     /// Runs the transfers that `finding` sends.
@@ -183,6 +187,7 @@ impl Client {
         self: &Arc<Self>,
         mut receiver: mpsc::Receiver<Item>,
         finding: Task<Result<()>>,
+        lists_done: bool,
     ) -> Result<TreeResult> {
         let batch = Batch::new(permitted([self.permits()]), false);
         let mut result = TreeResult::default();
@@ -206,6 +211,9 @@ impl Client {
                         Ok(done) => {
                             result.transferred += 1;
                             result.bytes += done.size;
+                            if lists_done {
+                                result.done.push((name, done));
+                            }
                         }
                     }
                 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::counters::Counters;
 use super::local::in_place;
 use super::source::SourceFile;
-use super::{Transferred, mtime, same};
+use super::{FileState, Transferred, mtime, same};
 use crate::buffer::Buffer;
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
@@ -79,9 +79,10 @@ impl Client {
         self.store().check_key(Operation::Put, &key)?;
         self.check_condition(Operation::Put, &key, &options.condition)?;
         let source = in_place(|| SourceFile::open(&path))?;
-        let size = source.size;
+        let (size, metadata) = (source.size, source.file.metadata());
+        let file = metadata.map(|metadata| FileState::of(&metadata)).map_err(|error| source.failed(error))?;
         if skip_unchanged && let Some(version) = self.same_object(&key, &source).await? {
-            return Ok(Transferred { size, version, skipped: true });
+            return Ok(Transferred { size, version, skipped: true, file: None });
         }
         let capabilities = self.store().capabilities();
         let metadata = &mut options.attributes.metadata;
@@ -102,7 +103,7 @@ impl Client {
             }
             uploaded?
         };
-        Ok(Transferred { size, version: Some(version), skipped: false })
+        Ok(Transferred { size, version: Some(version), skipped: false, file: Some(file) })
     }
 
     async fn upload_parts(
