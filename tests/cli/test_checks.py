@@ -1,8 +1,13 @@
 """`torchobj doctor` and `torchobj bench`."""
 
+import signal
+
 import pytest
 
 import torchobj
+from tests.support.interrupting import HELD_BACK_S
+from tests.support.prefetching import eventually
+from torchobj.cli import doctor
 from torchobj.cli.bench import Level, is_rising, knee, measure, suggestions
 from torchobj.cli.doctor import gcs_source, s3_source
 from torchobj.config import StoreConfig, config_file
@@ -33,6 +38,33 @@ class TestDoctor:
         control.faults({"operation": "GetObject", "action": {"status": 403, "code": "AccessDenied"}})
         done = cli.run("doctor", f"{bucket.url}/train/", "--write", "--json")
         assert done.exit_code == 1 and bucket.keys() == []
+
+    def test_an_object_whose_write_had_no_response_is_deleted(self, cli, bucket, control, monkeypatch):
+        """The server stores the object, and the command does not wait for the response for minutes."""
+        monkeypatch.setattr(doctor, "_WRITE_LIMIT_S", 0.3)
+        control.faults({"operation": "PutObject", "action": {"delay_first_byte_s": HELD_BACK_S}})
+        shown = cli.run("doctor", f"{bucket.url}/train/", "--write").output
+        assert control.requests("PutObject") and bucket.keys() == [] and "may exist" not in shown
+
+    def test_an_object_that_could_not_be_deleted_after_a_failed_check_is_named(self, cli, bucket, control, monkeypatch):
+        monkeypatch.setattr(doctor, "_WRITE_LIMIT_S", 0.3)
+        denied = {"action": {"status": 403, "code": "AccessDenied"}}
+        control.faults({"operation": "GetObject"} | denied, {"operation": "DeleteObject"} | denied)
+        found = {record["name"]: record for record in cli.failed_records("doctor", f"{bucket.url}/a b/", "--write")}
+        [key] = bucket.keys()
+        left = f"{bucket.url}/{key} may exist, because its deletion failed"
+        assert (
+            left in found["PUT"]["found"] and f"`torchobj rm '{bucket.url}/{key}'` deletes it" in found["PUT"]["found"]
+        )
+
+    @pytest.mark.parametrize("skip", [0, 2], ids=["PUT", "conditions"])
+    def test_an_interrupted_write_is_deleted(self, cli, bucket, control, skip):
+        control.faults({"operation": "PutObject", "skip": skip, "action": {"delay_first_byte_s": HELD_BACK_S}})
+        process = cli.start("doctor", f"{bucket.url}/train/", "--write", stdout=-1, stderr=-1)
+        assert eventually(lambda: len(control.requests("PutObject")) > skip and len(bucket.keys()) == 1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=HELD_BACK_S / 2)
+        assert (process.returncode, err) == (130, b"torchobj: interrupted\n") and bucket.keys() == []
 
     def test_a_failed_check_is_exit_code_1_with_advice(self, cli, bucket):
         done = cli.run("doctor", bucket.url.replace("test-", "missing-"))

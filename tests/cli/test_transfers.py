@@ -268,3 +268,14 @@ def test_a_stream_has_one_object_at_its_other_end(cli, bucket, tree):
     assert "must name an object" in cli.error("cp", "-", f"{bucket.url}/x/")
     assert "must name an object" in cli.error("cp", tree / "a.bin", "-")
     assert "only source" in cli.error("cp", "-", tree / "a.bin", f"{bucket.url}/k")
+
+
+@pytest.mark.parametrize("command", [["cp", "-r"], ["sync"], ["mv", "-r"]], ids=["cp", "sync", "mv"])
+def test_a_download_of_a_folder_skips_keys_of_temporary_files_with_a_warning(cli, bucket, tmp_path, command):
+    kept = ["x/.torchobj-doctor-1", "x/s/.torchobj-2", "x/.torchobj-d/file"]
+    for key in ("x/a", "x/s/b", *kept):
+        bucket.write(key, b"1")
+    done = cli.run(*command, f"{bucket.url}/x", tmp_path / "out")
+    assert done.exit_code == 0 and list(files_of(tmp_path / "out")) == ["a", "s/b"]
+    assert all(f"{bucket.url}/{key} has the name of a temporary file: skipped" in done.stderr for key in kept)
+    assert bucket.keys() == (sorted(kept) if command[0] == "mv" else sorted(["x/a", "x/s/b", *kept]))

@@ -114,10 +114,10 @@ def test_progress_of_a_tree_has_its_totals_at_the_end(bucket, source, tmp_path):
 
 def test_keys_that_cannot_be_paths_are_refused_by_name_and_the_rest_is_downloaded(tmp_path):
     store = torchobj.Store(f"memory://{tmp_path.name}")
-    bad = ["../up", "a/../../up", "//root", "a//b", "./x", "x\0y", "n" * 256, "folder/", "dir/..", "t/.torchobj-x/a"]
-    # Where the download of `good` is until it is complete.
-    bad.append(f".torchobj-{hashlib.sha256(b'good').hexdigest()[:24]}.part")
-    for key in [*bad, "good", "folder2/good"]:
+    bad = ["../up", "a/../../up", "//root", "a//b", "./x", "x\0y", "n" * 256, "folder/", "dir/.."]
+    # Skipped with a warning. The second one is where the download of `good` is until it is complete.
+    temporary = ["t/.torchobj-x/a", f".torchobj-{hashlib.sha256(b'good').hexdigest()[:24]}.part"]
+    for key in [*bad, *temporary, "good", "folder2/good"]:
         store.put(f"p/{key}", b"x")
     store.put("p/marker/", b"")
     with pytest.raises(exceptions.TransferError) as error:

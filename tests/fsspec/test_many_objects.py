@@ -201,6 +201,13 @@ def test_a_key_is_not_written_outside_of_the_target(files, tmp_path, key):
     assert [path.name for path in tmp_path.rglob("*")] == ["target"]
 
 
+def test_a_download_of_a_folder_skips_keys_of_temporary_files_with_a_warning(filled, tmp_path, caplog):
+    filled.pipe_file("many/d/.torchobj-doctor-1", b"1")
+    filled.get("many/d/", str(tmp_path / "out"), recursive=True)
+    assert "many/d/.torchobj-doctor-1 has the name of a temporary file: skipped" in caplog.text
+    assert not any(path.name.startswith(".torchobj-") for path in (tmp_path / "out").rglob("*"))
+
+
 def test_a_link_in_the_target_is_not_followed_out_of_it(filled, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "target").mkdir()

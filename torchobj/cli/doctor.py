@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import resource
-import secrets
 import socket
 import ssl
 import sys
@@ -27,17 +26,17 @@ from typing import Literal, NamedTuple
 import click
 
 from torchobj import _torchobj
-from torchobj.cli import machine
+from torchobj.cli import machine, write_checks
 from torchobj.cli.options import Command, described, next_step, settings
 from torchobj.cli.output import command, counted, duration, escaped, human_size
 from torchobj.cli.targets import URL, parse_target
 from torchobj.config import GCSOptions, S3Options, StoreConfig, config_file
+from torchobj.config.explicit_fields import replace_fields
 from torchobj.datasets.memory_budget import budget_bytes
 from torchobj.exceptions import (
     AccessDeniedError,
     ConfigError,
     CredentialsError,
-    PreconditionFailedError,
     RangeError,
     StoreConnectionError,
     StoreError,
@@ -59,6 +58,8 @@ _SHARED_BYTES = 1 << 30
 #: time that it signs with. Credentials and certificates expire by the clock of the machine.
 _SKEW_S = 60.0
 _LIMIT_S = 5.0
+#: Times after which the requests of a store are given up, which may be configured to take minutes.
+_READ_LIMIT_S, _WRITE_LIMIT_S = 15.0, 5.0
 _READ_BYTES = 1 << 20
 #: Permissions of S3 and of Google Cloud Storage, by operation.
 _PERMISSIONS = {
@@ -72,8 +73,6 @@ _UNSIGNED = "no credentials are used"
 #: How OpenSSL names an answer in plain text.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 _EXPECTED = "expected http://host:port; special characters of a password are written as %2F"
-#: Name of the temporary object, before a nonce.
-_PROBE = ".torchobj-doctor-"
 
 
 class Check(NamedTuple):
@@ -350,7 +349,7 @@ def _store_checks(url: Url, store: Store, prefix: str, source: Check | None, *, 
     """
     if url.scheme in ("s3", "gs"):
         yield from _network(url, store.config)
-    found: list[ObjectInfo] = []
+    store, found = _within(store, _READ_LIMIT_S), list[ObjectInfo]()
     listed = _timed("LIST", source, lambda: _list(store, prefix, found))
     yield listed
     if found:
@@ -361,12 +360,21 @@ def _store_checks(url: Url, store: Store, prefix: str, source: Check | None, *, 
         advice = f"if it should have some, {command('ls', f'{store.url}/')} shows the bucket's folders" if empty else ""
         yield Check("GET", "note", f"not tried: {reason}", advice)
     if write:
-        written = _timed("PUT", source, lambda: _put(store, prefix))
+        # A response that is lost must not keep the command for minutes, nor the deletion after it.
+        store = _within(store, _WRITE_LIMIT_S)
+        written = _timed("PUT", source, lambda: write_checks.put(store, prefix))
         yield written
         if written.state == "ok":
             yield _conditions(store, prefix, source)
     else:
         yield Check("PUT", "note", "not tried; --write writes, reads and deletes small objects of its own")
+
+
+def _within(store: Store, limit_s: float) -> Store:
+    """The store with requests that end after a time, if they do not make progress."""
+    names = ("first_byte_timeout_s", "idle_timeout_s", "retry_timeout_s")
+    limits = {name: min(getattr(store.config, name), limit_s) for name in names}
+    return Store(store.url, config=replace_fields(store.config, **limits))
 
 
 def _network(url: Url, config: StoreConfig) -> Iterator[Check]:
@@ -492,11 +500,12 @@ def _timed(name: str, source: Check | None, check: Callable[[], str]) -> Check:
 def _failed(name: str, source: Check | None, error: TorchobjError) -> Check:
     step = next_step(error)
     text = described(error).removesuffix("" if step is None else f"; {escaped(step)}")
+    left = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, CredentialsError) and error.status is None:
-        return Check(name, "failed", text, "no request was sent: see the check of credentials")
+        return Check(name, "failed", f"{text}{left}", "no request was sent: see the check of credentials")
     message, _, hint = text.rpartition("; ")
     advice = _advice(error, source, hint if message else "")
-    return Check(name, "failed", message or hint, advice or step or "")
+    return Check(name, "failed", f"{message or hint}{left}", advice or step or "")
 
 
 def _advice(error: TorchobjError, source: Check | None, hint: str) -> str:
@@ -538,27 +547,11 @@ def _get(store: Store, info: ObjectInfo) -> str:
     return f"{human_size(size)} of {store.url}/{info.key}"
 
 
-def _own_key(prefix: str) -> str:
-    """A random name: no other object is written or deleted."""
-    return f"{prefix[: prefix.rfind('/') + 1]}{_PROBE}{secrets.token_hex(16)}"
-
-
-def _put(store: Store, prefix: str) -> str:
-    key, data = _own_key(prefix), secrets.token_bytes(1024)
-    store.put(key, data)
-    try:
-        if bytes(memoryview(store.get(key))) != data:
-            raise StoreError(f"get {store.url}/{key}: other bytes than were written; check caches and proxies")
-    finally:
-        store.delete(key)
-    return f"{store.url}/{key} was written, read and deleted"
-
-
 def _conditions(store: Store, prefix: str, source: Check | None) -> Check:
     """Whether the store compares versions before it writes and deletes. Some servers ignore conditions."""
     name = "conditions"
     try:
-        ignored = _ignored_conditions(store, _own_key(prefix))
+        ignored = write_checks.ignored_conditions(store, prefix)
     except UnsupportedError as error:
         return Check(name, "note", described(error))
     except TorchobjError as error:
@@ -567,28 +560,3 @@ def _conditions(store: Store, prefix: str, source: Check | None) -> Check:
         advice = "S3Options(conditional_writes=False) makes checkpoint managers compare versions themselves"
         return Check(name, "warning", f"the store ignores {', '.join(ignored)}", advice)
     return Check(name, "ok", "an object that exists, or has another version, is not replaced or deleted")
-
-
-def _ignored_conditions(store: Store, key: str) -> list[str]:
-    old = store.put(key, secrets.token_bytes(16))
-    try:
-        store.put(key, secrets.token_bytes(16), if_version=old)
-        return [
-            condition
-            for condition, request in (
-                ("an object that exists (overwrite=False)", lambda: store.put(key, b"", overwrite=False)),
-                ("another version (if_version=)", lambda: store.put(key, b"", if_version=old)),
-                ("another version at a delete", lambda: store.delete(key, if_version=old)),
-            )
-            if not _is_refused(request)
-        ]
-    finally:
-        store.delete(key)
-
-
-def _is_refused(request: Callable[[], object]) -> bool:
-    try:
-        request()
-    except PreconditionFailedError:
-        return True
-    return False

@@ -72,7 +72,11 @@ class PlannedTransfer:
         Raises:
             ObjectNotFoundError: The single object does not exist.
         """
-        return _items(self.source, config, self.glob, self.patterns) if self.is_tree else _single(self.source, config)
+        if not self.is_tree:
+            return _single(self.source, config)
+        found = _items(self.source, config, self.glob, self.patterns)
+        # A download skips them with a warning.
+        return (item for item in found if not is_temporary(item.name)) if self.destination.is_local else found
 
     def copies(self, config: StoreConfig) -> dict[str, Item]:
         """What is at the destination, by the names of `sources`."""
@@ -182,8 +186,8 @@ def _check(transfer: PlannedTransfer) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether `torchobj.files` uses the file for an interrupted download."""
-    return name.rpartition("/")[2].startswith(".torchobj-")
+    """Whether a path is that of a temporary file of `torchobj.files`, which transfers no files with such names."""
+    return any(component.startswith(".torchobj-") for component in name.split("/"))
 
 
 def _items(

@@ -42,9 +42,14 @@ impl Folder {
         self.path.join(name)
     }
 
+    /// Whether a relative path is that of a temporary file, or below a folder with such a name.
+    pub(super) fn is_temporary(name: &str) -> bool {
+        name.split('/').any(|component| component.starts_with(PREFIX))
+    }
+
     /// Returns why a file below the folder cannot have this relative path; `None` if it can.
     pub(super) fn refusal(name: &str) -> Option<&'static str> {
-        if name.split('/').any(|component| component.starts_with(PREFIX)) {
+        if Self::is_temporary(name) {
             return Some("names that begin with `.torchobj-` are those of temporary files");
         }
         KeyRules::Path.refusal(name)

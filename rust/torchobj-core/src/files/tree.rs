@@ -162,6 +162,10 @@ impl Client {
             while let Some(page) = pages.next().await? {
                 for entry in page.entries {
                     let name = entry.key.strip_prefix(&prefix).unwrap_or(&entry.key).to_owned();
+                    if Folder::is_temporary(&name) {
+                        log::warn!("{} has the name of a temporary file: skipped", client.store().url(&entry.key));
+                        continue;
+                    }
                     counted.found(entry.size.unwrap_or_default());
                     let download = Download {
                         key: entry.key,
