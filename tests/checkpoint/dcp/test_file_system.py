@@ -3,7 +3,7 @@
 import pytest
 
 import torchobj.dcp
-from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.exceptions import ConfigError, IntegrityError, ObjectNotFoundError
 
 
 @pytest.fixture(params=[torchobj.dcp.S3StorageWriter, torchobj.dcp.S3StorageReader])
@@ -30,6 +30,21 @@ def test_a_file_is_written_found_renamed_and_deleted(files, bucket):
     assert bucket.keys() == ["a", "a/b", "a/c/d", "a2"]
     with pytest.raises(ObjectNotFoundError):
         files.rename(f"{bucket.url}/missing", f"{bucket.url}/z")
+
+
+@pytest.mark.parametrize("stored", [None, b"x", b"other"], ids=["nothing", "shorter", "other bytes"])
+def test_a_file_whose_copy_the_server_did_not_store_is_not_renamed(files, bucket, control, stored):
+    bucket.write("a", b"bytes")
+    etag = '"00000000000000000000000000000000"'
+    if stored is not None:
+        bucket.write("z", stored)
+        etag = bucket.version("z")
+    body = f"<CopyObjectResult><ETag>{etag}</ETag></CopyObjectResult>"
+    headers = {"content-type": "application/xml"}
+    control.faults({"operation": "CopyObject", "action": {"status": 200, "headers": headers, "body": body}})
+    with pytest.raises(IntegrityError, match=f"rename {bucket.url}/a: kept, because {bucket.url}/z"):
+        files.rename(f"{bucket.url}/a", f"{bucket.url}/z")
+    assert bucket.body("a") == b"bytes"
 
 
 def test_a_folder_is_listed(files, bucket):
