@@ -175,7 +175,9 @@ EMPTY = "torchobj.collate.empty(1_000_000).zero_()"
         pytest.param("init", DEFAULT, 4, marks=pytest.mark.matrix),
     ],
 )
-def test_what_is_collated_by_the_way_takes_no_more_memory_than_it_needs(where: str, waste: str, size: int | None) -> None:
+def test_what_is_collated_by_the_way_takes_no_more_memory_than_it_needs(
+    where: str, waste: str, size: int | None
+) -> None:
     program = f"WHERE, SIZE = {where!r}, {size}\n" + textwrap.dedent(WASTEFUL.replace("WASTE", waste))
     batches, largest = map(int, _run(program=program).split())
     assert batches == (24 if size is None else 5 if where == "collate" else 6)

@@ -125,7 +125,7 @@ def test_a_daemon_uses_what_its_parent_created_before_it_closed_all_descriptors(
     def work():
         os.closerange(3, 1024)
         (tmp_path / "own").mkdir()
-        numbers = [number for number in range(3, 40)]
+        numbers = list(range(3, 40))
         taken = Taken(tmp_path / "own", numbers)
         loader = torchobj.DataLoader(data, batch_size=4, num_workers=1, collate_fn=list)
         found = [sample for batch in loader for sample in batch]

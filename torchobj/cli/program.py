@@ -14,7 +14,7 @@ import click
 from torchobj import _shutdown, _torchobj
 from torchobj.cli.completion import register
 from torchobj.cli.options import BROKEN_PIPE, Settings, Terminated, interrupted_code, shared_options
-from torchobj.cli.output import escaped, print_line
+from torchobj.cli.output import escaped
 
 #: Signals that end a command, after its uploads were aborted.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
