@@ -52,6 +52,8 @@ pub enum ErrorKind {
     ShortBody,
     /// The response does not match the request: another range, no length, or a malformed head.
     Protocol,
+    /// The response lacks what the store always sends: another server has answered, such as a proxy with a login page.
+    OtherServer,
     /// The bucket is in another region. The store has detected it and uses it from now on.
     Misaddressed,
     /// The clock of this machine is wrong. The store has detected the clock skew and corrects for it from now on.
@@ -100,7 +102,16 @@ impl ErrorKind {
 
     /// Returns whether the store may have processed the request although the response is missing.
     pub fn outcome_unknown(self) -> bool {
-        matches!(self, Self::Server | Self::Reset | Self::Stale | Self::Timeout | Self::ShortBody | Self::Protocol)
+        matches!(
+            self,
+            Self::Server
+                | Self::Reset
+                | Self::Stale
+                | Self::Timeout
+                | Self::ShortBody
+                | Self::Protocol
+                | Self::OtherServer
+        )
     }
 }
 

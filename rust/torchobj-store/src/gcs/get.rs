@@ -8,7 +8,7 @@ use torchobj_core::types::{GetRequest, ObjectHead, Payload, Version};
 
 use super::request::Bucket;
 use super::resource::{FIELDS, NONCE, Resource, decode};
-use crate::http::{AttributeHeaders, DetailsParser, HttpGetResult, Lease, range};
+use crate::http::{AttributeHeaders, DetailsParser, HttpGetResult, Lease, Response, range};
 
 const ATTRIBUTES: AttributeHeaders =
     AttributeHeaders { metadata: "x-goog-meta-", storage_class: "x-goog-storage-class", hidden: NONCE };
@@ -31,11 +31,22 @@ impl Bucket {
         let request =
             self.request(operation, "GET", Some(get.key), self.path("/o/", get.key), query, headers, &payload);
         let response = self.send(&request).await.map_err(|error| or_changed(error, get.version))?;
-        let version = response.header("x-goog-generation").map(Version::new);
-        if version.is_none() {
-            // Later ranges could be those of another object.
-            return Err(self.protocol(operation, get.key, "the response has no x-goog-generation"));
-        }
+        let version = match (response.header("x-goog-generation"), get.version) {
+            (Some(generation), _) => Version::new(generation),
+            (None, _) if !is_of_store(&response) => {
+                let message = "the response has no header of Google Cloud Storage";
+                let error = self.error(ErrorKind::OtherServer, operation, Some(get.key), message);
+                return Err(response.refuse(error));
+            }
+            // An emulator that omits it has compared the generation, or has no other.
+            (None, Some(expected)) => expected.clone(),
+            (None, None) => {
+                // Later ranges could be those of another object: the metadata has the generation.
+                let head = self.head(get.key).await?;
+                return Box::pin(self.open(GetRequest { version: head.version.as_ref(), ..get })).await;
+            }
+        };
+        let version = Some(version);
         let (url, head) = (self.url_of(request.key), || self.head(get.key));
         Ok(Box::new(HttpGetResult::of_response(response, url, version, get.size, DETAILS, head).await?))
     }
@@ -67,6 +78,13 @@ impl Bucket {
         let request = self.request(operation, "GET", Some(key), self.path("/o/", name), &query, Vec::new(), &payload);
         self.json(&request).await
     }
+}
+
+/// Whether a response with the bytes of an object is one of Google Cloud Storage or of an emulator: a page of a proxy is HTML
+/// without any header of the store.
+fn is_of_store(response: &Response) -> bool {
+    let has_header = |(name, _): (&str, &str)| name.to_ascii_lowercase().starts_with("x-goog-");
+    !response.is_html() || response.header("etag").is_some() || response.lease.headers().any(has_header)
 }
 
 /// The error of a read: a generation that the caller selected and that does not exist is `Changed`.

@@ -111,6 +111,10 @@ impl Bucket {
         key: Option<&str>,
         mut response: Response,
     ) -> Result<T> {
+        if response.is_html() {
+            let message = "the response is a page, and not the JSON that Google Cloud Storage always sends";
+            return Err(response.refuse(self.error(ErrorKind::OtherServer, operation, key, message)));
+        }
         let text = response.read_text(MAX_JSON_BYTES).await;
         let text = text.map_err(|failure| failure.into_error(operation, self.url_of(key)))?;
         serde_json::from_slice(&text).map_err(|error| {

@@ -16,7 +16,7 @@ use torchobj_core::types::{Attributes, ByteRange, Condition, GetRequest, Payload
 use super::get::or_changed;
 use super::request::Bucket;
 use super::resource::{NONCE, Resource};
-use crate::http::{BodyHeaders, Chain, ErrorResponse, HttpGetResult, error_of};
+use crate::http::{BodyHeaders, Chain, ErrorResponse, HttpGetResult, OTHER_SERVER, error_of};
 
 impl Bucket {
     /// The name of the bucket for the client.
@@ -133,10 +133,12 @@ impl Bucket {
             error if error.is_connect() => ErrorKind::Connect,
             error if error.is_authentication() => ErrorKind::Credentials,
             error if error.is_binding() || error.is_serialization() => ErrorKind::InvalidRequest,
-            error if error.is_deserialization() => ErrorKind::Protocol,
+            error if error.is_deserialization() => ErrorKind::OtherServer,
             _ => ErrorKind::Reset,
         };
-        self.error(kind, operation, Some(key), "google-cloud-storage failed").with_source(Chain(error))
+        let hint = (kind == ErrorKind::OtherServer).then_some(OTHER_SERVER);
+        let failed = self.error(kind, operation, Some(key), "google-cloud-storage failed").with_source(Chain(error));
+        if let Some(hint) = hint { failed.with_hint(hint) } else { failed }
     }
 }
 

@@ -8,6 +8,10 @@ use std::time::Duration;
 
 use torchobj_core::error::{Error, ErrorKind, Operation};
 
+/// The next step if a response lacks what the provider always sends.
+pub(crate) const OTHER_SERVER: &str = "another server has answered, such as a proxy or a login page: check endpoint_url and the \
+    proxy variables of the environment";
+
 /// The next step after an object was written again.
 pub(crate) const CHANGED: &str = "it was written again after it was listed or first read: list or open it again; a dataset \
     of a manifest file reads it as it is now with on_change=\"accept\"";

@@ -37,7 +37,9 @@ pub(crate) use attributes::{AttributeHeaders, metadata_problem};
 pub(crate) use connection::Connection;
 pub(crate) use dial::Dialer;
 pub(crate) use dialect::{Dialect, error_of};
-pub(crate) use failure::{CHANGED, Chain, ErrorResponse, Failure, Refusal, kind_of_status, root_cause, sanitize};
+pub(crate) use failure::{
+    CHANGED, Chain, ErrorResponse, Failure, OTHER_SERVER, Refusal, kind_of_status, root_cause, sanitize,
+};
 pub(crate) use get_result::{BodyHeaders, DetailsParser, HttpGetResult};
 pub(crate) use head::Framing;
 pub(crate) use origin::Origin;

@@ -3,7 +3,7 @@
 use torchobj_core::error::{Error, Operation, Result};
 
 use super::dialect::{Dialect, error_of};
-use super::{ErrorResponse, Failure, Framing, Lease};
+use super::{ErrorResponse, Failure, Framing, Lease, OTHER_SERVER, sanitize};
 
 /// Maximum size of the body of an error. Those of S3 have a few hundred bytes; a larger page of a proxy is not read.
 const MAX_ERROR_BYTES: usize = 64 << 10;
@@ -26,6 +26,18 @@ impl Response {
             Framing::Length(length) => Some(length),
             _ => None,
         }
+    }
+
+    /// Whether the body is a page for a browser.
+    pub(crate) fn is_html(&self) -> bool {
+        self.header("content-type").is_some_and(|kind| kind.trim().to_ascii_lowercase().starts_with("text/html"))
+    }
+
+    /// The error of a response that lacks what the provider always sends, with its status and content type.
+    pub(crate) fn refuse(&self, error: Error) -> Error {
+        let kind = sanitize(self.header("content-type").unwrap_or("none"), 100);
+        let hint = format!("its content type is {kind}: {OTHER_SERVER}");
+        error.with_status(self.status, None).with_hint(hint)
     }
 
     /// Receives a body of at most `limit_bytes`.

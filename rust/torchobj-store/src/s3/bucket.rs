@@ -13,7 +13,7 @@ use super::endpoint::{Address, is_region};
 use super::error::refusal;
 use super::sign::{DEFAULT_REGION, Signer};
 use crate::credentials::described;
-use crate::http::{Anonymous, ErrorResponse, Failure, Headers, Request, encode, exchange, sanitize};
+use crate::http::{Anonymous, ErrorResponse, Failure, Headers, OTHER_SERVER, Request, encode, exchange, sanitize};
 
 /// A signer, and the generation of its credentials.
 pub(super) type Signing = (Arc<Signer>, u64);
@@ -70,9 +70,15 @@ impl Bucket {
         failure.into_error(operation, self.url_of(key))
     }
 
-    /// The version in the response to a write, which must have one.
+    /// The version in a response about an object, which must have one.
+    ///
+    /// # Errors
+    /// `OtherServer`: S3 always sends an ETag, a login page of a proxy has none.
     pub(super) fn version_of(&self, operation: Operation, key: &str, etag: Option<Version>) -> Result<Version> {
-        etag.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no ETag"))
+        etag.ok_or_else(|| {
+            let message = "the response has no ETag, which S3 and compatible servers always send";
+            self.error(ErrorKind::OtherServer, operation, Some(key), message).with_hint(OTHER_SERVER)
+        })
     }
 
     /// A request for `key` or for the bucket. Headers that begin with `x-amz-` are signed.

@@ -54,6 +54,7 @@ impl Bucket {
         if is_xml && (version.is_none() || response.status == 200 && !expected) {
             response = response.unless_error(operation, request.key, &dialect).await?;
         }
+        let version = Some(self.version_in(operation, get.key, &response)?);
         let (url, head) = (self.url_of(request.key), || self.head(get.key));
         Ok(Box::new(HttpGetResult::of_response(response, url, version, get.size, DETAILS, head).await?))
     }
@@ -67,6 +68,12 @@ impl Bucket {
     pub(super) async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
         let by_sdk = self.by_sdk().await?;
         Ok(if by_sdk { self.sdk_head(key, true).await } else { self.own_head(key, true).await }?.0)
+    }
+
+    /// The version in the response to a read.
+    fn version_in(&self, operation: Operation, key: &str, response: &Response) -> Result<Version> {
+        let version = self.version_of(operation, key, response.header("etag").map(Version::new));
+        version.map_err(|error| response.refuse(error))
     }
 
     /// Whether checksums are requested.
@@ -94,12 +101,13 @@ impl Bucket {
         let operation = Operation::Head;
         let request = self.request(operation, "HEAD", Some(key), &[], headers, &payload);
         let response = self.dialect(operation).await?.send(&request).await?;
+        let version = self.version_in(operation, key, &response)?;
         let size = response.header("content-length").and_then(|length| length.trim().parse().ok());
         let size =
             size.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no size"))?;
         let head = ObjectHead {
             size,
-            version: response.header("etag").map(Version::new),
+            version: Some(version),
             modified_ms: response.header("last-modified").and_then(date::http_ms),
             attributes: ATTRIBUTES.parse(&response.lease),
             checksum: if checksum { of_response(&response) } else { None },

@@ -101,6 +101,10 @@ impl BucketDialect<'_> {
         let text = response.read_text(max_bytes).await;
         let text = text.map_err(|failure| self.bucket.failure(operation, key, failure))?;
         parse(&text).map_err(|problem| {
+            if response.is_html() {
+                let message = "the response is a page, and not the XML that S3 always sends";
+                return response.refuse(self.bucket.error(ErrorKind::OtherServer, operation, key, message));
+            }
             let protocol = || self.bucket.error(ErrorKind::Protocol, operation, key, &problem.to_string());
             response.error_in(&text, operation, key, self).unwrap_or_else(protocol)
         })

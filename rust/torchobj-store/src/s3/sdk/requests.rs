@@ -100,7 +100,7 @@ impl Bucket {
         let checksum = object_checksum!(output);
         let encoding = output.content_encoding.clone();
         let headers = BodyHeaders {
-            version: output.e_tag.as_deref().map(Version::new),
+            version: Some(self.version_of(operation, key, output.e_tag.as_deref().map(Version::new))?),
             etag: output.e_tag.as_deref(),
             length: output.content_length.and_then(|length| u64::try_from(length).ok()),
             range: output.content_range.as_deref(),
@@ -125,11 +125,12 @@ impl Bucket {
         let checksum = if checksum { object_checksum!(output) } else { None };
         let nonce = output.metadata.as_ref().and_then(|metadata| metadata.get(NONCE)).cloned();
         let attributes = attributes!(output);
+        let version = self.version_of(operation, key, output.e_tag.map(Version::new))?;
         let size = output.content_length.and_then(|length| u64::try_from(length).ok());
         let size =
             size.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no size"))?;
         let modified_ms = output.last_modified.and_then(|time| time.to_millis().ok());
-        Ok((ObjectHead { size, version: output.e_tag.map(Version::new), modified_ms, attributes, checksum }, nonce))
+        Ok((ObjectHead { size, version: Some(version), modified_ms, attributes, checksum }, nonce))
     }
 
     /// ListObjectsV2.
