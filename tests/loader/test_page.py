@@ -1,8 +1,9 @@
 """The page of a run: its samples, its charts, and the file that is written."""
 
-import errno
 import os
 import re
+import resource
+import stat
 import sys
 import tempfile
 import threading
@@ -110,16 +111,39 @@ def test_a_read_only_folder_is_an_error_and_stays_empty(loader, read_only):
     assert list(read_only.iterdir()) == []
 
 
-def test_nothing_of_a_page_remains_when_the_disk_is_full(loader, tmp_path, monkeypatch):
-    def write_half(path, content):
-        path.write_text("<!doctype html>")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
+def test_nothing_of_a_page_remains_when_it_cannot_be_written(loader, tmp_path):
     (tmp_path / "run.html").write_text("old")
-    monkeypatch.setattr(Path, "write_bytes", write_half)
-    with pytest.raises(OSError, match="No space left"):
-        loader.report(tmp_path / "run.html")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            loader.report(tmp_path / "run.html")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("run.html", "old")]
+
+
+def test_a_page_keeps_the_permissions_of_the_file_that_it_replaces(loader, tmp_path):
+    for mode in (0o600, 0o640):
+        (tmp_path / "run.html").write_text("old")
+        (tmp_path / "run.html").chmod(mode)
+        loader.report(tmp_path / "run.html")
+        assert stat.S_IMODE((tmp_path / "run.html").stat().st_mode) == mode
+
+
+def test_a_page_may_have_a_name_of_255_bytes(loader, tmp_path):
+    path = tmp_path / ("n" * 250 + ".html")
+    loader.report(path)
+    assert path.read_text().endswith("</html>\n")
+
+
+def test_a_page_is_written_into_a_fifo(loader, tmp_path):
+    os.mkfifo(tmp_path / "run.html")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit((tmp_path / "run.html").read_text)
+        loader.report(tmp_path / "run.html")
+        assert read.result().endswith("</html>\n")
+    assert (tmp_path / "run.html").is_fifo()
 
 
 def test_loaders_report_to_one_file_at_once(loader, tmp_path):

@@ -1,15 +1,18 @@
 """Writes the report of a run to a file: a self-contained HTML page, or a picture. Measures nothing."""
 
+import errno
 import html
 import io
 import math
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchobj import _torchobj
+from torchobj.config import StoreConfig, resolved
 from torchobj.exceptions import ConfigError
 from torchobj.loader.timeline import Chart
+from torchobj.store.file_objects import NO_ATTRIBUTES
 
 #: Size of a chart in pixels, and its margins for the labels of the axes.
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 520, 190, 52, 24, 10
@@ -46,7 +49,8 @@ svg {{ width: 100%; height: auto; }} svg text {{ fill: var(--text); font-size: 1
 
 
 def write(path: "str | os.PathLike[str]", title: str, report: str, charts: list[Chart]) -> None:
-    """Writes the page or picture of a run. An existing file is replaced as a whole, or not at all.
+    """Writes the page or picture of a run. An existing file is replaced as a whole, or not at all, and keeps its
+    permissions; a device or FIFO is written.
 
     Args:
         path: A local file: `.html`, or `.png`, which needs matplotlib.
@@ -65,12 +69,11 @@ def write(path: "str | os.PathLike[str]", title: str, report: str, charts: list[
         content = _picture(target, report, charts)
     else:
         raise ConfigError(f"path={str(target)!r}: must end in .html or .png")
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    folder = target.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(folder))
+    store = _torchobj.NativeStore("file", str(folder), resolved("file:///", StoreConfig()))
+    store.put(target.name, content, NO_ATTRIBUTES, overwrite=True)
 
 
 def page(title: str, report: str, charts: list[Chart]) -> str:
