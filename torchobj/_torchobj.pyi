@@ -195,6 +195,13 @@ def finish(limit_s: float) -> list[tuple[str, str | None, bool]]:
         store has not responded to its beginning; the state is whether a warning has named it.
     """
 
+def is_special_file(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a write opens the file instead of replacing it: a device, a FIFO, a socket, or a descriptor.
+
+    Args:
+        path: The file. Symbolic links are followed.
+    """
+
 def get_many(
     jobs: Sequence[tuple[NativeStore, str | ObjectRef]], into: Sequence[Any] | None = None, return_errors: bool = False
 ) -> list[Any]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,45 @@ def test_a_fifo_is_not_moved_and_a_device_is_read_by_the_shell_only(cli, bucket,
     assert cli.error("mv", tmp_path / "fifo", f"{bucket.url}/k").endswith("fifo: a FIFO cannot be moved; use cp")
     message = cli.error("cp", "/dev/zero", f"{bucket.url}/k")
     assert f"`torchobj cp - {bucket.url}/k < /dev/zero`" in message
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_the_standard_output_by_its_path_receives_the_object_only(cli, bucket, tmp_path, name):
+    bucket.write("k", b"bytes\n")
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    target = name if name.startswith("/") else tmp_path / name
+    shell = f"(echo before; {sys.executable} -m torchobj cp {bucket.url}/k {target}; echo after) > {tmp_path}/out"
+    subprocess.run(["bash", "-c", shell], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert (tmp_path / "out").read_bytes() == b"before\nbytes\nafter\n"
+    assert (tmp_path / "link").is_symlink() and Path("/dev/stdout").is_symlink()
+
+
+def test_a_fifo_and_a_descriptor_are_destinations_of_a_copy_but_not_of_a_move(cli, bucket, tmp_path):
+    bucket.write("k", b"bytes")
+    os.mkfifo(tmp_path / "fifo")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit((tmp_path / "fifo").read_bytes)
+        assert cli.lines("cp", f"{bucket.url}/k", tmp_path / "fifo", "--skip-unchanged")[0].startswith("copied 1 file")
+        assert read.result() == b"bytes"
+    with (tmp_path / "out").open("wb", buffering=0) as out:
+        cli.lines("cp", f"{bucket.url}/k", f"/dev/fd/{out.fileno()}")
+    assert (tmp_path / "out").read_bytes() == b"bytes"
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("fifo", "null"):
+        assert "cannot be verified" in cli.error("mv", f"{bucket.url}/k", tmp_path / name)
+    assert bucket.body("k") == b"bytes"
+
+
+def test_a_file_of_proc_is_uploaded_with_its_bytes(cli, bucket):
+    assert cli.lines("cp", "/proc/self/status", f"{bucket.url}/k")[0].startswith("copied 1 file")
+    assert bucket.body("k").startswith(b"Name:")
+
+
+def test_a_manifest_is_written_into_a_device(cli, bucket, tmp_path):
+    bucket.write("k", b"bytes")
+    (tmp_path / "null").symlink_to("/dev/null")
+    cli.lines("manifest", "build", bucket.url, tmp_path / "null")
+    assert (tmp_path / "null").is_symlink() and Path("/dev/null").is_char_device()
 
 
 def test_the_objects_of_a_glob_are_copied_to_the_standard_output(cli, bucket):

@@ -7,12 +7,14 @@ Where there is nothing to compare, a file is transferred.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
+from torchobj._torchobj import is_special_file
 from torchobj.cli.options import CommandError
 from torchobj.cli.targets import Target, parse_target
 from torchobj.config import StoreConfig
@@ -57,6 +59,11 @@ class PlannedTransfer:
         return not self.is_tree and self.source.is_local and self.source.path.is_fifo()
 
     @property
+    def is_into_special(self) -> bool:
+        """Whether the destination is a device, FIFO or descriptor, which is written and not replaced."""
+        return not self.is_tree and self.destination.is_local and is_special_file(self.destination.path)
+
+    @property
     def is_between_buckets(self) -> bool:
         """Whether both ends are in buckets."""
         return not (self.source.is_local or self.destination.is_local)
@@ -80,7 +87,9 @@ class PlannedTransfer:
 
     def copies(self, config: StoreConfig) -> dict[str, Item]:
         """What is at the destination, by the names of `sources`."""
-        if self.is_fifo or (self.destination.is_local and not self.destination.path.exists()):
+        if self.is_fifo or self.is_into_special:
+            return {}
+        if self.destination.is_local and not self.destination.path.exists():
             return {}
         if self.is_tree:
             return {item.name: item for item in _items(self.destination, config)}
@@ -183,6 +192,16 @@ def _check(transfer: PlannedTransfer) -> None:
         first, second = source.url.key, destination.url.key
         if first.startswith(second) or second.startswith(first):
             raise CommandError(f"{source.text} and {destination.text} contain each other; name separate folders")
+
+
+def is_standard_output(text: str) -> bool:
+    """Whether a path is that of the standard output, such as `/dev/stdout`."""
+    if text == STREAM or ("://" in text and not text.startswith("file://")):
+        return False
+    try:
+        return os.path.samestat(parse_target(text, raw=True).path.stat(), os.fstat(1))
+    except OSError:
+        return False
 
 
 def is_temporary(name: str) -> bool:

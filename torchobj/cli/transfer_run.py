@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from torchobj.checkpoint.checkpoint_dir import without_links
 from torchobj.cli.options import CommandError, described
 from torchobj.cli.output import escaped
-from torchobj.cli.progress import Report, of_stream
+from torchobj.cli.progress import Report
 from torchobj.cli.transfer_plan import Item, PlannedTransfer, compared
 from torchobj.config import StoreConfig
 from torchobj.exceptions import TransferError
-from torchobj.files import download, download_file, upload, upload_file, upload_stream
+from torchobj.files import download, download_file, upload, upload_file
 from torchobj.store import Store
 from torchobj.store.attributes import ObjectAttributes
 from torchobj.store.concurrency import concurrently
@@ -164,10 +164,7 @@ def _transfer_file(transfer: PlannedTransfer, options: Options, report: Report, 
     source, url = transfer.source, str(transfer.destination.url)
     attributes = {"content_type": guessed_type(source.path.name, url), **options.attributes}
     shared: dict[str, Any] = {"config": options.config, "skip_unchanged": options.skip_unchanged, "progress": report}
-    if transfer.is_fifo:
-        with source.path.open("rb") as stream:
-            done = upload_stream(stream, url, config=options.config, progress=of_stream(report), **attributes)
-    elif source.is_local:
+    if source.is_local:
         done = upload_file(source.path, url, **shared, **attributes)
     else:
         done = download_file(str(source.url), transfer.destination.path, **shared)

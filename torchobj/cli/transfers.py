@@ -15,7 +15,15 @@ from torchobj.cli.output import counted, escaped, human_size, rate_shown, shown
 from torchobj.cli.progress import Report, of_stream, reporting
 from torchobj.cli.removing import delete_keys
 from torchobj.cli.targets import URL, Target, check_bucket, check_wildcards, parse_target
-from torchobj.cli.transfer_plan import STREAM, PlannedTransfer, check_destinations, compared, is_temporary, plan
+from torchobj.cli.transfer_plan import (
+    STREAM,
+    PlannedTransfer,
+    check_destinations,
+    compared,
+    is_standard_output,
+    is_temporary,
+    plan,
+)
 from torchobj.cli.transfer_run import Options, Outcome, guessed_type, move_all, run_all, sources_to_move
 from torchobj.config import StoreConfig
 from torchobj.files import upload_stream
@@ -59,12 +67,15 @@ def cp(
 
     A folder, whose name ends in a slash or exists locally, receives sources by their last names, and those of a tree or
     glob by their paths in it. A - is the standard input or output, and a FIFO is read to its end. Objects and files
-    appear whole or not at all; an interrupted download continues where it ended.
+    appear whole or not at all; an interrupted download continues where it ended. A device, a FIFO and /dev/fd/N are
+    written as the object arrives.
 
     Patterns are compared with paths below a folder or the folder above the wildcards of a glob, and * also matches
     slashes. A single source is compared by its last name.
     """
     chosen = settings()
+    if is_standard_output(destination):
+        destination = STREAM
     config = chosen.config(*(text for text in (*sources, destination) if text != STREAM))
     given = _given(attributes)
     if STREAM in (*sources, destination):
@@ -114,6 +125,10 @@ def mv(
     for transfer in transfers:
         if transfer.is_fifo:
             raise CommandError(f"{transfer.source.text}: a FIFO cannot be moved; use cp")
+        if transfer.is_into_special:
+            raise CommandError(
+                f"{transfer.destination.text}: a device, FIFO or descriptor, whose bytes cannot be verified; use cp"
+            )
     _check_attributes(transfers, given)
     for transfer in transfers:
         if transfer.glob is not None and not transfer.source.is_local:

@@ -14,7 +14,7 @@ from torchobj.files.patterns import Pattern, native_patterns
 from torchobj.store import Store
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.conditions import check_condition
-from torchobj.store.transfers import FilePath, FileState, ProgressOption, Transfer, counters_to
+from torchobj.store.transfers import FilePath, FileState, ProgressOption, Transfer, counters_to, make_folders
 from torchobj.urls import parse_object_url, parse_url
 
 __all__ = ["TreeTransfer", "download", "download_file", "upload", "upload_file"]
@@ -58,7 +58,8 @@ def upload_file(
     seconds since 1970; `file://` stores no metadata.
 
     Args:
-        path: A regular file, or a symbolic link to one. It must not change meanwhile.
+        path: A regular file, which must not change meanwhile, or a symbolic link to one. A FIFO, and a file without a
+            size, such as those of `/proc`, are read to their ends, and `skip_unchanged` does not apply to them.
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         overwrite: Whether an existing object may be replaced.
@@ -117,13 +118,17 @@ def download_file(
     of the same version to the same target reads only the missing ranges. A download of another version or object to the
     target replaces it.
 
+    A device, a FIFO, and a descriptor such as `/dev/stdout` or `/dev/fd/3` are not replaced: they are written as the
+    object arrives, and a failure leaves the bytes before it there. The write waits for the reader of a FIFO.
+
     The bytes are verified with the CRC of the whole object if the store has one: Google Cloud Storage always does, and
     S3 if the object was uploaded with one. The time of modification of the file is that of the metadata `mtime`,
     otherwise that of the object.
 
     Args:
         url: As for `upload_file`.
-        path: The file. Missing folders above it are created; a symbolic link is replaced.
+        path: The file. Missing folders above it are created. A symbolic link is replaced, unless it leads to a device,
+            a FIFO or a descriptor. A file that is replaced keeps its permissions.
         config: As for `upload_file`.
         version: The version to read, as for `Store.get`.
         skip_unchanged: Whether to keep a file that is equal to the object, as for `upload_file`; without a checksum,
@@ -136,6 +141,7 @@ def download_file(
     Raises:
         ObjectNotFoundError: The object does not exist.
         ObjectChangedError: The object is not of this version, or changed during the download.
+        InvalidKeyError: `path` is a socket.
         IntegrityError: The bytes do not match the checksum of the object.
         IsADirectoryError: `path` is a folder.
         StoreError: Errors that persist after the retries, and errors of the file system: if it is full, the message
@@ -169,8 +175,9 @@ def upload(
     """Uploads the files below a folder, many of them concurrently.
 
     A file `folder/a/b` becomes the object `a/b` below the URL. Symbolic links to files and folders are followed; a link
-    to a folder that contains it is skipped with a warning, and so are pipes, sockets and devices. Files whose names
-    start with `.torchobj-` are temporary and are skipped. Empty folders have no object.
+    to a folder that contains it is skipped with a warning, and so are pipes, sockets and devices. Below a `file://` URL
+    no link to a folder is followed, and no device, FIFO or descriptor is written: these files are failures. Files whose
+    names start with `.torchobj-` are temporary and are skipped. Empty folders have no object.
 
     Args:
         folder: The folder.
@@ -241,7 +248,8 @@ def download(
     An object `a/b` below the URL becomes the file `folder/a/b`. Each file is downloaded as by `download_file`. A key
     that cannot be a path below the folder is a failure: one that contains `..`, an empty component or NUL, one with a
     component of more than 255 bytes, and one of two keys of which one is a folder of the other. Symbolic links below
-    the folder are not followed. Empty objects whose keys end with a slash are markers of folders and are skipped.
+    the folder are not followed, and devices, FIFOs and sockets there are failures. Empty objects whose keys end with a
+    slash are markers of folders and are skipped.
 
     Args:
         url: Prefix of the objects, such as `s3://bucket/prefix`; a slash is appended if it has none.
@@ -271,7 +279,7 @@ def download(
     native, prefix = _prefix_of(url, config)
     root = Path(folder)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folders(root)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder", os.fspath(folder)) from None
     done = _torchobj.download_tree(

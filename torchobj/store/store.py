@@ -19,7 +19,7 @@ from torchobj.store.file_objects import ObjectWriter, OpenOptions, TextFile, Wri
 from torchobj.store.file_objects import open as open_object
 from torchobj.store.object_info import Listing, ObjectInfo, Scan, UnfinishedUpload, info_of, time_of
 from torchobj.store.reads import checked_list, read_jobs
-from torchobj.store.transfers import FilePath, ProgressOption, Transfer, counters_to
+from torchobj.store.transfers import FilePath, ProgressOption, Transfer, counters_to, make_folders
 from torchobj.urls import SCHEMES, canonical_url, parse_url
 
 __all__ = ["Store", "list_buckets"]
@@ -390,7 +390,7 @@ class Store:
 
         Args:
             key: The object.
-            path: A regular file, or a symbolic link to one. It must not change meanwhile.
+            path: A regular file, which must not change meanwhile, or a FIFO, or a symbolic link to one of them.
             overwrite: Whether an existing object may be replaced.
             if_version: Replaces only this version of the object.
             skip_unchanged: Whether to keep an object that is equal to the file.
@@ -421,7 +421,8 @@ class Store:
 
         Args:
             key: The object.
-            path: The file, which appears complete or not at all. An existing one is replaced.
+            path: The file, which appears complete or not at all. An existing one is replaced; a device, a FIFO or a
+                descriptor, such as `/dev/stdout`, is written as the object arrives.
             version: The version to read.
             skip_unchanged: Whether to keep a file that is equal to the object.
             progress: Receives a `Progress` about every 0.1 s and at the end.
@@ -433,7 +434,7 @@ class Store:
         file = Path(path)
         if os.fspath(path).endswith("/") or file.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder; pass the path of a file", os.fspath(path))
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(file.parent)
         size, found, skipped, state = _torchobj.download_file(
             self._native, key, file.parent, file.name, version, skip_unchanged, counters_to(progress)
         )

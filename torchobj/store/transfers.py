@@ -20,6 +20,7 @@ __all__ = [
     "Transfer",
     "byte_progress",
     "counters_to",
+    "make_folders",
 ]
 
 #: Time between two updates of the bar.
@@ -71,6 +72,18 @@ ProgressCallback: TypeAlias = Callable[[Progress], object]
 
 #: The argument `progress` of transfers: True shows a bar on stderr.
 ProgressOption: TypeAlias = ProgressCallback | bool | None
+
+
+def make_folders(folder: Path) -> None:
+    """Creates a folder and those above it, and makes their names durable."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        above = os.open(each.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(above)
+        finally:
+            os.close(above)
 
 
 def counters_to(progress: ProgressOption) -> Callable[..., None] | None:

@@ -24,6 +24,11 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
     /// The URL of a key, for messages.
     fn url(&self, key: &str) -> String;
 
+    /// What tells apart stores whose URLs are the same, such as the endpoint. Contains no secret.
+    fn identity(&self) -> String {
+        String::new()
+    }
+
     /// The features and limits of this store.
     fn capabilities(&self) -> Capabilities;
 

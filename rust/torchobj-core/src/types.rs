@@ -152,6 +152,9 @@ pub struct PutOptions {
     pub condition: Condition,
     /// The checksum that every payload has, of [`Capabilities::checksums`]: the store does not compute another one.
     pub checksum: Option<ChecksumAlgorithm>,
+    /// The key is that of a file of a tree, whose target has this number of bytes: a store of files follows no symbolic link
+    /// below the target.
+    pub tree_bytes: Option<usize>,
 }
 
 /// Bytes to send: pieces of memory that are kept alive until the last attempt ends, and never copied.

@@ -34,6 +34,11 @@ impl PrefixStore {
         key.strip_prefix(&self.prefix).map(str::to_owned).unwrap_or(key)
     }
 
+    fn whole_options(&self, options: &PutOptions) -> PutOptions {
+        let tree_bytes = options.tree_bytes.map(|bytes| self.prefix.len() + bytes);
+        PutOptions { tree_bytes, ..options.clone() }
+    }
+
     fn whole_upload(&self, upload: &Upload) -> Upload {
         Upload { key: self.whole(&upload.key), ..upload.clone() }
     }
@@ -47,6 +52,10 @@ impl PrefixStore {
 impl ObjectStore for PrefixStore {
     fn url(&self, key: &str) -> String {
         self.inner.url(&self.whole(key))
+    }
+
+    fn identity(&self) -> String {
+        self.inner.identity()
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -81,11 +90,11 @@ impl ObjectStore for PrefixStore {
     }
 
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
-        self.inner.put(&self.whole(key), payload, options).await
+        self.inner.put(&self.whole(key), payload, &self.whole_options(options)).await
     }
 
     async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
-        Ok(self.relative_upload(self.inner.begin_upload(&self.whole(key), options).await?))
+        Ok(self.relative_upload(self.inner.begin_upload(&self.whole(key), &self.whole_options(options)).await?))
     }
 
     async fn put_part(&self, upload: &Upload, number: u32, offset: u64, payload: &Payload) -> Result<PartReceipt> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::error::Error;
+use torchobj_core::files::special::SpecialFile;
 use torchobj_core::files::{Counters, Download, FileState, Folder, Transferred, TreeOptions, TreeResult, UploadFile};
 use torchobj_core::list::Filter;
 use torchobj_core::types::Version;
@@ -232,4 +233,13 @@ pub(crate) fn download_tree<'py>(
         client.download_tree(&prefix, folder, options, &counters).await
     })?;
     tree_done(py, result)
+}
+
+/// Returns whether a write opens the file instead of replacing it: a device, a FIFO, a socket, or a descriptor.
+///
+/// Args:
+///     path: The file. Symbolic links are followed.
+#[pyfunction]
+pub(crate) fn is_special_file(py: Python<'_>, path: PathBuf) -> bool {
+    py.detach(|| SpecialFile::find(&path).is_some())
 }

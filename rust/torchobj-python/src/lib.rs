@@ -55,7 +55,7 @@ mod native {
     #[pymodule_export]
     use crate::credentials::CredentialAnswer;
     #[pymodule_export]
-    use crate::files::{download_file, download_tree, upload_file, upload_tree};
+    use crate::files::{download_file, download_tree, is_special_file, upload_file, upload_tree};
     #[pymodule_export]
     use crate::get_many::{crc32_combine, get_many, scatter};
     #[pymodule_export]

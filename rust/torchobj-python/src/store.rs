@@ -291,5 +291,5 @@ pub(crate) fn put_options(attributes: Attributes, overwrite: bool, if_version: O
         (true, Some(version)) => Condition::Matches(Version::new(version)),
         (true, None) => Condition::Always,
     };
-    PutOptions { attributes: attributes.0, condition, checksum: None }
+    PutOptions { attributes: attributes.0, condition, ..PutOptions::default() }
 }

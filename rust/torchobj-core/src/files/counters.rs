@@ -59,6 +59,17 @@ impl Counters {
         self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Takes back the size of a file that turned out to be unknown.
+    pub(super) fn lost_size(&self, bytes: u64) {
+        self.bytes_found.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Records bytes that are done of a file whose size was not known.
+    pub(super) fn grew(&self, bytes: u64) {
+        self.bytes_found.fetch_add(bytes, Ordering::Relaxed);
+        self.add(bytes);
+    }
+
     /// Takes back bytes that are transferred again.
     pub(super) fn take_back(&self, bytes: u64) {
         self.bytes_done.fetch_sub(bytes, Ordering::Relaxed);

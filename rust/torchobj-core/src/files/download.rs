@@ -1,4 +1,5 @@
-//! Downloads one object to a file: parallel parts into a temporary file, which is renamed when it is complete.
+//! Downloads one object to a file: parallel parts into a temporary file, which is renamed when it is complete. A special file is
+//! written in order.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crc_fast::{CrcAlgorithm, checksum_combine};
+use crc_fast::{CrcAlgorithm, Digest, checksum_combine};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 use tokio::sync::Mutex;
@@ -14,14 +15,16 @@ use tokio::sync::Mutex;
 use super::counters::Counters;
 use super::folder::Folder;
 use super::journal::{Journal, Recorded};
-use super::local::{error_of, in_place};
+use super::local::{error_of, in_place, url_of};
 use super::mtime::Mtime;
-use super::sink::{FileSink, PartFile};
+use super::sink::{BLOCK_BYTES, FileSink, PartFile};
+use super::special::{SpecialFile, SpecialWriter, wait_for};
 use super::temporary::Temporary;
 use super::{FileState, Transferred, same, source};
+use crate::buffer::{Memory, PendingBuffer};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::read::{Expected, First, crc_of, difference, part_bytes, parts};
+use crate::read::{Expected, First, ReadAhead, ReadAheadConfig, crc_of, difference, part_bytes, parts};
 use crate::types::{ByteRange, GetRequest, ObjectChecksum, Version};
 
 /// The checksum by which a journal identifies the parts of an object without a CRC.
@@ -31,7 +34,7 @@ const JOURNAL_CRC: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 const MAX_PARTS: usize = 64;
 
 /// An object to download.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Download {
     /// The object.
     pub key: String,
@@ -73,14 +76,72 @@ impl Client {
         name: &str,
         counters: &Arc<Counters>,
     ) -> Result<Transferred> {
-        let folder = in_place(|| Folder::open(folder))?;
-        let done = self.download_file(download, &folder, name, counters).await?;
+        let path = folder.join(name);
+        let done = match in_place(|| SpecialFile::find(&path)) {
+            Some(special) => self.download_into(download, &path, special, counters).await?,
+            None => {
+                let folder = in_place(|| Folder::open(folder))?;
+                let done = self.download_file(download, &folder, name, counters).await?;
+                in_place(|| folder.sync())?;
+                done
+            }
+        };
         counters.done(done.size, done.skipped);
         Ok(done)
     }
 
+    /// Writes an object into a special file, in order. It is written as it arrives: a failure leaves its beginning there.
+    async fn download_into(
+        self: &Arc<Self>,
+        download: Download,
+        path: &Path,
+        special: SpecialFile,
+        counters: &Arc<Counters>,
+    ) -> Result<Transferred> {
+        let failed = |error| error_of(Operation::Get, path, error);
+        if let Some(reason) = special.refusal(false) {
+            return Err(Error::new(ErrorKind::InvalidKey, Operation::Get, url_of(path), reason));
+        }
+        // A response to HEAD has the current version only.
+        let object = match download.version {
+            Some(_) => self.find(&Download { listed: None, ..download.clone() }).await?,
+            None => self.head_object(&download.key).await?,
+        };
+        counters.found(object.size);
+        counters.found_all();
+        let mut reader = ReadAhead::new(self.clone(), &download.key, ReadAheadConfig::default())
+            .with_version(object.version.clone());
+        let mut writer = SpecialWriter::new(special);
+        let crc = object.checksum.and_then(crc_of);
+        let mut digest = crc.map(|(algorithm, _)| Digest::new(algorithm));
+        let mut position = 0;
+        while position < object.size {
+            let length = BLOCK_BYTES.min(usize::try_from(object.size - position).unwrap_or(BLOCK_BYTES));
+            let (pending, mut dest) = PendingBuffer::new(Memory::allocate(length).map_err(failed)?);
+            let count = reader.read_at(position, &mut dest).await?;
+            let bytes = pending.close(dest);
+            if let Some(digest) = &mut digest {
+                digest.update(bytes.as_slice());
+            }
+            writer = wait_for(move |caller| writer.write(bytes.as_slice(), caller).map(|()| writer))
+                .await
+                .map_err(failed)?;
+            position += count as u64;
+            counters.add(count as u64);
+        }
+        wait_for(|caller| writer.finish(caller, true)).await.map_err(failed)?;
+        if let (Some((algorithm, expected)), Some(digest)) = (crc, digest)
+            && let Some(message) = difference(algorithm, expected, digest.finalize())
+        {
+            let url = self.store().url(&download.key);
+            let message = format!("{message}; the bytes were written to {}", path.display());
+            return Err(Error::new(ErrorKind::Integrity, Operation::Get, url, message));
+        }
+        Ok(Transferred { size: object.size, version: object.version, skipped: false, file: None })
+    }
+
     /// Downloads an object to the file with the relative path `name` in `folder`. The file appears when it is complete; an
-    /// earlier file is replaced. If the transfer is interrupted and the object has several parts, the next call continues
+    /// earlier file is replaced. It is durable once the folder is [synchronized](Folder::sync). If the transfer is interrupted and the object has several parts, the next call continues
     /// with the missing ones.
     ///
     /// # Errors
@@ -135,6 +196,7 @@ impl Client {
             counters.found_all();
         }
         let file = self.receive_file(download.key, object, &target, counters).await?;
+        folder.published(name);
         Ok(Transferred { size, version, skipped: false, file: Some(file) })
     }
 
@@ -198,7 +260,7 @@ impl Client {
         if missing > 0 {
             let message =
                 format!("no space for the file: it has {size} bytes, the file system lacks {missing} of them");
-            return Err(Error::new(ErrorKind::Io, Operation::Get, super::local::url_of(&target.path), message));
+            return Err(Error::new(ErrorKind::Io, Operation::Get, url_of(&target.path), message));
         }
         let crc = object.checksum.and_then(crc_of);
         // Two parts are worth a journal, and only a version shows that both are of the same object.
@@ -208,7 +270,7 @@ impl Client {
                 temporary.file.set_len(0)?;
                 return Ok((None, Recorded::new(size, own_part_bytes.max(1))));
             };
-            let identity = format!("{url}\n{version:?}\n{:?}", object.checksum);
+            let identity = format!("{}\n{url}\n{version:?}\n{:?}", self.store().identity(), object.checksum);
             let (journal, recorded) = Journal::open(&temporary.file, &identity, size, own_part_bytes)?;
             Ok((Some(journal), recorded))
         });
@@ -314,20 +376,13 @@ fn abandon(error: Error, temporary: &mut Temporary, size: u64) -> Error {
     error
 }
 
-/// Whether a name is that of a device, pipe or socket, or of a link to one, such as `/dev/stdout`.
-fn is_special(folder: &OwnedFd, name: &str) -> bool {
-    statat(folder, name, AtFlags::empty()).is_ok_and(|found| {
-        !matches!(FileType::from_raw_mode(found.st_mode), FileType::RegularFile | FileType::Directory)
-    })
-}
-
 impl LocalFile {
     fn open(folder: &Folder, name: &str) -> Result<Self> {
         let path = folder.path_of(name);
         let opened =
             folder.parent_of(name).and_then(|(parent, file)| match statat(&parent, file, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => Err(Errno::ISDIR.into()),
-                Ok(_) if is_special(&parent, file) => Err(Errno::EXIST.into()),
+                Ok(_) if SpecialFile::find(&path).is_some() => Err(Errno::EXIST.into()),
                 Ok(_) | Err(Errno::NOENT) => Ok((parent, file)),
                 Err(error) => Err(error.into()),
             });

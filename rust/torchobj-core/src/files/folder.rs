@@ -1,12 +1,13 @@
-//! Opens the folders of a tree, component by component, without following symbolic links. Creates missing ones.
+//! Opens the folders of a tree, component by component, without following symbolic links. Creates missing ones, and makes the
+//! names in them durable.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+use rustix::fs::{CWD, Mode, OFlags, fsync, mkdirat, openat};
 use rustix::io::Errno;
 
 use super::local::error_of;
@@ -24,6 +25,8 @@ pub struct Folder {
     root: Arc<OwnedFd>,
     /// Folders below it, by their relative paths.
     open: Mutex<HashMap<String, Arc<OwnedFd>>>,
+    /// Relative paths of the folders with new names; the folder itself is an empty one.
+    changed: Mutex<HashSet<String>>,
 }
 
 impl Folder {
@@ -34,7 +37,7 @@ impl Folder {
     pub fn open(path: &Path) -> Result<Self> {
         let root = openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let root = root.map_err(|error| error_of(Operation::Get, path, error.into()))?;
-        Ok(Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default() })
+        Ok(Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default(), changed: Mutex::default() })
     }
 
     /// The path of a file in it, for messages.
@@ -55,6 +58,33 @@ impl Folder {
         KeyRules::Path.refusal(name)
     }
 
+    /// Records that a file below the folder has got its name.
+    pub(super) fn published(&self, name: &str) {
+        self.has_changed(name.rsplit_once('/').map_or("", |(folder, _)| folder));
+    }
+
+    fn has_changed(&self, folder: &str) {
+        let mut changed = self.changed.lock().expect("no holder of this lock panics");
+        if !changed.contains(folder) {
+            changed.insert(folder.to_owned());
+        }
+    }
+
+    /// Makes the names of new files and folders durable.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn sync(&self) -> Result<()> {
+        let changed = std::mem::take(&mut *self.changed.lock().expect("no holder of this lock panics"));
+        for folder in changed {
+            // The path of a file in it, without the name of the file.
+            let path = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+            let synced = self.parent_of(&path).and_then(|(opened, _)| sync_folder(&opened));
+            synced.map_err(|error| error_of(Operation::Get, &self.path.join(&folder), error))?;
+        }
+        Ok(())
+    }
+
     /// Opens the folder of the file with the relative path `name`, and creates it if it does not exist. Returns it with
     /// the name of the file in it.
     ///
@@ -65,9 +95,13 @@ impl Folder {
         if let Some(open) = self.open.lock().expect("no holder of this lock panics").get(folder) {
             return Ok((open.clone(), file));
         }
-        let mut at = self.root.clone();
+        let (mut at, mut above) = (self.root.clone(), 0);
         for component in folder.split('/') {
-            at = Arc::new(open_or_create(&at, component)?);
+            let (opened, is_new) = open_or_create(&at, component)?;
+            if is_new {
+                self.has_changed(folder[..above].trim_end_matches('/'));
+            }
+            (at, above) = (Arc::new(opened), above + component.len() + 1);
         }
         let mut open = self.open.lock().expect("no holder of this lock panics");
         if open.len() >= KEPT_OPEN {
@@ -78,23 +112,32 @@ impl Folder {
     }
 }
 
-fn open_or_create(parent: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+/// Returns the folder `name` in `parent`, and whether it was created.
+fn open_or_create(parent: &OwnedFd, name: &str) -> io::Result<(OwnedFd, bool)> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = || openat(parent, name, flags, Mode::empty());
-    let opened = match open() {
+    let (opened, is_new) = match open() {
         Err(Errno::NOENT) => {
             match mkdirat(parent, name, Mode::from_raw_mode(0o777)) {
                 // Another task has created it.
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
-            open()
+            (open(), true)
         }
-        opened => opened,
+        opened => (opened, false),
     };
     match opened {
         // A symbolic link, on systems that do not report it as `NOTDIR`.
         Err(Errno::LOOP | Errno::MLINK) => Err(Errno::NOTDIR.into()),
-        opened => Ok(opened?),
+        opened => Ok((opened?, is_new)),
+    }
+}
+
+/// Makes the names in a folder durable, if its file system can.
+pub fn sync_folder(folder: impl AsFd) -> io::Result<()> {
+    match fsync(folder) {
+        Err(Errno::INVAL | Errno::NOTSUP) => Ok(()),
+        synced => Ok(synced?),
     }
 }

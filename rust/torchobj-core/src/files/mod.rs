@@ -4,7 +4,8 @@
 //! file beside the target. Its `journal` records the parts that are complete, so that a process that was killed continues
 //! with the missing ones. Only a complete file is renamed to its name. `folder` opens the folders of a tree one by one and
 //! follows no symbolic link. `upload` reads the parts of a `source` file into recycled memory within a budget. `same`
-//! compares a file with an object, for transfers that skip unchanged files. `tree` runs many of these transfers from a
+//! compares a file with an object, for transfers that skip unchanged files. `special` files are written in order and never
+//! replaced; `pseudo` files have no size before they are read. `tree` runs many of these transfers from a
 //! listing or from a `walk` of a folder; `counters` shows their progress. `mtime` is the format of times in metadata, and
 //! `local` converts errors of the file system.
 //!
@@ -16,9 +17,11 @@ mod folder;
 mod journal;
 mod local;
 mod mtime;
+mod pseudo;
 mod same;
 mod sink;
 mod source;
+pub mod special;
 mod temporary;
 #[cfg(test)]
 mod tests;
@@ -28,7 +31,9 @@ mod walk;
 
 pub use counters::{Counters, Snapshot};
 pub use download::Download;
-pub use folder::Folder;
+pub use folder::{Folder, sync_folder};
+pub use pseudo::has_unknown_size;
+pub use temporary::mode_beside;
 pub use tree::{TreeOptions, TreeResult};
 pub use upload::UploadFile;
 

@@ -17,7 +17,7 @@ use crate::store::GetResult;
 
 /// Size of the blocks. Each write moves the other tasks of its thread to another thread, so that smaller blocks cost more
 /// CPU time: 64 MiB to tmpfs take 0.80 CPU-s per GB with 1 MiB, 0.94 with 512 KiB, 1.05 with 256 KiB, 0.82 with 2 MiB.
-const BLOCK_BYTES: usize = 1 << 20;
+pub(super) const BLOCK_BYTES: usize = 1 << 20;
 
 /// Where the parts of one download are written.
 #[derive(Debug)]

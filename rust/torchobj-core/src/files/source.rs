@@ -1,47 +1,89 @@
-//! A local file that is uploaded: read in parts, and checked for changes.
+//! A local file that is uploaded: read in parts, and checked for changes; or read to its end, if its size is not known.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, Digest};
+use rustix::event::PollFlags;
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use super::local::{error_of, url_of};
 use super::mtime::Mtime;
+use super::pseudo::has_unknown_size;
+use super::special::{Caller, wait_for};
 use crate::buffer::{Buffer, Memory, PendingBuffer};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// Bytes read by one call: their checksum is computed while they are in the cache.
 const BLOCK_BYTES: usize = 256 << 10;
 
+/// Maximum number of bytes that are read at once from a file whose size is not known.
+const NEXT_BYTES: usize = 1 << 20;
+
 /// A file that is open for reading.
 #[derive(Debug)]
 pub(super) struct SourceFile {
     path: PathBuf,
-    pub(super) file: File,
+    pub(super) file: Arc<File>,
+    /// Size in bytes, as the file system has it.
     pub(super) size: u64,
+    /// Whether the file must be read to its end to know its size.
+    pub(super) has_unknown_size: bool,
     pub(super) mtime: Mtime,
 }
 
 impl SourceFile {
-    /// Opens a regular file.
+    /// Opens a regular file or a FIFO.
     ///
     /// # Errors
-    /// `NotFound`, `AccessDenied`, or `InvalidKey` if it is a folder or a special file.
+    /// `NotFound`, `AccessDenied`, or `InvalidKey` if it is a folder, a device or a socket.
     pub(super) fn open(path: &Path) -> Result<Self> {
         // Opening a FIFO would wait for a writer.
         let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
         let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
         let opened = opened.and_then(|file| file.metadata().map(|metadata| (file, metadata)));
         let (file, metadata) = opened.map_err(|error| error_of(Operation::Put, path, error))?;
-        if !metadata.is_file() {
-            let message = "not a regular file; torchobj.files.upload_stream reads pipes, torchobj.files.upload folders";
+        let is_fifo = metadata.file_type().is_fifo();
+        if !metadata.is_file() && !is_fifo {
+            let message =
+                "not a regular file; torchobj.files.upload_stream reads devices, torchobj.files.upload folders";
             return Err(Error::new(ErrorKind::InvalidKey, Operation::Put, url_of(path), message));
         }
-        Ok(Self { path: path.to_owned(), file, size: metadata.len(), mtime: mtime_of(&metadata) })
+        let unknown =
+            is_fifo || has_unknown_size(&file, &metadata).map_err(|error| error_of(Operation::Put, path, error))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: Arc::new(file),
+            size: metadata.len(),
+            has_unknown_size: unknown,
+            mtime: mtime_of(&metadata),
+        })
+    }
+
+    /// Reads the next bytes of a file whose size is not known, at most 1 MiB; none at its end. Waits for the writer of a FIFO.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(super) async fn read_next(&self) -> Result<Vec<u8>> {
+        let file = self.file.clone();
+        let read = move |caller: &Caller| loop {
+            caller.wait_for(&file, PollFlags::IN)?;
+            let mut bytes = vec![0; NEXT_BYTES];
+            match rustix::io::read(&*file, &mut bytes) {
+                Ok(count) => {
+                    bytes.truncate(count);
+                    return Ok(bytes);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+        wait_for(read).await.map_err(|error| self.failed(error))
     }
 
     pub(super) fn failed(&self, error: io::Error) -> Error {

@@ -41,7 +41,8 @@ impl Temporary {
         let mut resumable = true;
         for _ in 0..ATTEMPTS {
             let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let file = match openat(folder, &name, flags, Mode::from_raw_mode(0o666)) {
+            let mode = Mode::from_raw_mode(mode_beside(existing_mode(folder, target)));
+            let file = match openat(folder, &name, flags, mode) {
                 // A symbolic link or a folder.
                 Err(Errno::LOOP | Errno::MLINK | Errno::ISDIR) => {
                     (name, resumable) = (random_name(), false);
@@ -71,6 +72,10 @@ impl Temporary {
                 unlinkat(folder, &name, AtFlags::empty())?;
                 continue;
             }
+            // An earlier download may have begun before the target existed.
+            if !mode.contains(Mode::from_raw_mode(own.st_mode & 0o777)) {
+                fchmod(&file, Mode::from_raw_mode(own.st_mode) & mode)?;
+            }
             let file = Arc::new(File::from(file));
             return Ok(Self { folder: folder.clone(), name, file, resumable, remove: true });
         }
@@ -94,16 +99,19 @@ impl Temporary {
         Ok(size.saturating_sub(allocated).saturating_sub(available))
     }
 
-    /// Makes the file durable and gives it the name `target`. An existing file is replaced, and its permissions are kept.
+    /// Makes the bytes of the file durable and gives it the name `target`. An existing file is replaced, and its permissions are
+    /// kept; a special file is not replaced. The name is durable after a [`sync`](super::Folder::sync) of the folder.
     pub(super) fn publish(mut self, target: &str, mtime: Option<Mtime>) -> io::Result<()> {
         if let Some((tv_sec, tv_nsec)) = mtime.and_then(Mtime::parts) {
             let time = Timespec { tv_sec, tv_nsec: tv_nsec.into() };
             futimens(&*self.file, &Timestamps { last_access: time, last_modification: time })?;
         }
-        if let Ok(found) = statat(&self.folder, target, AtFlags::SYMLINK_NOFOLLOW)
-            && FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
-        {
-            fchmod(&*self.file, Mode::from_raw_mode(found.st_mode & 0o777))?;
+        let found = statat(&self.folder, target, AtFlags::SYMLINK_NOFOLLOW).ok();
+        match found.map(|found| (FileType::from_raw_mode(found.st_mode), found.st_mode)) {
+            Some((FileType::RegularFile, mode)) => fchmod(&*self.file, Mode::from_raw_mode(mode & 0o777))?,
+            None | Some((FileType::Symlink | FileType::Directory, _)) => {}
+            // It was created during the download.
+            Some(_) => return Err(Errno::EXIST.into()),
         }
         self.file.sync_all()?;
         renameat(&self.folder, &self.name, &self.folder, target)?;
@@ -119,6 +127,18 @@ impl Drop for Temporary {
             let _ = unlinkat(&self.folder, &self.name, AtFlags::empty());
         }
     }
+}
+
+/// The permissions of the regular file `name`, if it exists.
+fn existing_mode(folder: &OwnedFd, name: &str) -> Option<u32> {
+    let found = statat(folder, name, AtFlags::empty()).ok()?;
+    (FileType::from_raw_mode(found.st_mode) == FileType::RegularFile).then_some(found.st_mode)
+}
+
+/// The permissions of a temporary file before the umask: it may have the bytes of a file that others must not read, so it
+/// has none that the file that it replaces lacks, except to be written by its owner.
+pub fn mode_beside(replaced: Option<u32>) -> u32 {
+    0o666 & (replaced.unwrap_or(0o666) | 0o600)
 }
 
 fn is_same(one: &Stat, other: &Stat) -> bool {

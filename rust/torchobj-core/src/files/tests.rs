@@ -99,6 +99,50 @@ async fn a_size_that_no_disk_holds_is_an_error_before_any_memory_is_taken() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_download_continues_only_from_the_same_endpoint() {
+    let inner = Arc::new(MemoryStore::new("endpoints"));
+    let fill = Client::new(inner.clone(), Policy::default());
+    Arc::new(fill).put("k", bytes().into(), &PutOptions::default()).await.unwrap();
+    let folder = TestFolder::new();
+    let policy = Policy {
+        part_bytes: 1 << 20,
+        hedge: false,
+        max_attempts: 1,
+        max_in_flight: 1,
+        max_in_flight_cap: None,
+        ..Policy::default()
+    };
+    let at = |endpoint| {
+        let store = Arc::new(FaultyStore::new(inner.clone()).at(endpoint));
+        (store.clone(), Arc::new(Client::new(store, policy.clone())))
+    };
+    let instantly = || Fault::Delay(std::time::Duration::ZERO);
+    let (faulty, first) = at("https://one");
+    faulty.script(Operation::Get, std::iter::repeat_n(instantly(), 7).chain([Fault::Fail(ErrorKind::Reset)]));
+    first.download_one(download(), &folder.0, "f", &Arc::default()).await.unwrap_err();
+    // The same URL and version at another endpoint may be other bytes.
+    let (faulty, second) = at("https://two");
+    faulty.script(Operation::Get, std::iter::repeat_n(instantly(), 40));
+    second.download_one(download(), &folder.0, "f", &Arc::default()).await.unwrap();
+    assert_eq!(40 - faulty.pending(), SIZE.div_ceil(1 << 20));
+    assert_eq!(std::fs::read(folder.0.join("f")).unwrap(), bytes());
+}
+
+#[test]
+fn a_temporary_file_that_was_begun_before_its_target_becomes_as_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = TestFolder::new();
+    let mut first = Temporary::open(&descriptor(&folder), "f").unwrap();
+    first.keep(true);
+    drop(first);
+    std::fs::write(folder.0.join("f"), "old").unwrap();
+    std::fs::set_permissions(folder.0.join("f"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    let second = Temporary::open(&descriptor(&folder), "f").unwrap();
+    assert_eq!(second.file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    second.publish("f", None).unwrap();
+}
+
 fn descriptor(folder: &TestFolder) -> Arc<OwnedFd> {
     Arc::new(OwnedFd::from(std::fs::File::open(&folder.0).unwrap()))
 }

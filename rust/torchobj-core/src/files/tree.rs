@@ -11,6 +11,7 @@ use super::Transferred;
 use super::counters::Counters;
 use super::download::Download;
 use super::folder::Folder;
+use super::local::in_place;
 use super::upload::UploadFile;
 use super::walk::Walk;
 use crate::client::Client;
@@ -115,7 +116,7 @@ impl Client {
                         Ok(found) if !options.filter.selects_name(&found.name) => return true,
                         Ok(found) => {
                             counted.found(found.size);
-                            let mut put = options.put.clone();
+                            let mut put = PutOptions { tree_bytes: Some(prefix.len()), ..options.put.clone() };
                             if put.attributes.content_type.is_none() {
                                 put.attributes.content_type = content_type(&options.content_types, &found.name);
                             }
@@ -154,8 +155,8 @@ impl Client {
         counters: &Arc<Counters>,
     ) -> Result<TreeResult> {
         let (sender, receiver) = mpsc::channel(WAITING);
-        let (client, counted, folder) = (self.clone(), counters.clone(), Arc::new(folder));
-        let (prefix, lists_done) = (prefix.to_owned(), options.lists_done);
+        let (client, counted, target) = (self.clone(), counters.clone(), Arc::new(folder));
+        let (prefix, lists_done, folder) = (prefix.to_owned(), options.lists_done, target.clone());
         let listing = async move {
             let listed = ListOptions { filter: Some(options.filter), ordered: false, ..ListOptions::default() };
             let mut pages = ListStream::new(client.clone(), &prefix, listed);
@@ -183,7 +184,10 @@ impl Client {
             counted.found_all();
             Ok(())
         };
-        self.transfer_all(receiver, Task::spawn(listing), lists_done).await
+        let result = self.transfer_all(receiver, Task::spawn(listing), lists_done).await?;
+        // Once for each folder, and not for each of its files.
+        in_place(|| target.sync())?;
+        Ok(result)
     }
 
     /// Runs the transfers that `finding` sends.

@@ -1,4 +1,5 @@
-//! Uploads one file to an object: in one request, or in parts that are read while others are sent.
+//! Uploads one file to an object: in one request, or in parts that are read while others are sent. A FIFO and a file whose size is
+//! not known are read to their ends.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -16,12 +17,12 @@ use crate::error::{ErrorKind, Operation, Result};
 use crate::policy::ReservedMemory;
 use crate::read::{ReadRequest, parts};
 use crate::types::{ByteRange, ChecksumAlgorithm, Payload, PutOptions, Version};
-use crate::upload::Session;
+use crate::upload::{Session, Writer};
 
 /// A file to upload.
 #[derive(Debug)]
 pub struct UploadFile {
-    /// The file. Symbolic links are followed.
+    /// The file, also a FIFO. Symbolic links are followed.
     pub path: PathBuf,
     /// The object.
     pub key: String,
@@ -59,9 +60,13 @@ impl Client {
         // The transfer checks it again.
         if let Ok(metadata) = in_place(|| std::fs::metadata(&upload.path)) {
             counters.found(metadata.len());
-            counters.found_all();
+            // The size of a FIFO, and of a file of `/proc`, is known at its end.
+            if metadata.len() > 0 {
+                counters.found_all();
+            }
         }
         let done = self.upload_file(upload, counters).await?;
+        counters.found_all();
         counters.done(done.size, done.skipped);
         Ok(done)
     }
@@ -81,7 +86,10 @@ impl Client {
         let source = in_place(|| SourceFile::open(&path))?;
         let (size, metadata) = (source.size, source.file.metadata());
         let file = metadata.map(|metadata| FileState::of(&metadata)).map_err(|error| source.failed(error))?;
-        if skip_unchanged && let Some(version) = self.same_object(&key, &source).await? {
+        if skip_unchanged
+            && !source.has_unknown_size
+            && let Some(version) = self.same_object(&key, &source).await?
+        {
             return Ok(Transferred { size, version, skipped: true, file: None });
         }
         let capabilities = self.store().capabilities();
@@ -89,6 +97,9 @@ impl Client {
         if capabilities.attributes && metadata.iter().all(|(name, _)| !name.eq_ignore_ascii_case(mtime::NAME)) {
             metadata.push((mtime::NAME.to_owned(), source.mtime.text()));
             metadata.sort();
+        }
+        if source.has_unknown_size {
+            return self.upload_to_end(&key, &source, options, counters).await;
         }
         let version = if size < self.whole_below_bytes() {
             let crc32 = capabilities.checksums.contains(&ChecksumAlgorithm::Crc32);
@@ -104,6 +115,26 @@ impl Client {
             uploaded?
         };
         Ok(Transferred { size, version: Some(version), skipped: false, file: Some(file) })
+    }
+
+    /// Uploads a file whose size is not known before its end.
+    async fn upload_to_end(
+        self: &Arc<Self>,
+        key: &str,
+        source: &SourceFile,
+        options: PutOptions,
+        counters: &Arc<Counters>,
+    ) -> Result<Transferred> {
+        counters.lost_size(source.size);
+        let mut writer = Writer::new(self.clone(), key, options)?;
+        let version = match copy_to_end(source, &mut writer, counters).await {
+            Ok(()) => writer.close().await?,
+            Err(error) => {
+                writer.abort().await;
+                return Err(error);
+            }
+        };
+        Ok(Transferred { size: writer.position(), version: Some(version), skipped: false, file: None })
     }
 
     async fn upload_parts(
@@ -183,5 +214,24 @@ impl Client {
             Some(crc32) => Payload::with_crc32(vec![bytes], crc32),
             None => bytes.into(),
         })
+    }
+}
+
+/// Copies a file whose size is not known to a writer.
+async fn copy_to_end(source: &SourceFile, writer: &mut Writer, counters: &Counters) -> Result<()> {
+    loop {
+        let bytes = source.read_next().await?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut rest = &bytes[..];
+        loop {
+            rest = &rest[writer.fill(rest)?..];
+            if rest.is_empty() {
+                break;
+            }
+            writer.send_part().await?;
+        }
+        counters.grew(bytes.len() as u64);
     }
 }

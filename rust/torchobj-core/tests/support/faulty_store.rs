@@ -67,12 +67,19 @@ pub(crate) struct FaultyStore {
     inner: Arc<dyn ObjectStore>,
     script: Script,
     listings: Mutex<Option<Listings>>,
+    identity: String,
 }
 
 impl FaultyStore {
     /// `inner` without faults.
     pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Self {
-        Self { inner, script: Script::default(), listings: Mutex::default() }
+        Self { inner, script: Script::default(), listings: Mutex::default(), identity: String::new() }
+    }
+
+    /// The same at another endpoint.
+    #[cfg(test)]
+    pub(crate) fn at(self, identity: &str) -> Self {
+        Self { identity: identity.to_owned(), ..self }
     }
 
     /// Adds faults for the next calls of `operation`, one per call.
@@ -203,6 +210,10 @@ impl GetResult for FaultyBody {
 impl ObjectStore for FaultyStore {
     fn url(&self, key: &str) -> String {
         self.inner.url(key)
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,12 +1,16 @@
 //! Opens, writes, replaces and deletes files. A write is to a temporary file beside the target, which is renamed. Files are replaced
-//! and deleted under the lock of their folder, also on the condition of a version. Knows no keys.
+//! and deleted under the lock of their folder, also on the condition of a version. Special files are neither. Knows no keys.
 
-use std::fs::{self, File, Metadata, OpenOptions};
-use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
+use crc_fast::{CrcAlgorithm, checksum};
 use rustix::fs::OFlags;
+use torchobj_core::files::special::SpecialFile;
+use torchobj_core::files::{has_unknown_size, mode_beside, sync_folder};
 use torchobj_core::types::{Condition, Version};
 
 use crate::config::FileConfig;
@@ -24,12 +28,89 @@ pub(super) fn modified_ms(metadata: &Metadata) -> i64 {
     metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000
 }
 
-/// Opens a regular file for reading; anything else is `NotFound`. `O_NONBLOCK`: opening a FIFO would wait for a writer.
-pub(super) fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
-    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let metadata = file.metadata()?;
-    if metadata.is_file() { Ok((file, metadata)) } else { Err(io::ErrorKind::NotFound.into()) }
+/// A regular file that is open for reading.
+pub(super) struct RegularFile {
+    pub(super) file: File,
+    pub(super) metadata: Metadata,
+    /// All bytes of a file whose size is not known before they are read.
+    pub(super) content: Option<Bytes>,
+}
+
+impl RegularFile {
+    /// Opens a regular file; anything else is `NotFound`. `O_NONBLOCK`: opening a FIFO would wait for a writer.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
+        let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let mut content = None;
+        if has_unknown_size(&file, &metadata)? {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            content = Some(bytes.into());
+        }
+        Ok(Self { file, metadata, content })
+    }
+
+    /// Size in bytes.
+    pub(super) fn size(&self) -> u64 {
+        self.content.as_ref().map_or(self.metadata.len(), |content| content.len() as u64)
+    }
+
+    /// The version, which depends on the bytes of a file whose size is not known.
+    pub(super) fn version(&self) -> Version {
+        let Some(content) = &self.content else { return version(&self.metadata) };
+        let crc = checksum(CrcAlgorithm::Crc64Nvme, content);
+        Version::new(format!("{:x}-{:x}-crc64:{crc:x}", self.metadata.ino(), content.len()))
+    }
+}
+
+/// Returns the metadata of a regular file, its size and its version. Reads a file whose size is not known.
+pub(super) fn stat(path: &Path) -> io::Result<(Metadata, u64, Version)> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    if metadata.blocks() == 0 {
+        match RegularFile::open(path) {
+            // The metadata of a file that cannot be read can be.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            opened => {
+                let opened = opened?;
+                let (size, version) = (opened.size(), opened.version());
+                return Ok((opened.metadata, size, version));
+            }
+        }
+    }
+    let (size, version) = (metadata.len(), version(&metadata));
+    Ok((metadata, size, version))
+}
+
+/// Returns the size of a regular file, or `None` if it is not known before the file is read.
+pub(super) fn listed_size(path: &Path, metadata: &Metadata) -> Option<u64> {
+    let is_unknown = || RegularFile::open(path).map_or(false, |found| found.content.is_some());
+    (metadata.len() > 0 || !is_unknown()).then_some(metadata.len())
+}
+
+/// Returns whether a folder on the way from the folder `tree` to a file is a symbolic link.
+pub(super) fn has_link(tree: &Path, target: &Path) -> bool {
+    let above = target.ancestors().skip(1).take_while(|path| *path != tree && path.starts_with(tree));
+    above.into_iter().any(Path::is_symlink)
+}
+
+/// Creates a folder and those above it, and makes their names durable if `sync`.
+fn create_folders(folder: &Path, sync: bool) -> io::Result<()> {
+    let Some(above) = folder.parent().filter(|_| sync && !folder.is_dir()) else {
+        return fs::create_dir_all(folder);
+    };
+    create_folders(above, sync)?;
+    match fs::create_dir(folder) {
+        Ok(()) => sync_folder(open_folder(folder)?),
+        Err(_) if folder.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// A file that is written beside its target. Dropping it removes the file, unless it was published or kept.
@@ -39,11 +120,13 @@ pub(super) struct TemporaryFile {
 
 impl TemporaryFile {
     /// Creates the file and the folders above it.
-    pub(super) fn create(target: &Path, id: &str) -> io::Result<(Self, File)> {
+    pub(super) fn create(target: &Path, id: &str, config: FileConfig) -> io::Result<(Self, File)> {
         let folder = target.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        fs::create_dir_all(folder)?;
+        create_folders(folder, config.sync)?;
         let path = Self::path_for(target, id);
-        let file = File::create_new(&path)?;
+        let replaced = fs::metadata(target).ok().filter(Metadata::is_file);
+        let mode = mode_beside(replaced.map(|replaced| replaced.mode()));
+        let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
         Ok((Self { path }, file))
     }
 
@@ -62,10 +145,10 @@ impl TemporaryFile {
         target.with_file_name(format!("{TEMPORARY}{id}"))
     }
 
-    /// Renames the file to `target`, durably if `config.sync`.
+    /// Renames the file to `target`, durably if `config.sync`. It gets the permissions of the file that it replaces.
     ///
     /// # Errors
-    /// `AlreadyExists` if the condition is not met.
+    /// `AlreadyExists` if the condition is not met; `InvalidFilename` if a special file has the name by now.
     pub(super) fn publish(
         self,
         file: &File,
@@ -73,11 +156,19 @@ impl TemporaryFile {
         condition: &Condition,
         config: FileConfig,
     ) -> io::Result<Version> {
+        if let Ok(replaced) = fs::symlink_metadata(target)
+            && replaced.is_file()
+        {
+            file.set_permissions(Permissions::from_mode(replaced.mode() & 0o777))?;
+        }
         if config.sync {
             file.sync_all()?;
         }
         if target.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
+        }
+        if SpecialFile::find(target).is_some() {
+            return Err(io::ErrorKind::InvalidFilename.into());
         }
         let folder = open_folder(target)?;
         match condition {
@@ -98,7 +189,7 @@ impl TemporaryFile {
             }
         }
         if config.sync {
-            folder.sync_all()?;
+            sync_folder(folder)?;
         }
         Ok(version(&file.metadata()?))
     }
@@ -150,7 +241,7 @@ pub(super) fn open_folder(path: &Path) -> io::Result<File> {
 /// Calls `change` if the file has the version `expected`. No other call replaces or deletes the file meanwhile.
 ///
 /// # Errors
-/// `AlreadyExists` if the file has another version; `NotFound` if it does not exist.
+/// `AlreadyExists` if the file has another version; `NotFound` if it does not exist; `InvalidFilename` if it is a special file.
 pub(super) fn if_version_matches(
     path: &Path,
     expected: &Version,
@@ -158,6 +249,9 @@ pub(super) fn if_version_matches(
 ) -> io::Result<()> {
     let folder = open_folder(path)?;
     let _lock = FolderLock::acquire(&folder).map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
+    if SpecialFile::find(path).is_some() {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    }
     match fs::metadata(path) {
         Ok(metadata) if version(&metadata) == *expected => change(path),
         Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
@@ -166,7 +260,13 @@ pub(super) fn if_version_matches(
 }
 
 /// Removes a file under the lock of its folder, so that a conditional write of it is atomic.
+///
+/// # Errors
+/// `InvalidFilename` if it is a special file.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
+    if SpecialFile::find(path).is_some() {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    }
     // Removing a file does not need permission to open its folder; a conditional write does.
     let folder = open_folder(path).ok();
     let _lock = folder.as_ref().and_then(|folder| FolderLock::acquire(folder).ok());
@@ -192,7 +292,7 @@ mod tests {
     }
 
     fn write(target: &Path, content: &[u8]) -> io::Result<Version> {
-        let (temporary, mut file) = TemporaryFile::create(target, &unique_id())?;
+        let (temporary, mut file) = TemporaryFile::create(target, &unique_id(), FileConfig::default())?;
         file.write_all(content)?;
         temporary.publish(&file, target, &Condition::Always, FileConfig::default())
     }
@@ -213,7 +313,7 @@ mod tests {
     #[test]
     fn a_conditional_delete_does_not_remove_a_file_written_after_its_check() {
         let (folder, target, version) = one_file("delete-if");
-        let (temporary, mut file) = TemporaryFile::create(&target, &unique_id()).unwrap();
+        let (temporary, mut file) = TemporaryFile::create(&target, &unique_id(), FileConfig::default()).unwrap();
         file.write_all(b"two").unwrap();
         let mut writer = None;
         if_version_matches(&target, &version, |path| {
@@ -233,7 +333,7 @@ mod tests {
     fn a_conditional_write_does_not_restore_a_file_deleted_after_its_check() {
         let (folder, target, version) = one_file("put-if");
         let id = unique_id();
-        let (_temporary, _file) = TemporaryFile::create(&target, &id).unwrap();
+        let (_temporary, _file) = TemporaryFile::create(&target, &id, FileConfig::default()).unwrap();
         let written = TemporaryFile::path_for(&target, &id);
         let mut deleter = None;
         if_version_matches(&target, &version, |path| {

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use torchobj_core::buffer::Dest;
 use torchobj_core::error::{ErrorKind, Operation, Result};
@@ -14,7 +15,7 @@ use torchobj_core::store::{GetResult, ObjectChecksum, ObjectStore};
 use torchobj_core::types::{Attributes, ByteRange, GetRequest, Version};
 
 use super::FileStore;
-use super::disk::{open_regular, version};
+use super::disk::{RegularFile, version};
 
 /// Maximum number of bytes of one read call. A read can be cancelled between two calls.
 const READ_BYTES: usize = 4 << 20;
@@ -23,6 +24,8 @@ struct FileGetResult {
     store: FileStore,
     key: String,
     file: Arc<File>,
+    /// All bytes, if they are in memory.
+    content: Option<Bytes>,
     size: u64,
     version: Version,
     range: Range<u64>,
@@ -53,6 +56,11 @@ impl GetResult for FileGetResult {
     }
 
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
+        if let Some(content) = &self.content {
+            let [from, to] = [self.at, self.range.end].map(|at| usize::try_from(at).expect("in memory"));
+            self.at += dest.fill(&content[from..to]) as u64;
+            return Ok(());
+        }
         while self.at < self.range.end && dest.remaining() > 0 {
             // Lets other tasks of this thread run between two reads.
             tokio::task::yield_now().await;
@@ -102,16 +110,16 @@ impl FileStore {
         let (operation, key) = (Operation::Get, request.key);
         self.check_key(operation, key)?;
         let path = self.path(key);
-        let (file, metadata) = self.blocking(operation, key, move || open_regular(&path)).await?;
-        let (size, version) = (metadata.len(), version(&metadata));
+        let opened = self.blocking(operation, key, move || RegularFile::open(&path)).await?;
+        let (size, version) = (opened.size(), opened.version());
         if request.version.is_some_and(|expected| *expected != version) {
             return Err(self.error(ErrorKind::Changed, operation, key, "the file changed"));
         }
         let range = ByteRange::resolve(request.range.as_ref(), size);
         let error = || self.error(ErrorKind::Range, operation, key, "the range begins after the end of the file");
         let range = range.ok_or_else(error)?;
-        let (store, key, file) = (self.clone(), key.to_owned(), Arc::new(file));
+        let (store, key, file, content) = (self.clone(), key.to_owned(), Arc::new(opened.file), opened.content);
         let at = range.start;
-        Ok(Box::new(FileGetResult { store, key, file, size, version, range, at }))
+        Ok(Box::new(FileGetResult { store, key, file, content, size, version, range, at }))
     }
 }

@@ -1,12 +1,15 @@
 //! The store for folders: keys are relative paths. Writes are atomic, by rename; a version is inode, size and mtime.
 //!
 //! An object is written to a temporary file beside its target (`disk`), which listings (`walk`) skip. A lock of the folder
-//! makes conditional writes atomic. All file operations run on the blocking threads of the runtime.
+//! makes conditional writes atomic. A special file, such as a FIFO, is written in order instead (`special`, `writers`): it is no object,
+//! and neither replaced nor deleted. All file operations run on the blocking threads of the runtime.
 
 mod disk;
 mod get;
 mod multipart;
+mod special;
 mod walk;
+mod writers;
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -27,8 +30,9 @@ use torchobj_core::url::ObjectUrl;
 
 use crate::config::FileConfig;
 use crate::id::unique_id;
-use disk::{TemporaryFile, if_version_matches, modified_ms, open_regular, remove, version};
+use disk::{RegularFile, TemporaryFile, if_version_matches, modified_ms, remove, stat};
 use walk::{Walk, Walks};
+use writers::Writers;
 
 /// Maximum number of entries of a page, as on S3.
 const PAGE_ENTRIES: usize = 1000;
@@ -38,6 +42,7 @@ const PAGE_ENTRIES: usize = 1000;
 pub struct FileStore {
     root: Arc<Path>,
     walks: Arc<Walks>,
+    writers: Arc<Writers>,
     config: FileConfig,
 }
 
@@ -80,7 +85,7 @@ impl FileStore {
 
     /// A store for `root` with `config`.
     pub fn with_config(root: impl Into<PathBuf>, config: FileConfig) -> Self {
-        Self { root: root.into().into(), walks: Arc::default(), config }
+        Self { root: root.into().into(), walks: Arc::default(), writers: Arc::default(), config }
     }
 
     fn path(&self, key: &str) -> PathBuf {
@@ -123,6 +128,9 @@ impl FileStore {
             }
             io::ErrorKind::AlreadyExists => (ErrorKind::Precondition, "the condition does not hold"),
             io::ErrorKind::Unsupported => (ErrorKind::Unsupported, "the file system does not support this operation"),
+            io::ErrorKind::InvalidFilename => {
+                (ErrorKind::InvalidKey, "a device, FIFO, socket or descriptor, which is neither replaced nor deleted")
+            }
             io::ErrorKind::InvalidData => (ErrorKind::Changed, "the file changed"),
             _ => (ErrorKind::Io, "I/O error"),
         };
@@ -178,13 +186,10 @@ impl ObjectStore for FileStore {
     async fn head(&self, key: &str) -> Result<ObjectHead> {
         self.check_key(Operation::Head, key)?;
         let path = self.path(key);
-        let metadata = self.blocking(Operation::Head, key, move || fs::metadata(path)).await?;
-        if !metadata.is_file() {
-            return Err(self.io_error(Operation::Head, key, io::ErrorKind::NotFound.into()));
-        }
+        let (metadata, size, version) = self.blocking(Operation::Head, key, move || stat(&path)).await?;
         Ok(ObjectHead {
-            size: metadata.len(),
-            version: Some(version(&metadata)),
+            size,
+            version: Some(version),
             modified_ms: Some(modified_ms(&metadata)),
             attributes: Attributes::default(),
             checksum: None,
@@ -213,10 +218,13 @@ impl ObjectStore for FileStore {
         let operation = Operation::Put;
         self.check_key(operation, key)?;
         self.refuse_attributes(operation, key, options)?;
+        if let Some(special) = self.special(operation, key, options).await? {
+            return self.write_special(operation, key, special, payload).await;
+        }
         let (target, payload, condition) = (self.path(key), payload.clone(), options.condition.clone());
         let config = self.config;
         let write = move |cancelled: &Cancelled| {
-            let (temporary, mut file) = TemporaryFile::create(&target, &unique_id())?;
+            let (temporary, mut file) = TemporaryFile::create(&target, &unique_id(), config)?;
             for bytes in payload.pieces().iter().flat_map(|piece| piece.chunks(CHECKED_BYTES)) {
                 cancelled.check()?;
                 file.write_all(bytes)?;
@@ -259,10 +267,14 @@ impl ObjectStore for FileStore {
             return Err(self.error(ErrorKind::Unsupported, operation, key, &message));
         }
         let (from, target, config) = (Path::new("/").join(&source.key), self.path(key), self.config);
+        if let Some(special) = self.special(operation, key, &PutOptions::default()).await? {
+            return self.copy_to_special(key, &from, special).await;
+        }
         let copy = move |cancelled: &Cancelled| {
-            let (from, _) = open_regular(&from)?;
-            let (temporary, mut file) = TemporaryFile::create(&target, &unique_id())?;
-            while io::copy(&mut (&from).take(CHECKED_BYTES as u64), &mut file)? > 0 {
+            let from = RegularFile::open(&from)?;
+            let (temporary, mut file) = TemporaryFile::create(&target, &unique_id(), config)?;
+            file.write_all(from.content.as_deref().unwrap_or_default())?;
+            while from.content.is_none() && io::copy(&mut (&from.file).take(CHECKED_BYTES as u64), &mut file)? > 0 {
                 cancelled.check()?;
             }
             temporary.publish(&file, &target, &Condition::Always, config)

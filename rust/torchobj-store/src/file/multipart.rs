@@ -34,8 +34,12 @@ fn key_file_path(temporary: &Path) -> PathBuf {
     temporary.with_extension("key")
 }
 
+fn receipt(number: u32, offset: u64, size: u64) -> PartReceipt {
+    PartReceipt { number, size, version: Version::new(format!("{offset:x}+{size:x}")), checksum: None }
+}
+
 impl FileStore {
-    fn no_upload(&self, operation: Operation, upload: &Upload) -> Error {
+    pub(super) fn no_upload(&self, operation: Operation, upload: &Upload) -> Error {
         self.error(ErrorKind::UploadGone, operation, &upload.key, "no such upload")
     }
 
@@ -51,11 +55,14 @@ impl FileStore {
         let operation = Operation::BeginUpload;
         self.check_key(operation, key)?;
         self.refuse_attributes(operation, key, options)?;
-        let (target, id) = (self.path(key), unique_id());
+        if let Some(special) = self.special(operation, key, options).await? {
+            return Ok(self.begin_special(key, special));
+        }
+        let (target, id, config) = (self.path(key), unique_id(), self.config);
         let upload = Upload::of_other_client(key.to_owned(), id.clone(), None);
         let key_text = key.to_owned();
         let create = move || {
-            let (temporary, _) = TemporaryFile::create(&target, &id)?;
+            let (temporary, _) = TemporaryFile::create(&target, &id, config)?;
             fs::write(key_file_path(&TemporaryFile::path_for(&target, &id)), key_text)?;
             temporary.keep();
             Ok(())
@@ -72,6 +79,10 @@ impl FileStore {
         payload: &Payload,
     ) -> Result<PartReceipt> {
         let operation = Operation::PutPart;
+        if upload.sequential {
+            let size = self.write_next(upload, offset, payload).await?;
+            return Ok(receipt(number, offset, size));
+        }
         let (path, payload) = (TemporaryFile::path_for(&self.path(&upload.key), &upload.id), payload.clone());
         let write = move || {
             let file = OpenOptions::new().write(true).open(path)?;
@@ -83,8 +94,7 @@ impl FileStore {
             Ok(at - offset)
         };
         let size = self.or_no_upload(operation, upload, self.blocking(operation, &upload.key, write).await)?;
-        let version = Version::new(format!("{offset:x}+{size:x}"));
-        Ok(PartReceipt { number, size, version, checksum: None })
+        Ok(receipt(number, offset, size))
     }
 
     pub(super) async fn commit_upload(
@@ -101,6 +111,9 @@ impl FileStore {
                 return Err(self.error(ErrorKind::InvalidRequest, operation, &upload.key, &message));
             }
             size += part.size;
+        }
+        if let Some(writer) = self.writers.take(&upload.id) {
+            return self.end_special(upload, writer).await;
         }
         let (target, condition, config) = (self.path(&upload.key), condition.clone(), self.config);
         let path = TemporaryFile::path_for(&target, &upload.id);
@@ -132,6 +145,9 @@ impl FileStore {
     pub(super) async fn abort_upload(&self, upload: &Upload) -> Result<()> {
         self.check_key(Operation::Abort, &upload.key)?;
         if !upload.id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return Ok(());
+        }
+        if self.writers.take(&upload.id).is_some() {
             return Ok(());
         }
         let path = TemporaryFile::path_for(&self.path(&upload.key), &upload.id);

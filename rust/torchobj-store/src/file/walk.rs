@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use rustix::io::Errno;
 use torchobj_core::types::{ListEntry, ListPage, ListRequest};
 
-use super::disk::{TEMPORARY, modified_ms, version};
+use super::disk::{TEMPORARY, listed_size, modified_ms, version};
 
 /// Maximum number of saved walks. A listing whose walk was dropped walks again from the root, up to its position.
 const MAX_SAVED_WALKS: usize = 4;
@@ -212,11 +212,12 @@ impl Walk {
         let Some(metadata) = unless_unreadable(std::fs::metadata(path))?.filter(std::fs::Metadata::is_file) else {
             return Ok(());
         };
+        let size = listed_size(path, &metadata);
         self.last = Some(key.clone());
         page.entries.push(ListEntry {
             key,
-            size: Some(metadata.len()),
-            version: Some(version(&metadata)),
+            size,
+            version: size.map(|_| version(&metadata)),
             modified_ms: Some(modified_ms(&metadata)),
             storage_class: None,
         });

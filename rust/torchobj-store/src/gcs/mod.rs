@@ -64,6 +64,11 @@ impl ObjectStore for GcsStore {
         self.bucket.url_of(Some(key))
     }
 
+    fn identity(&self) -> String {
+        let origin = &self.bucket.account.origin;
+        format!("{}{}", origin.url(), String::from_utf8_lossy(&origin.path))
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             keys: KeyRules::Gcs { reserved: parts::PREFIX },

@@ -132,6 +132,13 @@ impl Bucket {
         Ok(address)
     }
 
+    /// The endpoint with the path of its buckets; empty before the first request.
+    pub(super) fn endpoint(&self) -> String {
+        let cache = self.cache.read().expect("no holder of this lock panics");
+        let origin = cache.address.as_ref().map(|address| &address.origin);
+        origin.map_or(String::new(), |origin| format!("{}{}", origin.url(), String::from_utf8_lossy(&origin.path)))
+    }
+
     /// Requests the region of the bucket. S3 sends it in every response, even without permissions.
     pub(super) async fn find_region(&self, operation: Operation) -> Result<String> {
         let environment = self.account.environment().await;

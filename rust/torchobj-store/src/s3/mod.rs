@@ -114,6 +114,10 @@ impl ObjectStore for S3Store {
         self.0.url_of(Some(key))
     }
 
+    fn identity(&self) -> String {
+        self.0.endpoint()
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             keys: if self.0.account.config.keys_are_paths { KeyRules::Path } else { KeyRules::Raw },
