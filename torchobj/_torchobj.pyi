@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, Required, Self, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import disjoint_base
@@ -49,6 +50,8 @@ __all__ = [
     "release_free_memory",
     "remove_loader",
     "request_stats",
+    "s3_ca_bundle",
+    "s3_credential_source",
     "scatter",
     "start_prefetcher",
     "upload_file",
@@ -233,6 +236,19 @@ def crc32_combine(first: int, second: int, second_len: int) -> int:
 
 def pickle_nesting(pickle: bytes) -> int:
     """Returns the nesting depth of the objects in a pickle; 2^32 - 1 if it cannot be determined."""
+
+def s3_ca_bundle(config: StoreConfig) -> Path | None:
+    """Returns the path of the CA certificates that a configuration trusts for S3; None: those of the system."""
+
+def s3_credential_source(config: StoreConfig) -> tuple[bool | None, str, str]:
+    """Returns where the credentials that a configuration signs requests of S3 with come from, without their values.
+
+    Sends no requests. `anonymous` and a `credential_provider` are not considered.
+
+    Returns:
+        Whether the source is known to have some: False for the role of the machine, None if it cannot be used. Its
+        name, or the reason. The next step, or an empty text.
+    """
 
 def scatter(
     jobs: Sequence[tuple[NativeStore, str, str | None, Sequence[tuple[int, Any]]]],

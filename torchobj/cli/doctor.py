@@ -1,11 +1,10 @@
 """`torchobj doctor`: checks the machine and a store, and says what to change.
 
-The checks of the machine send no request. Where credentials come from is found in the order in which the SDKs look, in
-the environment and files only, without the metadata service of a machine; no values are shown. The checks of a store
-are its address, its clock, and one request of each kind.
+The checks of the machine send no request. Where credentials come from is found as for requests, in the environment and
+files only, without the metadata service of a machine; no values are shown. The checks of a store are its address, its
+clock, and one request of each kind.
 """
 
-import configparser
 import http.client
 import json
 import os
@@ -30,7 +29,7 @@ from torchobj.cli import machine, write_checks
 from torchobj.cli.options import Command, described, next_step, settings
 from torchobj.cli.output import command, counted, duration, escaped, human_size
 from torchobj.cli.targets import URL, parse_target
-from torchobj.config import GCSOptions, S3Options, StoreConfig, config_file
+from torchobj.config import GCSOptions, StoreConfig, config_file
 from torchobj.config.explicit_fields import replace_fields
 from torchobj.datasets.memory_budget import budget_bytes
 from torchobj.exceptions import (
@@ -116,7 +115,7 @@ def _checks(url: str | None, *, write: bool) -> Iterator[Check]:
     store, prefix = target.open(settings().config(url))
     source = None
     if target.url.scheme == "s3":
-        source = s3_source(store.config.s3)
+        source = s3_source(store.config)
     elif target.url.scheme == "gs":
         source = gcs_source(store.config.gcs)
     if source is not None:
@@ -205,91 +204,37 @@ def _file(environ: Mapping[str, str], variable: str, default: str) -> Path:
     return Path(environ.get(variable) or default).expanduser()
 
 
-def _section(path: Path, *names: str) -> dict[str, str]:
-    """The first section of an INI file that exists."""
-    parser = configparser.RawConfigParser(strict=False)
-    try:
-        parser.read_string(path.read_text())
-    except (OSError, ValueError, configparser.Error):
-        return {}
-    return next((dict(parser[name]) for name in names if parser.has_section(name)), {})
-
-
-def s3_source(options: S3Options, environ: Mapping[str, str] = os.environ) -> Check:
-    """Where the credentials of S3 come from: the first source of the chain of the AWS SDKs that is configured."""
+def s3_source(config: StoreConfig) -> Check:
+    """Where the credentials of S3 come from: what the core signs requests with."""
+    name, options = "credentials", config.s3
     if options.anonymous:
-        return Check("credentials", "note", f"{_UNSIGNED}: requests are not signed")
+        return Check(name, "note", f"{_UNSIGNED}: requests are not signed")
+    if options.access_key_id is not None:
+        return Check(name, "ok", "access_key_id and secret_access_key of S3Options")
     if options.credential_provider is not None:
-        return Check("credentials", "ok", "from a credential_provider")
-    # Keys in the environment take precedence over AWS_PROFILE, but not over the option.
-    if options.profile is None and environ.get("AWS_ACCESS_KEY_ID") and environ.get("AWS_SECRET_ACCESS_KEY"):
-        token = "with" if environ.get("AWS_SESSION_TOKEN") else "without"
-        return Check("credentials", "ok", f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, {token} AWS_SESSION_TOKEN")
-    found = _of_files(options, environ)
-    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    half = [name for name in names if environ.get(name)]
-    if options.profile is not None or len(half) != 1:
-        return found
-    other = next(name for name in names if name not in half)
-    state: Literal["failed", "warning"] = "failed" if found.state == "failed" else "warning"
-    return Check("credentials", state, f"{half[0]} without {other} is not used; {found.found}", f"set {other} too")
+        return Check(name, "ok", "from a credential_provider")
+    return _of_core(config)
 
 
-def _of_files(options: S3Options, environ: Mapping[str, str]) -> Check:
-    profile = options.profile or environ.get("AWS_PROFILE") or "default"
-    if found := _of_profile(profile, environ):
-        return Check("credentials", "ok", found)
-    named = options.profile or environ.get("AWS_PROFILE")
-    if named:
-        files = f"{_credentials_file(environ)} and {_config_file(environ)}"
-        return Check("credentials", "failed", f"the profile {named} has none in {files}", "`aws configure` writes them")
-    return _of_machine(environ)
-
-
-def _credentials_file(environ: Mapping[str, str]) -> Path:
-    return _file(environ, "AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
-
-
-def _config_file(environ: Mapping[str, str]) -> Path:
-    return _file(environ, "AWS_CONFIG_FILE", "~/.aws/config")
-
-
-def _of_profile(profile: str, environ: Mapping[str, str]) -> str | None:
-    secrets, config = _credentials_file(environ), _config_file(environ)
-    for path, names in ((secrets, [profile]), (config, [f"profile {profile}", profile])):
-        section = _section(path, *names)
-        kinds = {
-            "role_arn": "an assumed role",
-            "sso_session": "SSO",
-            "sso_start_url": "SSO",
-            "aws_access_key_id": "keys",
-            "web_identity_token_file": "a web identity",
-            "credential_process": "credential_process",
-        }
-        for key, kind in kinds.items():
-            if section.get(key):
-                return f"profile {profile} in {path}: {kind}"
-    return None
-
-
-def _of_machine(environ: Mapping[str, str]) -> Check:
-    if environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") and environ.get("AWS_ROLE_ARN"):
-        path = environ["AWS_WEB_IDENTITY_TOKEN_FILE"]
-        if os.access(path, os.R_OK):
-            return Check("credentials", "ok", f"web identity token in {path}")
-        return Check(
-            "credentials", "failed", f"the web identity token {path} cannot be read", "mount it into the container"
-        )
-    for name in ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"):
-        if environ.get(name):
-            return Check("credentials", "ok", f"the container's credential service ({name})")
-    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
-        advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass --profile or --no-sign-request"
-        return Check("credentials", "failed", "none, and AWS_EC2_METADATA_DISABLED=true", advice)
-    advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass --profile, unless this is a machine of AWS"
-    return Check(
-        "credentials", "note", "none in the environment and files: those of the machine's role, if it has one", advice
-    )
+def _of_core(config: StoreConfig) -> Check:
+    """The source of credentials that the core finds, in the environment and in files."""
+    name = "credentials"
+    is_known, found, advice = _torchobj.s3_credential_source(config)
+    if is_known is None:
+        return Check(name, "failed", found, advice)
+    if is_known:
+        variables = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        has_id, has_secret = (bool(os.environ.get(variable)) for variable in variables)
+        if has_secret and not has_id and config.s3.profile is None:
+            found = f"{variables[1]} without {variables[0]} is not used; {found}"
+            return Check(name, "warning", found, f"set {variables[0]} too")
+        return Check(name, "ok", found)
+    advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass --profile"
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        found = "none, and AWS_EC2_METADATA_DISABLED=true"
+        return Check(name, "failed", found, f"{advice} or --no-sign-request")
+    found = "none in the environment and files: those of the machine's role, if it has one"
+    return Check(name, "note", found, f"{advice}, unless this is a machine of AWS")
 
 
 def gcs_source(options: GCSOptions, environ: Mapping[str, str] = os.environ) -> Check:
@@ -422,7 +367,7 @@ def _addresses(endpoint: str) -> Check:
 def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
     """What an unsigned HEAD of the bucket tells: the clock of the server, and the region of the bucket."""
     try:
-        headers, took = _head(endpoint, "" if url.scheme == "gs" else url.bucket, config)
+        headers, took = _head(url, endpoint, config)
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = reason if isinstance(reason, Exception) else error
@@ -455,8 +400,8 @@ def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
         yield Check("clock", "ok", f"the server's is within {max(1, abs(round(skew)))} s of this machine's")
 
 
-def _head(endpoint: str, bucket: str, config: StoreConfig) -> tuple[dict[str, str], str]:
-    bundle = config.ca_bundle or os.environ.get("AWS_CA_BUNDLE")
+def _head(url: Url, endpoint: str, config: StoreConfig) -> tuple[dict[str, str], str]:
+    bundle = config.ca_bundle if url.scheme == "gs" else _torchobj.s3_ca_bundle(config)
     context = ssl.create_default_context(cafile=None if bundle is None else os.fspath(bundle))
     if not config.verify_tls:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -465,11 +410,12 @@ def _head(endpoint: str, bucket: str, config: StoreConfig) -> tuple[dict[str, st
     opener = urllib.request.build_opener(
         urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler(proxies)
     )
-    url = f"{endpoint.rstrip('/')}/{urllib.parse.quote(bucket)}"
+    bucket = "" if url.scheme == "gs" else urllib.parse.quote(url.bucket)
+    address = f"{endpoint.rstrip('/')}/{bucket}"
     started = time.perf_counter()
     try:
         # `_network` has checked the scheme.
-        with opener.open(urllib.request.Request(url, method="HEAD"), timeout=_LIMIT_S) as response:  # noqa: S310
+        with opener.open(urllib.request.Request(address, method="HEAD"), timeout=_LIMIT_S) as response:  # noqa: S310
             headers = response.headers
     except urllib.error.HTTPError as error:
         # A store refuses the request, which has no signature; its headers are those of any response.

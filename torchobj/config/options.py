@@ -106,8 +106,9 @@ class S3Options(_ProviderOptions):
     Args:
         region: Region of the bucket. None: `AWS_REGION`, the profile, or detected from the bucket.
         endpoint_url: URL of the store. None: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile, or AWS.
-        profile: Profile of the shared configuration files, whose credentials are used and no others. None: those of
-            the environment (`AWS_ACCESS_KEY_ID`), or of the profile `AWS_PROFILE` or `default`.
+        profile: Profile of the shared configuration files. Keys and web identities of the environment are not used.
+            None: the keys of the environment (`AWS_ACCESS_KEY_ID`), or the profile that `AWS_DEFAULT_PROFILE` or
+            `AWS_PROFILE` names, or `default`. Credentials are those that boto3 would use.
         credential_provider: A callable that returns credentials, in place of the environment and the profile: a dict of
             `access_key_id`, `secret_access_key`, `token` (optional) and `expires_at`, a datetime with a time zone, or
             None. The form is that of obstore: objects of `obstore.auth` work, and a coroutine is awaited, in an event

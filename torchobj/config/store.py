@@ -98,7 +98,8 @@ class StoreConfig(ExplicitFields):
         file: Options of `file://` URLs.
         advanced: Settings of all providers that few need to change.
         verify_tls: Whether to verify the certificate of the server.
-        ca_bundle: PEM file of trusted certificates. None: those of the system; for `s3://`, `AWS_CA_BUNDLE` first.
+        ca_bundle: PEM file of trusted certificates. None: those of the system; for `s3://`, `AWS_CA_BUNDLE`,
+            `ca_bundle` of the profile, and `REQUESTS_CA_BUNDLE` first.
         part_bytes: Size of the ranges of a large read, and of the first parts of an upload. AWS recommends 8 or 16 MiB.
             5 MiB..5 GiB.
         write_buffer_bytes: Memory of one writer for parts that are being filled or sent; at least two parts.

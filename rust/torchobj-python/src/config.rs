@@ -1,5 +1,6 @@
 //! Converts configurations of Python to those of Rust. The dataclasses of `torchobj.config` have validated all values.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::conversion::FromPyObjectOwned;
@@ -142,6 +143,22 @@ fn gcs_config(options: &Bound<'_, PyAny>, http: HttpConfig) -> PyResult<GcsConfi
         environment: gcs::Account::fingerprint(),
         http,
     })
+}
+
+/// Returns where the credentials that a configuration signs requests of S3 with come from: whether it is known to have some,
+/// its name, and the next step, or an empty text.
+#[pyfunction]
+pub(crate) fn s3_credential_source(config: StoreConfig) -> (Option<bool>, String, String) {
+    match s3::Account::credential_source(&config.providers.s3) {
+        Ok((name, is_known)) => (Some(is_known), name, String::new()),
+        Err((message, hint)) => (None, message, hint),
+    }
+}
+
+/// Returns the path of the CA certificates that a configuration trusts for S3; `None`: those of the system.
+#[pyfunction]
+pub(crate) fn s3_ca_bundle(config: StoreConfig) -> Option<PathBuf> {
+    s3::Account::ca_bundle(&config.providers.s3)
 }
 
 /// Returns the default configuration of Rust, with the field names of Python. A test compares both.

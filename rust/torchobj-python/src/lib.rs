@@ -51,7 +51,7 @@ mod native {
     #[pymodule_export]
     use crate::buffer::{Buffer, ObjectReader};
     #[pymodule_export]
-    use crate::config::default_config;
+    use crate::config::{default_config, s3_ca_bundle, s3_credential_source};
     #[pymodule_export]
     use crate::credentials::CredentialAnswer;
     #[pymodule_export]

@@ -136,8 +136,27 @@ impl fmt::Display for NoneFound {
 
 impl Error for NoneFound {}
 
+/// Credentials that cannot be used, and why.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) message: String,
+    /// The next step; `None`: that of any failed load.
+    pub(crate) hint: Option<String>,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for Refused {}
+
 /// The message of a failed load, and the next step: `hint`, before what only the machines of the provider have.
 pub(crate) fn described(error: &LoadError, hint: &str) -> (String, String) {
+    if let Some(Refused { message, hint: own }) = error.downcast_ref() {
+        return (message.clone(), own.clone().unwrap_or_else(|| hint.to_owned()));
+    }
     match error.downcast_ref::<NoneFound>() {
         Some(NoneFound { sources, reason }) => {
             let hint = format!("{hint} (the metadata service of the machine: {reason})");

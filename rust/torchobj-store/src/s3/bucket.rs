@@ -12,7 +12,7 @@ use super::config::Account;
 use super::endpoint::{Address, is_region};
 use super::error::refusal;
 use super::sign::{DEFAULT_REGION, Signer};
-use crate::credentials::described;
+use crate::credentials::{Refused, described};
 use crate::http::{Anonymous, ErrorResponse, Failure, Headers, OTHER_SERVER, Request, encode, exchange, sanitize};
 
 /// A signer, and the generation of its credentials.
@@ -184,21 +184,14 @@ impl Bucket {
         let Some(credentials) = &environment.credentials else { return Ok(None) };
         let loaded = match credentials.current().await {
             Ok(loaded) => loaded,
-            Err(error) if self.account.config.credential_provider.is_some() => {
+            Err(error) if self.account.config.credential_provider.is_some() && !error.is::<Refused>() => {
                 let failed = self.error(ErrorKind::Credentials, operation, None, "no credentials");
                 return Err(failed.with_source(error));
             }
             Err(error) => {
                 let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE to a profile of `aws configure` or \
                     `aws sso login`, or S3Options(anonymous=True) for a public bucket";
-                let (message, hint) =
-                    match (self.account.unreadable_token_file().await, self.account.missing_profile().await) {
-                        (Some(problem), _) => (format!("no credentials: {problem}"), hint.to_owned()),
-                        (None, Some(profile)) => {
-                            (format!("the profile {profile:?} does not exist; no credentials"), hint.to_owned())
-                        }
-                        (None, None) => described(&error, hint),
-                    };
+                let (message, hint) = described(&error, hint);
                 return Err(self.error(ErrorKind::Credentials, operation, None, &message).with_hint(hint));
             }
         };

@@ -1,8 +1,8 @@
 //! State shared by the buckets of one configuration: connections, credentials, SDK configuration and clock skew.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use aws_config::profile::ProfileSet;
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
@@ -10,7 +10,6 @@ use aws_sdk_s3::config::{
     Builder, IdentityCache, Region, RequestChecksumCalculation, ResponseChecksumValidation,
     StalledStreamProtectionConfig,
 };
-use aws_types::os_shim_internal::{Env, Fs};
 use aws_types::service_config::ServiceConfigKey;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -22,12 +21,14 @@ use super::clock::Clock;
 use super::connector::Connector;
 #[cfg(test)]
 use super::credentials::Fixed;
-use super::credentials::{CredentialsForSdk, SdkChain, load_sdk_config};
+use super::credentials::{CredentialsForSdk, Provided, SdkChain, load_sdk_config};
+use super::identity::{self, Source};
+use super::profiles::{Profiles, user_path};
 use super::sign::{DEFAULT_REGION, Identity};
 use crate::config::{Addressing, Encryption, S3Config};
 use crate::credentials::{Credentials, Loader};
 use crate::env::{self, Variables};
-use crate::http::{Dialer, PoolMap, sanitize};
+use crate::http::{Dialer, PoolMap};
 
 /// A key of SSE-C, in the format of its headers.
 #[derive(Clone)]
@@ -59,9 +60,9 @@ pub(super) struct Environment {
     pub(super) checksums_when_required: bool,
 }
 
-/// Variables that the SDK reads (AWS SDKs and Tools Reference Guide, "Environment variables"), and AWS_CA_BUNDLE. The
-/// shared configuration files are below HOME.
-const VARIABLES: Variables = Variables { names: &["HOME"], prefixes: &["AWS_"] };
+/// Variables that the SDK reads (AWS SDKs and Tools Reference Guide, "Environment variables"), and those of botocore and
+/// requests. The shared configuration files are below HOME.
+const VARIABLES: Variables = Variables { names: &["HOME", "BOTO_CONFIG", "REQUESTS_CA_BUNDLE"], prefixes: &["AWS_"] };
 
 impl Account {
     /// Fingerprint of the environment variables that a new account depends on.
@@ -74,9 +75,7 @@ impl Account {
     /// # Errors
     /// `Config`: the URL of a proxy is not valid, or a file cannot be read.
     pub fn new(mut config: S3Config) -> Result<Self> {
-        if config.http.ca_bundle.is_none() {
-            config.http.ca_bundle = env::first_of(&["AWS_CA_BUNDLE"]).map(|(_, path)| path.into());
-        }
+        config.http.ca_bundle = Self::ca_bundle(&config);
         let refuse = |what: String| move |source: std::io::Error| misconfigured(&what).with_source(source);
         let dialer = Arc::new(Dialer::new(&config.http).map_err(refuse("a proxy of the environment".to_owned()))?);
         let customer_key = match &config.encryption {
@@ -119,12 +118,42 @@ impl Account {
         self.environment.get_or_init(|| self.load_environment()).await
     }
 
+    /// The PEM file of trusted CA certificates, in the order of botocore: the option, `AWS_CA_BUNDLE`, the profile, and
+    /// `REQUESTS_CA_BUNDLE`; `None`: those of the system.
+    pub fn ca_bundle(config: &S3Config) -> Option<PathBuf> {
+        let variable = |name| env::first_of(&[name]).map(|(_, path)| user_path(&path));
+        let of_profile = || {
+            let profiles = Profiles::load(config.profile.as_deref()).ok()?;
+            Some(user_path(profiles.get(profiles.selected(), "ca_bundle").filter(|path| !path.is_empty())?))
+        };
+        let configured = config.http.ca_bundle.clone().or_else(|| variable("AWS_CA_BUNDLE"));
+        configured.or_else(of_profile).or_else(|| variable("REQUESTS_CA_BUNDLE"))
+    }
+
+    /// The source of the credentials that requests are signed with, unless the configuration has them, and whether it is known
+    /// to have some. Sends no requests.
+    ///
+    /// # Errors
+    /// The source cannot be used; message and next step.
+    pub fn credential_source(config: &S3Config) -> std::result::Result<(String, bool), (String, String)> {
+        let found = Profiles::load(config.profile.as_deref()).and_then(|profiles| identity::find(&profiles));
+        match found {
+            Ok(found) => Ok((found.name, !matches!(found.source, Source::Instance))),
+            Err(refused) => Err((refused.message, refused.hint.unwrap_or_default())),
+        }
+    }
+
     async fn load_environment(&self) -> Environment {
         let config = &self.config;
-        let sdk = load_sdk_config(config, &self.connector).await;
+        let profiles = Profiles::load(config.profile.as_deref());
+        if let (Err(refused), true) = (&profiles, config.anonymous) {
+            log::warn!("settings of profiles are not used: {refused}");
+        }
+        let sdk = load_sdk_config(config, &self.connector, profiles.as_ref().ok()).await;
         let loader: Option<Box<dyn Loader<Identity>>> = match &config.credential_provider {
-            Some(provider) => Some(Box::new(provider.clone())),
-            None => SdkChain::new(&sdk, config, &self.connector).map(|chain| Box::new(chain) as _),
+            Some(provider) => Some(Box::new(Provided(provider.clone()))),
+            None if config.anonymous => None,
+            None => Some(Box::new(SdkChain::new(config, &self.connector))),
         };
         let credentials = loader.map(|loader| Arc::new(Credentials::new(loader)));
         let endpoint_url = config.endpoint_url.clone().or_else(|| configured_endpoint(&sdk));
@@ -135,35 +164,6 @@ impl Account {
         let checksums_when_required =
             sdk.request_checksum_calculation() == Some(RequestChecksumCalculation::WhenRequired);
         Environment { sdk, credentials, endpoint_url, region, checksums_when_required }
-    }
-
-    /// The shared configuration files, with the selected profile.
-    async fn profiles(&self) -> Option<ProfileSet> {
-        let selected = self.config.profile.clone().map(Into::into);
-        #[expect(deprecated, reason = "its new path is in an internal crate of the SDK")]
-        let files = aws_config::profile::profile_file::ProfileFiles::default();
-        aws_config::profile::load(&Fs::real(), &Env::real(), &files, selected).await.ok()
-    }
-
-    /// The name of the selected profile, if the shared configuration files do not contain it.
-    pub(super) async fn missing_profile(&self) -> Option<String> {
-        let profiles = self.profiles().await?;
-        let name = profiles.selected_profile();
-        (name != "default" && profiles.get_profile(name).is_none()).then(|| name.to_owned())
-    }
-
-    /// The setting of a token file that cannot be read, and why.
-    pub(super) async fn unreadable_token_file(&self) -> Option<String> {
-        const VARIABLES: [&str; 2] = ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"];
-        let profiles = self.profiles().await;
-        let of_profile = profiles.as_ref().and_then(|profiles| profiles.get("web_identity_token_file"));
-        let of_profile = of_profile.map(|path| ("web_identity_token_file", path.to_owned()));
-        let variables = VARIABLES.into_iter().filter(|_| self.config.profile.is_none());
-        let mut settings = variables.filter_map(|name| env::first_of(&[name])).chain(of_profile);
-        settings.find_map(|(name, path)| {
-            let error = std::fs::File::open(&path).err()?;
-            Some(format!("{name}={}: {error}", sanitize(&path, 300)))
-        })
     }
 
     /// An SDK client for `region`.

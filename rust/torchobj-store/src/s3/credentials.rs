@@ -1,16 +1,23 @@
-//! Loads the configuration of the SDK, and credentials of S3: from the provider chain of the SDK, or from a credential provider
-//! of the user.
+//! Loads the configuration of the SDK, and credentials of S3: from the source that `identity` finds, with the providers of the
+//! SDK, or from a credential provider of the user.
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use aws_config::credential_process::CredentialProcessProvider;
+use aws_config::ecs::EcsCredentialsProvider;
 use aws_config::environment::EnvironmentVariableRegionProvider;
 use aws_config::imds::client::error::ImdsError;
-use aws_config::meta::ProviderChainError;
+use aws_config::imds::credentials::ImdsCredentialsProvider;
 use aws_config::meta::region::RegionProviderChain;
-use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider};
+#[expect(deprecated, reason = "their new path is in an internal crate of the SDK")]
+use aws_config::profile::profile_file::{ProfileFileKind, ProfileFiles};
 use aws_config::provider_config::ProviderConfig;
+use aws_config::sso::SsoCredentialsProvider;
+use aws_config::sts::AssumeRoleProvider;
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_credential_types::Credentials as SdkCredentials;
 use aws_credential_types::provider::error::CredentialsError;
@@ -18,108 +25,213 @@ use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvid
 use aws_types::region::Region;
 
 use super::connector::Connector;
+use super::identity::{self, Found, Source};
+use super::profiles::Profiles;
 use super::sign::{DEFAULT_REGION, Identity};
 use crate::config::S3Config;
-use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, NoneFound, failed, required};
+use crate::credentials::{
+    CredentialProvider, Credentials, Fresh, LoadError, Loader, NoneFound, Refused, failed, required,
+};
 use crate::env;
-use crate::http::root_cause;
+use crate::http::{Chain, root_cause, sanitize};
 
-/// Loads settings from the environment, the profiles and the instance.
-pub(super) async fn load_sdk_config(config: &S3Config, connector: &Connector) -> SdkConfig {
+/// Name of the sessions of assumed roles whose profile has none.
+const SESSION_NAME: &str = "torchobj";
+
+/// Loads settings from the environment and the selected profile; `None`: the profiles cannot be read.
+pub(super) async fn load_sdk_config(
+    config: &S3Config,
+    connector: &Connector,
+    profiles: Option<&Profiles>,
+) -> SdkConfig {
+    let setting = |name| profiles.and_then(|profiles| profiles.get(profiles.selected(), name));
+    let text = profiles.map_or_else(String::new, Profiles::text_for_sdk);
+    #[expect(deprecated, reason = "their new path is in an internal crate of the SDK")]
+    let files = ProfileFiles::builder().with_contents(ProfileFileKind::Config, text).build();
     let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(connector.clone());
-    if let Some(profile) = &config.profile {
-        loader = loader.profile_name(profile);
-    }
+    loader = loader.profile_files(files).profile_name("default");
     if let Some(region) = &config.region {
         loader = loader.region(Region::new(region.clone()));
     } else {
         // Without the region of the instance: the bucket may be in another one, which its responses contain.
         let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
-        loader = loader.region(chain.or_else(profile_region(config)));
+        let of_profile = setting("region").filter(|region| !region.is_empty());
+        loader = loader.region(chain.or_else(of_profile.map(|region| Region::new(region.to_owned()))));
     }
-    if config.anonymous || config.credential_provider.is_some() {
-        loader = loader.no_credentials();
-    } else if let Some(profile) = &config.profile {
-        loader = loader.credentials_provider(profile_credentials(profile, config, connector).await);
-    }
-    loader.load().await
+    // `Account::sdk` sets them.
+    loader.no_credentials().load().await
 }
 
-fn profile_region(config: &S3Config) -> ProfileFileRegionProvider {
-    let builder = ProfileFileRegionProvider::builder();
-    match &config.profile {
-        Some(profile) => builder.profile_name(profile).build(),
-        None => builder.build(),
+/// A source, and what loads its credentials.
+struct Provider {
+    found: Found,
+    provider: SharedCredentialsProvider,
+}
+
+impl Provider {
+    async fn find(config: &S3Config, connector: &Connector) -> Result<Self, Refused> {
+        let profiles = Profiles::load(config.profile.as_deref())?;
+        let found = identity::find(&profiles)?;
+        let sdk = load_sdk_config(config, connector, Some(&profiles)).await;
+        let setting = profiles.get(profiles.selected(), "sts_regional_endpoints").map(str::to_owned);
+        let endpoints = env::first_of(&["AWS_STS_REGIONAL_ENDPOINTS"]).map(|(_, value)| value).or(setting);
+        // The global endpoint is in this region.
+        let legacy = endpoints.is_some_and(|value| value == "legacy").then(|| Region::from_static(DEFAULT_REGION));
+        let region = legacy.or_else(|| sdk.region().cloned()).unwrap_or_else(|| Region::from_static(DEFAULT_REGION));
+        let sdk = sdk.into_builder().region(region).build();
+        let provider = provider_of(&found.source, &sdk, connector).await;
+        Ok(Self { found, provider })
     }
 }
 
-/// The credentials of a profile that the caller has named. The chain of the SDK would look into the environment first.
-async fn profile_credentials(
-    profile: &str,
-    config: &S3Config,
-    connector: &Connector,
-) -> ProfileFileCredentialsProvider {
-    let configured = config.region.clone().map(Region::new);
-    let chain = RegionProviderChain::first_try(configured).or_else(EnvironmentVariableRegionProvider::new());
-    // A role of the profile is assumed in this region.
-    let region = chain.or_else(profile_region(config)).or_else(Region::from_static(DEFAULT_REGION)).region().await;
-    let settings = ProviderConfig::without_region().with_http_client(connector.clone()).with_region(region);
-    ProfileFileCredentialsProvider::builder().configure(&settings).profile_name(profile).build()
+async fn provider_of(source: &Source, sdk: &SdkConfig, connector: &Connector) -> SharedCredentialsProvider {
+    let settings = ProviderConfig::without_region()
+        .with_http_client(connector.clone())
+        .with_region(sdk.region().cloned())
+        .with_use_fips(sdk.use_fips())
+        .with_use_dual_stack(sdk.use_dual_stack());
+    match source {
+        Source::Keys(keys) => {
+            let Identity { access_key, secret_key, session_token } = keys.clone();
+            SharedCredentialsProvider::new(SdkCredentials::new(access_key, secret_key, session_token, None, "torchobj"))
+        }
+        Source::Role { base, role } => {
+            let base = Box::pin(provider_of(base, sdk, connector)).await;
+            let session_name = role.session_name.as_deref().unwrap_or(SESSION_NAME);
+            let mut builder = AssumeRoleProvider::builder(&role.arn).configure(sdk).session_name(session_name);
+            if let Some(external_id) = &role.external_id {
+                builder = builder.external_id(external_id);
+            }
+            if let Some(seconds) = role.duration_s {
+                builder = builder.session_length(Duration::from_secs(seconds));
+            }
+            SharedCredentialsProvider::new(builder.build_from_provider(base).await)
+        }
+        Source::WebIdentity { token_file, role_arn, session_name } => {
+            let session_name = session_name.clone().unwrap_or_else(|| SESSION_NAME.to_owned());
+            let (client, token_file, role_arn) = (aws_sdk_sts::Client::new(sdk), token_file.clone(), role_arn.clone());
+            SharedCredentialsProvider::new(WebIdentity { client, token_file, role_arn, session_name })
+        }
+        Source::Sso { session, region, start_url, account_id, role_name } => {
+            let mut builder = SsoCredentialsProvider::builder()
+                .configure(&settings)
+                .region(Region::new(region.clone()))
+                .start_url(start_url)
+                .account_id(account_id)
+                .role_name(role_name);
+            builder.set_session_name(session.clone());
+            SharedCredentialsProvider::new(builder.build())
+        }
+        // Without input, so that the command cannot wait for a user.
+        Source::Process(command) => {
+            SharedCredentialsProvider::new(CredentialProcessProvider::new(format!("exec </dev/null; {command}")))
+        }
+        Source::Container => {
+            SharedCredentialsProvider::new(EcsCredentialsProvider::builder().configure(&settings).build())
+        }
+        Source::Instance => {
+            SharedCredentialsProvider::new(ImdsCredentialsProvider::builder().configure(&settings).build())
+        }
+    }
 }
 
-/// The provider chain of the SDK: environment, profiles, roles, instance.
+/// Assumes a role with the token in a file. The provider of the SDK does not read the endpoint of STS in a profile.
+#[derive(Debug)]
+struct WebIdentity {
+    client: aws_sdk_sts::Client,
+    token_file: PathBuf,
+    role_arn: String,
+    session_name: String,
+}
+
+impl WebIdentity {
+    async fn assume(&self) -> Result<SdkCredentials, CredentialsError> {
+        // A file is replaced before its token expires.
+        let token = std::fs::read_to_string(&self.token_file).map_err(CredentialsError::provider_error)?;
+        let request = self.client.assume_role_with_web_identity().role_arn(&self.role_arn);
+        let request = request.role_session_name(&self.session_name).web_identity_token(token);
+        let assumed = request.send().await.map_err(CredentialsError::provider_error)?;
+        let keys = assumed.credentials.ok_or_else(|| CredentialsError::unhandled("STS returned no credentials"))?;
+        let expires = SystemTime::try_from(keys.expiration).map_err(CredentialsError::unhandled)?;
+        let token = Some(keys.session_token);
+        Ok(SdkCredentials::new(keys.access_key_id, keys.secret_access_key, token, Some(expires), "torchobj"))
+    }
+}
+
+impl ProvideCredentials for WebIdentity {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(self.assume())
+    }
+}
+
+/// Loads credentials of the environment, of a profile, or of the machine.
 pub(super) struct SdkChain {
     config: S3Config,
     connector: Connector,
-    provider: RwLock<SharedCredentialsProvider>,
+    /// Found at the first load.
+    provider: RwLock<Option<Arc<Provider>>>,
 }
 
 impl SdkChain {
-    /// The chain of a configuration; `None`: requests are not signed.
-    pub(super) fn new(sdk: &SdkConfig, config: &S3Config, connector: &Connector) -> Option<Self> {
-        let provider = RwLock::new(sdk.credentials_provider()?);
-        Some(Self { config: config.clone(), connector: connector.clone(), provider })
+    pub(super) fn new(config: &S3Config, connector: &Connector) -> Self {
+        Self { config: config.clone(), connector: connector.clone(), provider: RwLock::default() }
     }
 
-    /// The error of a load: [`NoneFound`] unless a source has credentials that cannot be loaded.
-    fn failure(&self, error: CredentialsError) -> LoadError {
-        let causes = || std::iter::successors(Some(&error as &(dyn Error + 'static)), |error| (*error).source());
-        let chain = causes().find_map(|cause| cause.downcast_ref::<ProviderChainError<CredentialsError>>());
-        match &self.config.profile {
-            Some(profile) if matches!(error, CredentialsError::CredentialsNotLoaded(_)) => {
-                failed(&format!("the profile {profile:?} of ~/.aws has none"))
+    async fn provider(&self, bypass_cache: bool) -> Result<Arc<Provider>, Refused> {
+        let known = self.provider.read().expect("no holder of this lock panics").clone();
+        match known.filter(|_| !bypass_cache) {
+            Some(provider) => Ok(provider),
+            None => {
+                let provider = Arc::new(Provider::find(&self.config, &self.connector).await?);
+                *self.provider.write().expect("no holder of this lock panics") = Some(provider.clone());
+                Ok(provider)
             }
-            None if chain.is_some() || causes().any(|cause| cause.is::<ImdsError>()) => {
-                let last = chain.and_then(|chain| Some(chain.attempts().last()?.error()));
-                let profile = env::first_of(&["AWS_PROFILE"]).map_or_else(|| "default".to_owned(), |(_, name)| name);
-                let sources = format!("the environment, the profile {profile:?} of ~/.aws, or a role of this machine");
-                Arc::new(NoneFound { sources, reason: root_cause(last.unwrap_or(&error)) })
-            }
-            _ => Arc::new(error),
         }
     }
+}
+
+/// The error of a load: [`NoneFound`] if there is no source but a machine that has no role.
+fn failure(found: &Found, error: &CredentialsError, config: &S3Config) -> LoadError {
+    let causes = || std::iter::successors(Some(error as &(dyn Error + 'static)), |error| (*error).source());
+    let is_absent =
+        matches!(error, CredentialsError::CredentialsNotLoaded(_)) || causes().any(|cause| cause.is::<ImdsError>());
+    if matches!(found.source, Source::Instance) && is_absent {
+        let profiles = Profiles::load(config.profile.as_deref());
+        let (selected, files) = match &profiles {
+            Ok(profiles) => (sanitize(profiles.selected(), 100), profiles.files()),
+            Err(_) => ("default".to_owned(), "~/.aws".to_owned()),
+        };
+        let environment = if config.profile.is_some() { "" } else { "the environment, " };
+        let sources = format!("{environment}the profile {selected:?} of {files}, or a role of this machine");
+        return Arc::new(NoneFound { sources, reason: root_cause(error) });
+    }
+    let message = format!("no credentials: {}: {}", found.name, sanitize(&Chain(error).to_string(), 800));
+    Arc::new(Refused { message, hint: found.hint.clone() })
 }
 
 #[async_trait]
 impl Loader<Identity> for SdkChain {
     async fn load(&self, bypass_cache: bool) -> Result<Fresh<Identity>, LoadError> {
-        // A provider reads the shared configuration files only once.
-        if bypass_cache
-            && let Some(provider) = load_sdk_config(&self.config, &self.connector).await.credentials_provider()
-        {
-            *self.provider.write().expect("no holder of this lock panics") = provider;
-        }
-        let provider = self.provider.read().expect("no holder of this lock panics").clone();
-        let found = provider.provide_credentials().await.map_err(|error| self.failure(error))?;
+        let provider = self.provider(bypass_cache).await.map_err(|refused| Arc::new(refused) as LoadError)?;
+        let loaded = provider.provider.provide_credentials().await;
+        let loaded = loaded.map_err(|error| failure(&provider.found, &error, &self.config))?;
         let identity = Identity {
-            access_key: found.access_key_id().to_owned(),
-            secret_key: found.secret_access_key().to_owned(),
-            session_token: found.session_token().map(str::to_owned),
+            access_key: loaded.access_key_id().to_owned(),
+            secret_key: loaded.secret_access_key().to_owned(),
+            session_token: loaded.session_token().map(str::to_owned),
         };
         check_text(&identity).map_err(|message| failed(&message))?;
-        Ok(Fresh { identity, expires: found.expiry() })
+        log::debug!("requests are signed with credentials of {}", provider.found.name);
+        Ok(Fresh { identity, expires: loaded.expiry() })
     }
 }
+
+/// Loads credentials of a credential provider, unless the environment names a profile that does not exist: as for boto3, its
+/// endpoint and region could be meant.
+pub(super) struct Provided(pub(super) CredentialProvider);
 
 /// Checks that a request can contain the credentials. The message omits them, and names the variable that contains one.
 fn check_text(identity: &Identity) -> Result<(), String> {
@@ -143,10 +255,11 @@ fn check_text(identity: &Identity) -> Result<(), String> {
 }
 
 #[async_trait]
-impl Loader<Identity> for CredentialProvider {
+impl Loader<Identity> for Provided {
     async fn load(&self, _bypass_cache: bool) -> Result<Fresh<Identity>, LoadError> {
+        Profiles::load(None).map_err(|refused| Arc::new(refused) as LoadError)?;
         let keys = async {
-            let provided = self.call().await?;
+            let provided = self.0.call().await?;
             let identity = Identity {
                 access_key: required("access_key_id", provided.access_key_id)?,
                 secret_key: required("secret_access_key", provided.secret_access_key)?,

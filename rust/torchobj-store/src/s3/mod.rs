@@ -4,7 +4,8 @@
 //! are sent by `http`: `endpoint` resolves the address of the bucket, `request` signs (`sign`) and accepts redirects
 //! (`redirect`), `get`, `put`, `list` and `multipart` build requests, and `error` and `xml` parse responses. Rare requests
 //! go through the SDK (`sdk`, `connector`): `copy`, `delete`, and those of `multipart` other than parts and commits. If only
-//! the SDK can sign requests, or `force_sdk` is set, it sends all of them.
+//! the SDK can sign requests, or `force_sdk` is set, it sends all of them. `identity` finds whose credentials sign, in the
+//! environment and in `profiles`, and `credentials` loads them.
 
 mod bucket;
 mod checksum;
@@ -17,8 +18,10 @@ mod delete;
 mod endpoint;
 mod error;
 mod get;
+mod identity;
 mod list;
 mod multipart;
+mod profiles;
 mod put;
 mod redirect;
 mod request;
