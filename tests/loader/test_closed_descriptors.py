@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchobj
+from torchobj.datasets import worker_process
 from torchobj.datasets.shared_values import SharedCounter, SharedNumber
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are those of Linux")
@@ -116,17 +117,14 @@ def test_a_worker_that_closes_them_writes_into_no_file_of_the_program(tmp_path):
     assert found == [([0, 1, 2, 3], True), ([4, 5, 6, 7], True)]
 
 
-def test_a_daemon_uses_what_its_parent_created_before_it_closed_all_descriptors(tmp_path):
+def test_a_child_that_closes_them_uses_what_its_parent_created(tmp_path, tmp_path_factory):
     for number in range(8):
         (tmp_path / f"{number}").write_bytes(bytes([number]) * 5000)
     data = torchobj.ObjectMapDataset(f"file://{tmp_path}/", transform=bytes)
     assert len(list(torchobj.DataLoader(data, batch_size=4, num_workers=1, collate_fn=list))) == 2
 
     def work():
-        os.closerange(3, 1024)
-        (tmp_path / "own").mkdir()
-        numbers = list(range(3, 40))
-        taken = Taken(tmp_path / "own", numbers)
+        taken = Taken(tmp_path_factory.mktemp("own"), ours())
         loader = torchobj.DataLoader(data, batch_size=4, num_workers=1, collate_fn=list)
         found = [sample for batch in loader for sample in batch]
         return found == [bytes([number]) * 5000 for number in range(8)] and taken.are_unchanged()
@@ -134,7 +132,8 @@ def test_a_daemon_uses_what_its_parent_created_before_it_closed_all_descriptors(
     in_child(work)
 
 
-def test_counters_and_numbers_whose_file_was_closed_change_no_other_file(tmp_path, caplog):
+def test_counters_and_numbers_whose_file_was_closed_change_no_other_file(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(worker_process, "is_first_warning", lambda _: True)
     counter, number = SharedCounter(), SharedNumber()
     counter.add()
     number.set(5)
