@@ -97,7 +97,7 @@ FEW_DESCRIPTORS = """
 """
 
 
-@pytest.mark.parametrize("limit", [40, pytest.param(64, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("limit", [40, pytest.param(100, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.matrix)])
 def test_batches_arrive_with_few_descriptors(limit: int, context: str) -> None:
     names = f"LIMIT, CONTEXT = {limit}, {context!r}\n"

@@ -1,6 +1,8 @@
 """Allocates the tensors of batches from blocks of recycled shared memory. Does not build batches."""
 
 import itertools
+import logging
+import resource
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -15,6 +17,11 @@ from torchobj._torchobj import Buffer
 from torchobj.datasets import worker_process
 from torchobj.datasets.descriptors import Descriptors
 from torchobj.datasets.memory_budget import start_prefetcher
+
+logger = logging.getLogger("torchobj")
+
+#: Minimum limit of open files. Below, the blocks would take the descriptors that torch and the program need.
+_MIN_OPEN_FILES = 96
 
 #: Tensors of up to this size are sent through the queue: that costs less than a block.
 SMALL_BYTES = 4096
@@ -110,6 +117,16 @@ class BatchMemory:
     @classmethod
     def start(cls) -> "BatchMemory | None":
         """Memory of this process for the workers of an iterator; None if the system has none, or refuses it."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if 0 <= limit < _MIN_OPEN_FILES:
+            if worker_process.is_first_warning("few open files"):
+                logger.warning(
+                    "batches take memory that is not recycled: this process may open %d files, and recycled memory "
+                    "needs %d; raise the limit (ulimit -n)",
+                    limit,
+                    _MIN_OPEN_FILES,
+                )
+            return None
         return cls(_torchobj.NativeBlocks()) if start_prefetcher() else None
 
     @contextmanager
