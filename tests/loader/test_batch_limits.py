@@ -110,7 +110,7 @@ def test_a_worker_keeps_no_descriptor_for_a_block() -> None:
         def sized(samples):
             found = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
                      if os.path.islink(f"/proc/self/fd/{name}")]
-            return torch.zeros(1 << 12 + samples[0] % 8), sum("torchobj" in link for link in found)
+            return torch.zeros(1 << 12 + samples[0] % 8), sum("torchobj-arena" in link for link in found)
         loader = torchobj.DataLoader(list(range(40)), batch_size=1, num_workers=1, collate_fn=sized, lookahead=0)
         counts = [count for _, count in list(loader)]
         print(counts[-1] - counts[0])
