@@ -23,6 +23,7 @@ mod get_many;
 mod log;
 mod manifest;
 mod object_ref;
+mod own;
 mod pages;
 mod pickle;
 #[cfg(target_os = "linux")]

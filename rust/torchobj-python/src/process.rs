@@ -24,7 +24,7 @@ use torchobj_store::file::FileStore;
 use torchobj_store::gcs::{self, GcsStore};
 use torchobj_store::s3::{self, S3Store};
 
-use crate::upload::discard_all;
+use crate::own::discard_all;
 use crate::wait::SIGNAL_CHECK_INTERVAL;
 use crate::{buffer, log};
 

@@ -1,6 +1,6 @@
 //! Writes objects: as a stream, for `torchobj.ObjectWriter`, or gathered from Python buffers, for checkpoints.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use pyo3::exceptions::PyValueError;
@@ -9,61 +9,15 @@ use pyo3::types::PyBytes;
 use tokio::sync::Mutex;
 use torchobj_core::engine::{BatchRequest, run_all};
 use torchobj_core::error::Result;
-use torchobj_core::fork::{self, Local};
 use torchobj_core::types::Version;
 use torchobj_core::upload::{Gather, Piece, Writer};
 
 use crate::attributes::Attributes;
 use crate::buffer;
 use crate::error::OrRaise;
+use crate::own::{Discard, Own};
 use crate::store::{NativeStore, put_options};
 use crate::wait::{is_cancelled, wait};
-
-/// The upload of a writer, which is taken when it ends.
-struct Own<T>(Local<Arc<Mutex<Option<T>>>>);
-
-/// Drops the upload of a writer, which aborts it in the background.
-trait Discard: Send + Sync {
-    /// Returns false if a call uses it.
-    fn discard(&self) -> bool;
-}
-
-impl<T: Send> Discard for Mutex<Option<T>> {
-    fn discard(&self) -> bool {
-        self.try_lock().map(|mut upload| drop(upload.take())).is_ok()
-    }
-}
-
-/// The uploads of the writers of this process.
-static WRITERS: std::sync::Mutex<Option<Local<Vec<Weak<dyn Discard>>>>> = std::sync::Mutex::new(None);
-
-fn with_writers<R>(with: impl FnOnce(&mut Vec<Weak<dyn Discard>>) -> R) -> R {
-    let _inside = fork::enter();
-    let mut writers = WRITERS.lock().expect("no holder of this lock panics");
-    let writers = Local::in_slot(&mut writers, Vec::new);
-    writers.retain(|writer| writer.strong_count() > 0);
-    with(writers)
-}
-
-/// Drops the uploads of all writers. Returns false if calls use some of them.
-pub(crate) fn discard_all() -> bool {
-    let writers: Vec<_> = with_writers(|writers| writers.iter().filter_map(Weak::upgrade).collect());
-    writers.iter().filter(|writer| !writer.discard()).count() == 0
-}
-
-impl<T: Send + 'static> Own<T> {
-    fn new(upload: T) -> Self {
-        let upload = Arc::new(Mutex::new(Some(upload)));
-        let weak: Weak<dyn Discard> = Arc::downgrade(&upload) as _;
-        with_writers(|writers| writers.push(weak));
-        Self(Local::new(upload))
-    }
-
-    fn get(&self) -> PyResult<Arc<Mutex<Option<T>>>> {
-        let inherited = || PyValueError::new_err("this writer belongs to the parent of this forked process");
-        self.0.get().cloned().ok_or_else(inherited)
-    }
-}
 
 fn closed_file() -> PyErr {
     PyValueError::new_err("I/O operation on closed file")
