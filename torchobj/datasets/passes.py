@@ -67,8 +67,9 @@ class PassProgress:
 
     def kept(self) -> "PassProgress":
         """The position as it is now, which can be pickled."""
-        position = None if self.position is None else functools.partial(dict, self.position())
-        return dataclasses.replace(self, position=position, end=None)
+        if self.position is None:
+            return dataclasses.replace(self, end=None)
+        return dataclasses.replace(self, position=functools.partial(dict, self.position()), end=None)
 
 
 class PassIterator(Iterator[Any]):

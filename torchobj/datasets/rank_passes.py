@@ -9,6 +9,7 @@ collectives.
 
 import itertools
 import logging
+from typing import Any
 
 import torch.distributed
 
@@ -89,7 +90,7 @@ class RankPasses:
 def _collectives() -> int | None:
     """The number of collectives of the default process group so far; None if its backend does not count them."""
     try:
-        group = torch.distributed.distributed_c10d._get_default_group()
+        group: Any = torch.distributed.distributed_c10d._get_default_group()
         return int(group._get_sequence_number_for_group())
     except (RuntimeError, ValueError, NotImplementedError):
         return None

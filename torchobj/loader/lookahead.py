@@ -73,7 +73,8 @@ class Lookahead:
         """One with a state, if the sampler has one."""
         # By its class, because isinstance() of a protocol ignores attributes that __getattr__ finds.
         kind: Any = _StatefulLookahead if is_stateful(sampler) else cls
-        return object.__new__(kind)
+        created: Self = object.__new__(kind)
+        return created
 
     def __init__(
         self, sampler: Any, find_objects: ObjectFinder | None, max_items: int | None = None, loader: int = 0

@@ -147,7 +147,7 @@ class Order(Iterator[Any]):
         self._origin: Origin | None = None
         self._batches = 0
         #: The iterator of the sampler.
-        self.iterator: Iterator[Any] = iter(())
+        self.iterator: Any = iter(())
         self._open()
 
     def _open(self) -> None:
@@ -181,7 +181,7 @@ class Order(Iterator[Any]):
 
     def states(self) -> SamplerStates:
         """The states of the sampler and of its iterator after the last item that was yielded."""
-        both: tuple[Any, Any] = (self.sampler, self.iterator)
+        both = (self.sampler, self.iterator)
         return SamplerStates(*(copy.deepcopy(each.state_dict()) if is_stateful(each) else None for each in both))
 
     def _current_origin(self) -> Origin:
