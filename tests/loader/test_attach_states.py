@@ -194,8 +194,8 @@ def state_at(loader, point):
         if batches == "end":
             list(iterator)
         elif batches != "begun":
-            for _ in range(len(loader) if batches == "last" else batches):
-                next(iterator)
+            for _ in itertools.islice(iterator, len(loader) if batches == "last" else batches):
+                pass
     # Later batches do not change it.
     return copy.deepcopy(loader.state_dict())
 
