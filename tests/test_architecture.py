@@ -35,7 +35,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 #: Where unsafe is allowed: memory, and system calls around a fork.
-UNSAFE = re.compile(r"torchobj-core/src/(arena/|buffer/|fork/mod\.rs)|torchobj-python/src/buffer/")
+UNSAFE = re.compile(r"torchobj-core/src/(arena/|buffer/|fork/(mod|inherited)\.rs)|torchobj-python/src/buffer/")
 
 
 def module_of(path):

@@ -59,7 +59,8 @@ fn inherited(descriptor: BorrowedFd<'_>) -> OwnedFd {
 /// Runs a worker, adopts the segments that it offers, and sends a message for each. Kills it after a random number of lines
 /// of its output: at once, while it starts or attaches, before its first offer, or after some of its offers.
 fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng, adopted: &Sender<()>) {
-    let (file, eventfd) = (inherited(prefetcher.arena().file()), inherited(prefetcher.arena().eventfd()));
+    let (file, eventfd) =
+        (inherited(prefetcher.arena().file().get().unwrap()), inherited(prefetcher.arena().eventfd().get().unwrap()));
     let arguments = format!("{} {} {source} {}", file.as_raw_fd(), eventfd.as_raw_fd(), random.u64(..));
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "one_worker", "--nocapture"])

@@ -51,6 +51,7 @@ mod size;
 mod slots;
 mod space;
 mod sync;
+mod usage;
 mod worker;
 
 #[cfg(test)]
@@ -61,7 +62,8 @@ mod tests;
 pub use attachment::Unanswered;
 pub use block::in_block;
 pub use claim::{Claim, Offer};
-pub use owner::{Arena, Segment, Usage};
+pub use owner::{Arena, Segment};
 pub use request::{RequestedObjects, WorkerRequest};
 pub use serve::{Answers, Handler, serve};
+pub use usage::Usage;
 pub use worker::{Announcement, Reply, Worker};

@@ -180,7 +180,7 @@ fn a_stopped_service_fails_pending_and_later_requests() {
 #[test]
 fn a_file_too_short_for_an_arena_is_refused() {
     let short = super::map::Map::create(super::map::Map::file_in_memory().unwrap(), 4096).unwrap();
-    let copy = || short.file().try_clone_to_owned().unwrap();
+    let copy = || short.file().get().unwrap().try_clone_to_owned().unwrap();
     let refused = Worker::attach(copy(), copy()).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
 }

@@ -112,7 +112,7 @@ fn reads_that_back_off_do_not_count_against_the_limit() {
 fn remain(is_memory_short: Option<bool>, announced: Range<u64>, with_worker: bool) -> bool {
     let (prefetcher, source, _store) = prefetcher(32 * MIB, 40, 1_000_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
-    let claim = with_worker.then(|| worker.block(&[MIB], no_check).unwrap().unwrap());
+    let claim = with_worker.then(|| worker.block(1, &[MIB], no_check).unwrap().unwrap());
     drop(runtime().block_on(prefetcher.take(0, &objects(source, 0..20))));
     prefetcher.announce(prefetcher.new_iterator(0), &objects(source, announced));
     eventually("no read runs", || prefetcher.stats(None).in_flight == 0);
@@ -120,7 +120,7 @@ fn remain(is_memory_short: Option<bool>, announced: Range<u64>, with_worker: boo
         prefetcher.release_free_memory(Instant::now() + Duration::from_secs(seconds), || is_memory_short);
     }
     drop(claim);
-    rustix::fs::fstat(prefetcher.arena().file()).unwrap().st_blocks > 15_000_000 / 512
+    rustix::fs::fstat(prefetcher.arena().file().get().unwrap()).unwrap().st_blocks > 15_000_000 / 512
 }
 
 #[test]
