@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PID_BITS: u32 = 24;
 /// The bits above them: when the process started, in ticks of 10 ms since the start of the system.
 const START_BITS: u32 = 32;
-/// The rest: number of forks from the process that loaded this library.
 
+/// The identity of this process; 0 if it is not known yet.
 static OWN: AtomicU64 = AtomicU64::new(0);
+/// The bits above those: number of forks from the process that loaded this library.
 static DEPTH: AtomicU64 = AtomicU64::new(0);
 
 /// The identity of this process.
@@ -26,7 +27,6 @@ pub(super) fn own() -> u64 {
 }
 
 /// Process id of the process with this identity.
-#[expect(clippy::cast_possible_truncation, reason = "fewer bits")]
 pub fn pid_of(generation: u64) -> u32 {
     (generation & ((1 << PID_BITS) - 1)) as u32
 }
