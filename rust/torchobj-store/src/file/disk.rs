@@ -90,7 +90,7 @@ pub(super) fn stat(path: &Path) -> io::Result<(Metadata, u64, Version)> {
 
 /// Returns the size of a regular file, or `None` if it is not known before the file is read.
 pub(super) fn listed_size(path: &Path, metadata: &Metadata) -> Option<u64> {
-    let is_unknown = || RegularFile::open(path).map_or(false, |found| found.content.is_some());
+    let is_unknown = || RegularFile::open(path).is_ok_and(|found| found.content.is_some());
     (metadata.len() > 0 || !is_unknown()).then_some(metadata.len())
 }
 
