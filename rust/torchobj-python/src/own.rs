@@ -23,10 +23,12 @@ impl<T: Send> Discard for Mutex<Option<T>> {
     }
 }
 
-/// The uploads of the writers of this process.
-static WRITERS: std::sync::Mutex<Option<Local<Vec<Weak<dyn Discard>>>>> = std::sync::Mutex::new(None);
+type Uploads = Vec<Weak<dyn Discard>>;
 
-fn with_writers<R>(with: impl FnOnce(&mut Vec<Weak<dyn Discard>>) -> R) -> R {
+/// The uploads of the writers of this process.
+static WRITERS: std::sync::Mutex<Option<Local<Uploads>>> = std::sync::Mutex::new(None);
+
+fn with_writers<R>(with: impl FnOnce(&mut Uploads) -> R) -> R {
     let _inside = fork::enter();
     let mut writers = WRITERS.lock().expect("no holder of this lock panics");
     let writers = Local::in_slot(&mut writers, Vec::new);

@@ -108,7 +108,7 @@ async fn bytes_of_an_incomplete_body_without_a_length_are_discarded() {
 async fn a_range_is_not_read_from_a_whole_body_without_a_length() {
     let gzip = format!("Content-Encoding: gzip\r\n{ETAG}");
     // Headers, whether the version is known, and the length of the body.
-    let cases = [(gzip.as_str(), true, 5_000), ("", false, 5_000), (ETAG, true, 999), (ETAG, true, 10_000)];
+    let cases = [(gzip.as_str(), true, 5_000), (ETAG, false, 5_000), (ETAG, true, 999), (ETAG, true, 10_000)];
     for (make, (headers, known, length)) in
         [until_closed, chunked].into_iter().flat_map(|make| cases.map(|case| (make, case)))
     {
