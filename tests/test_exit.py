@@ -156,6 +156,40 @@ file.close()
     assert bucket.keys() == ["k"] and control.requests("AbortMultipartUpload") == []
 
 
+#: Threads for which multiprocessing waits, after the function of the child has returned.
+THREADS = {
+    "a thread": "threading.Thread(target=put).start()",
+    "an executor": "concurrent.futures.ThreadPoolExecutor(1).submit(put)",
+}
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_a_child_of_multiprocessing_completes_the_writes_of_its_threads(bucket, name):
+    script = f"""
+import concurrent.futures
+from multiprocessing import util
+
+def put():
+    ending.wait()
+    store.put("k", b"x")
+
+def child():
+    util.Finalize(None, ending.set, exitpriority=-5)
+    store.put("first", b"x")
+    {THREADS[name]}
+
+ending = threading.Event()
+
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join()
+sys.exit(process.exitcode)
+"""
+    with started(bucket, script) as process:
+        assert process.wait(HELD_BACK_S / 2) == 0, process.stderr.read()
+    assert bucket.keys() == ["first", "k"]
+
+
 @pytest.mark.parametrize("end", ["sys.exit(3)", "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"])
 def test_the_end_of_a_process_leaves_no_temporary_files(bucket, tmp_path, end):
     script = (

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import shlex
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing import util
 
@@ -15,6 +16,9 @@ logger = logging.getLogger("torchobj")
 
 #: Maximum time for which the exit of the process waits until uploads that have not ended are aborted.
 FINISH_TIMEOUT_S = 10.0
+
+#: Priority of the last finalizer of multiprocessing, whose queues have -5.
+_LAST = -1000
 
 
 def register() -> None:
@@ -29,7 +33,16 @@ def register() -> None:
 
 
 def _register_in_child(_: object) -> None:
-    util.Finalize(None, end, exitpriority=-1)
+    # After the finalizers of others, which may use stores.
+    util.Finalize(None, _end_child, exitpriority=_LAST)
+
+
+def _end_child() -> None:
+    """Ends the process once its threads have ended: multiprocessing would wait for them after its finalizers."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    finally:
+        end()
 
 
 def end() -> None:
