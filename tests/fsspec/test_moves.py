@@ -1,5 +1,6 @@
 """Moving objects and folders: the checks that fsspec's suite makes on `mv` with local files."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -104,6 +105,34 @@ def test_a_move_keeps_what_was_written_meanwhile(files, monkeypatch):
     monkeypatch.setattr(torchobj.Store, "copy", writing)
     files.mv("moves/deep", "moves/other", recursive=True)
     assert files.find("moves") == ["moves/a", "moves/deep/new", "moves/other/b", "moves/other/er/c"]
+
+
+def test_a_source_that_is_written_again_after_its_copy_is_kept(files, monkeypatch):
+    copy = torchobj.Store.copy
+
+    def rewriting(*arguments):
+        version = copy(*arguments)
+        files.pipe("moves/a", b"z")
+        return version
+
+    monkeypatch.setattr(torchobj.Store, "copy", rewriting)
+    with pytest.raises(exceptions.ObjectChangedError, match="no source was deleted"):
+        files.mv("moves/a", "moves/renamed")
+    assert files.cat("moves/a") == b"z"
+
+
+@pytest.mark.providers("s3")
+def test_a_source_whose_copy_was_replaced_is_kept(bucket):
+    # In parts and without a checksum: the ETags do not tell whether the bytes are equal.
+    s3 = dataclasses.replace(bucket.config.s3, checksum="none")
+    config = dataclasses.replace(bucket.config, s3=s3)
+    for name in ("x", "y"):
+        with torchobj.open(f"{bucket.url}/{name}", "wb", config=config) as file:
+            file.write(name.encode() * (17 << 20))
+    sources = [f"{bucket.name}/x", f"{bucket.name}/y"]
+    with pytest.raises(exceptions.IntegrityError, match="no source was deleted"):
+        torchobj.fsspec.ObjectFileSystem(config).mv(sources, [f"{bucket.name}/z"] * 2)
+    assert bucket.keys() == ["x", "y", "z"]
 
 
 def test_a_whole_bucket_is_not_moved(files):

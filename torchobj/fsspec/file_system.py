@@ -363,8 +363,8 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
             any(store.list())
             raise UnsupportedError(f"rm {store.url}: is a whole bucket; pass the folders and objects to delete")
 
-    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """Copies an object on the server, with its attributes.
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> str | None:
+        """Copies an object on the server, with its attributes. Returns the version of the copy; None for a folder.
 
         Raises:
             ConfigError: An attribute is given.
@@ -372,11 +372,12 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
         check_copied(kwargs)
         store, key = self._locate(path2)
         try:
-            store.copy(self.unstrip_protocol(path1), key)
+            return store.copy(self.unstrip_protocol(path1), key)
         except ObjectNotFoundError:
             if not self.isdir(path1):
                 raise
             self.makedirs(path2, exist_ok=True)
+            return None
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
         """Writes an object. With `mode="create"` the store refuses to replace an existing one.

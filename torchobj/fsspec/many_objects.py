@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import fsspec as package  # type: ignore[import-untyped]
 from fsspec.callbacks import DEFAULT_CALLBACK, NoOpCallback  # type: ignore[import-untyped]
@@ -40,6 +40,9 @@ logger = logging.getLogger("torchobj")
 
 #: Errors of downloading a folder as if it were an object: it does not exist, or its target is a folder.
 _FOLDER_ERRORS = (ObjectNotFoundError, IsADirectoryError)
+
+#: Versions of copies, by the paths of sources and copies; None if a version is not known.
+_Versions: TypeAlias = dict[tuple[str, str], str | None]
 
 
 class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
@@ -359,30 +362,36 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         Raises:
             StoreError: The first error; copies that did not start by then are not made.
         """
-        self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error=on_error, **kwargs)
-
-    def _copy_all(self, path1: Any, path2: Any, *, on_error: str | None, **kwargs: Any) -> CopyPlan:
         plan = CopyPlan(self)
-        package.AbstractFileSystem.copy(plan, path1, path2, on_error=on_error, **kwargs)
-        ignores = on_error == "ignore" or (on_error is None and kwargs["recursive"])
-        options = {name: value for name, value in kwargs.items() if name not in ("recursive", "maxdepth")}
+        package.AbstractFileSystem.copy(plan, path1, path2, recursive=recursive, maxdepth=maxdepth, on_error=on_error)
+        self._copy_planned(plan, ignores=on_error == "ignore" or (on_error is None and recursive), **kwargs)
 
-        def run(pair: tuple[str, str]) -> None:
-            self.cp_file(*pair, **options)
+    def _copy_planned(self, plan: CopyPlan, *, ignores: bool, **kwargs: Any) -> _Versions:
+        """Copies what was planned. Returns the versions of the copies."""
+        written: _Versions = {}
+
+        def run(pair: tuple[str, str]) -> str | None:
+            version: str | None = self.cp_file(*pair, **kwargs)
+            return version
 
         files = [pair for pair in plan.pairs if plan.kinds.get(pair[0]) != "directory"]
         # Copies of which one reads or replaces what another one writes are made in the order of the caller.
         batches = [[pair] for pair in files] if plan.overlaps() else [files]
-        for _, outcome in itertools.chain.from_iterable(concurrently(run, batch) for batch in batches):
-            if isinstance(outcome, Exception) and not (ignores and isinstance(outcome, FileNotFoundError)):
+        for pair, outcome in itertools.chain.from_iterable(concurrently(run, batch) for batch in batches):
+            if not isinstance(outcome, Exception):
+                written[self._stripped(pair)] = outcome
+            elif not (ignores and isinstance(outcome, FileNotFoundError)):
                 raise outcome
         folders = [pair for pair in plan.pairs if plan.kinds.get(pair[0]) == "directory"]
         for _, target in folders:
             self.makedirs(target, exist_ok=True)
-        self._copy_markers(folders)
-        return plan
+        return written | self._copy_markers(folders)
 
-    def _copy_markers(self, folders: list[tuple[str, str]]) -> None:
+    def _stripped(self, pair: tuple[str, str]) -> tuple[str, str]:
+        source, target = map(self._strip_protocol, pair)
+        return source, target
+
+    def _copy_markers(self, folders: list[tuple[str, str]]) -> _Versions:
         """Copies the objects with which other tools mark these folders, which may have contents."""
         targets = {f"{self._strip_protocol(source)}/": target for source, target in folders}
         found = []
@@ -393,11 +402,16 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
                 raise head
             found.append(marker)
 
-        def run(marker: str) -> None:
+        def run(marker: str) -> str:
             store, key = self._locate(targets[marker])
-            store.copy(f"{self.unstrip_protocol(marker[:-1])}/", f"{key}/")
+            return store.copy(f"{self.unstrip_protocol(marker[:-1])}/", f"{key}/")
 
-        call_each(run, found)
+        written: _Versions = {}
+        for marker, outcome in concurrently(run, found):
+            if isinstance(outcome, Exception):
+                raise outcome
+            written[marker, f"{self._strip_protocol(targets[marker])}/"] = outcome
+        return written
 
     def mv(
         self,
@@ -426,34 +440,46 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
             return
         for each in [path1] if isinstance(path1, str) else path1:
             self._refuse_bucket(each)
-        plan = self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", **kwargs)
-        pairs = [(self._strip_protocol(source), self._strip_protocol(target)) for source, target in plan.pairs]
+        plan = CopyPlan(self)
+        package.AbstractFileSystem.copy(plan, path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")
+        pairs = [self._stripped(pair) for pair in plan.pairs]
         targets = {target for _, target in pairs}
         moved = [pair for pair in pairs if pair[0] not in targets]
         # With a slash: objects with which other tools mark folders.
         ends = {path: "/" if plan.kinds.get(path) == "directory" else "" for path, _ in moved}
-        self._delete_copied([(f"{path}{ends[path]}", f"{target}{ends[path]}") for path, target in moved])
+        copied = [(f"{path}{ends[path]}", f"{target}{ends[path]}") for path, target in moved]
+        # Before the copies: what is written to a source later is not in its copy.
+        heads = {path: info for path, info in self._heads(dict(copied)).items() if not _is_missing(info)}
+        written = self._copy_planned(plan, ignores=False, **kwargs)
+        self._delete_copied([pair for pair in copied if pair[0] in heads], heads, written)
         for path, _ in moved:
             self._created_folders.pop(path, None)
 
-    def _delete_copied(self, pairs: list[tuple[str, str]]) -> None:
+    def _delete_copied(
+        self, pairs: list[tuple[str, str]], heads: dict[str, ObjectInfo | Exception], written: _Versions
+    ) -> None:
         """Deletes objects, given pairs of their paths and those of their copies, if all copies are right and no object
-        changed. Paths without an object are left out.
+        changed.
+
+        Args:
+            pairs: The paths of the objects and of their copies.
+            heads: The metadata of the objects before they were copied, by path.
+            written: The versions of the copies.
 
         Raises:
             IntegrityError: A copy does not exist, or is not equal to the object; nothing was deleted.
             ObjectChangedError: An object changed meanwhile; nothing was deleted.
         """
-        into = dict(pairs)
-        heads = {path: info for path, info in self._heads(into).items() if not isinstance(info, ObjectNotFoundError)}
         copies: dict[tuple[Store, Store], list[Copy]] = {}
-        for path, info in heads.items():
+        for path, target in pairs:
+            info = heads[path]
             if isinstance(info, Exception):
                 raise info
             # Not `_locate`, which removes the slash of a marker.
-            bucket, _, key = into[path].partition("/")
+            bucket, _, key = target.partition("/")
             stores = self._locate(bucket)[0], self._locate(path.partition("/")[0])[0]
-            copies.setdefault(stores, []).append(Copy(info.key, info.size, info.version, key, None))
+            made_copy = Copy(info.key, info.size, info.version, key, written.get((path, target)))
+            copies.setdefault(stores, []).append(made_copy)
         for (target, source), made in copies.items():
             for reason in unverified(target, made, source).values():
                 raise IntegrityError(f"mv: {reason}; no source was deleted")
@@ -472,6 +498,10 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         names = [self._strip_protocol(path) for path in paths]
         found = {path: head.size for path, head in self._heads(names).items() if not isinstance(head, Exception)}
         return [found[name] if name in found else self.size(name) for name in names]
+
+
+def _is_missing(info: ObjectInfo | Exception) -> bool:
+    return isinstance(info, ObjectNotFoundError)
 
 
 def _one_each(name: str, values: Any, count: int) -> Sequence[int | None]:
