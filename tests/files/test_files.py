@@ -1,6 +1,7 @@
 """One file and one object: the same bytes, attributes and times on both sides, and nothing half-written in between."""
 
 import dataclasses
+import errno
 import io
 import os
 import stat
@@ -254,3 +255,35 @@ def test_tqdm_counts_bytes(bucket, file):
     with tqdm.tqdm(file=io.StringIO()) as bar:
         torchobj.Store(bucket.url, config=bucket.config).upload_file("k", file, progress=bar.update)
         assert bar.n == file.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("fsync", OSError(errno.EINVAL, "the file system cannot")),
+        ("fsync", OSError(errno.ENOTSUP, "the file system cannot")),
+        ("open", PermissionError(errno.EACCES, "the folder cannot be read")),
+    ],
+    ids=["EINVAL", "ENOTSUP", "EACCES"],
+)
+def test_folders_are_created_where_their_names_cannot_be_made_durable(tmp_path, monkeypatch, function, error):
+    def fail(*_, **__):
+        raise error
+
+    store = torchobj.Store(f"memory://{tmp_path.name}")
+    store.put("k", b"x")
+    monkeypatch.setattr(os, function, fail)
+    files.download_file(f"{store.url}/k", tmp_path / "new" / "er" / "k")
+    files.download(store.url, tmp_path / "tree" / "below")
+    monkeypatch.undo()
+    assert {path.read_bytes() for path in (tmp_path / "new" / "er" / "k", tmp_path / "tree" / "below" / "k")} == {b"x"}
+
+
+def test_a_folder_that_cannot_be_made_durable_is_an_error(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, "the disk failed")
+
+    torchobj.Store(f"memory://{tmp_path.name}").put("k", b"x")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="the disk failed"):
+        files.download_file(f"memory://{tmp_path.name}/k", tmp_path / "new" / "k")

@@ -1,6 +1,7 @@
 """The progress of a transfer, as a callable receives it or a bar shows it, and the result of that of a file."""
 
 import dataclasses
+import errno
 import os
 import sys
 import time
@@ -29,6 +30,9 @@ _BAR_INTERVAL_S = 0.1
 #: Path of a file or folder.
 FilePath = str | os.PathLike[str]
 
+
+#: Errors of file systems that cannot make the names in a folder durable.
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 #: A file as it was read or written: device, inode, size in bytes, and time of modification in nanoseconds since 1970.
 FileState = tuple[int, int, int, int]
@@ -75,13 +79,20 @@ ProgressOption: TypeAlias = ProgressCallback | bool | None
 
 
 def make_folders(folder: Path) -> None:
-    """Creates a folder and those above it, and makes their names durable."""
+    """Creates a folder and those above it, and makes their names durable where the file system can."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
-        above = os.open(each.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            above = os.open(each.parent, os.O_RDONLY | os.O_DIRECTORY)
+        except PermissionError:
+            # A folder in which files can be created need not be readable.
+            continue
         try:
             os.fsync(above)
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise
         finally:
             os.close(above)
 
