@@ -7,7 +7,8 @@ import pytest
 import torchobj
 from tests.support.interrupting import HELD_BACK_S
 from tests.support.prefetching import eventually
-from torchobj.cli import doctor
+from torchobj import exceptions
+from torchobj.cli import doctor, write_checks
 from torchobj.cli.bench import Level, is_rising, knee, measure, suggestions
 from torchobj.cli.doctor import gcs_source, s3_source
 from torchobj.config import StoreConfig, config_file
@@ -15,6 +16,27 @@ from torchobj.config import StoreConfig, config_file
 
 def states(records):
     return {record["name"]: record["state"] for record in records}
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [(KeyboardInterrupt(), "was interrupted"), (exceptions.AccessDeniedError("delete: 403"), "failed (delete: 403")],
+    ids=["interrupted", "denied"],
+)
+def test_the_object_of_an_interrupted_check_that_is_not_deleted_is_named(monkeypatch, failure, why):
+    def fail_with(error):
+        def fail(*_, **__):
+            raise error
+
+        return fail
+
+    store = torchobj.Store("memory://interrupted")
+    monkeypatch.setattr(torchobj.Store, "get", fail_with(KeyboardInterrupt()))
+    monkeypatch.setattr(torchobj.Store, "delete", fail_with(failure))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        write_checks.put(store, "a {b}/")
+    message = str(caught.value)
+    assert message.startswith("interrupted; memory://interrupted/a {b}/") and f"its deletion {why}" in message
 
 
 @pytest.mark.providers("s3", "gs")

@@ -172,6 +172,7 @@ def test_a_prefix_without_keys_is_an_error(cli, filled, command):
         ("gs:b", "; did you mean gs://b/?"),
         ("s3", "; did you mean `torchobj ls s3://`?"),
         ("gs:/", "; did you mean `torchobj ls gs://`?"),
+        ("file:///no/such/path", ""),
         ("./x", ""),
         ("/nowhere/x", ""),
     ],

@@ -166,7 +166,7 @@ def _meant(text: str) -> str:
         return f"; did you mean `torchobj ls {bare}://`?"
     scheme, separator, rest = text.partition(":")
     if not (separator and scheme in ("s3", "gs")):
-        if text.startswith(("/", ".", "~")):
+        if text.startswith(("/", ".", "~")) or "://" in text:
             return ""
         scheme, rest = "s3", text
     bucket, _, key = rest.lstrip("/").partition("/")

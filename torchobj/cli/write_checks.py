@@ -64,16 +64,22 @@ def _temporary(store: Store, prefix: str) -> Iterator[str]:
 
 def _delete_after(error: BaseException, store: Store, key: str) -> None:
     """Deletes an object after an error, to which it adds that this failed."""
+    url = f"{store.url}/{key}"
+
+    def left(why: str) -> str:
+        return f"{url} may exist, because its deletion {why}: {command('rm', url)} deletes it"
+
     try:
         store.delete(key)
+    except KeyboardInterrupt as again:
+        # Its text is the message of the command.
+        again.args = (f"{str(again) or 'interrupted'}; {left('was interrupted')}",)
+        raise
     except TorchobjError as failed:
-        url = f"{store.url}/{key}"
-        left = f"{url} may exist, because its deletion failed ({described(failed)}): {command('rm', url)} deletes it"
         if isinstance(error, KeyboardInterrupt):
-            # Its text is the message of the command.
-            error.args = (f"{error or 'interrupted'}; {left}",)
+            error.args = (f"{str(error) or 'interrupted'}; {left(f'failed ({described(failed)})')}",)
         elif not _is_refusal(error):
-            error.add_note(left)
+            error.add_note(left(f"failed ({described(failed)})"))
 
 
 def _is_refusal(error: BaseException) -> bool:
