@@ -67,6 +67,10 @@ impl Bucket {
         let path = self.path("/o/", key);
         let request = self.request(Operation::Delete, "DELETE", Some(key), path, &query, Vec::new(), &payload);
         match self.send(&request).await {
+            Ok(response) if response.is_html() => {
+                let message = "the response is a page, and not one of Google Cloud Storage";
+                Err(response.refuse(self.error(ErrorKind::OtherServer, Operation::Delete, Some(key), message)))
+            }
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }

@@ -227,6 +227,9 @@ fn invalid(path: &Path, problem: &str) -> Refused {
     Refused { message, hint: Some("correct the file; settings are written name = value, below a [section]".to_owned()) }
 }
 
+/// The section whose settings all others have, unless they have their own; it is no profile (Python, `configparser.DEFAULTSECT`).
+const DEFAULTS: &str = "DEFAULT";
+
 /// The sections of an INI file, by the rules of Python's `RawConfigParser`. Messages contain no values.
 fn parse(text: &str) -> Result<Sections, String> {
     let mut sections = Sections::new();
@@ -248,11 +251,13 @@ fn parse(text: &str) -> Result<Sections, String> {
             _ => {
                 indent = indented;
                 if let Some(end) = content.rfind(']').filter(|end| content.starts_with('[') && *end > 1) {
-                    let name = content[1..end].trim();
-                    if sections.iter().any(|(other, _)| other == name) {
-                        return Err(problem("the section exists already"));
-                    }
-                    sections.push((name.to_owned(), Section::new()));
+                    let name = &content[1..end];
+                    let section = match sections.iter().position(|(other, _)| other == name) {
+                        Some(known) if name == DEFAULTS => sections.remove(known).1,
+                        Some(_) => return Err(problem("the section exists already")),
+                        None => Section::new(),
+                    };
+                    sections.push((name.to_owned(), section));
                     open = None;
                     continue;
                 }
@@ -272,6 +277,14 @@ fn parse(text: &str) -> Result<Sections, String> {
         let is_group = value.starts_with('\n');
         if is_group && value.lines().any(|line| !line.trim().is_empty() && !line.contains('=')) {
             return Err("expected name = value in an indented line".to_owned());
+        }
+    }
+    if let Some(known) = sections.iter().position(|(name, _)| name == DEFAULTS) {
+        let (_, defaults) = sections.remove(known);
+        for (_, section) in &mut sections {
+            for (name, value) in &defaults {
+                section.entry(name.clone()).or_insert_with(|| value.clone());
+            }
         }
     }
     Ok(sections)
