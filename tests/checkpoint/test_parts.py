@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, StorageReader
-from torchobj.checkpoint.parts import describe, first_of_parts
+from torchobj.checkpoint.parts import describe, first_of_parts, paths_of_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected call of")
 
@@ -62,6 +62,13 @@ def with_groups(rank):
 
 def with_numbers_in_state_dicts(rank):
     return {name: value.state_dict() for name, value in objects(rank, {str(rank): (2, 3)}).items()}
+
+
+def with_plain_dicts(rank):
+    """As programs do that copy the state of a model to the CPU."""
+    made = objects(rank, {str(rank): (2, 3)})
+    weights = {name: value.clone() for name, value in made["model"].state_dict().items()}
+    return {"model": weights, "optimizer": made["optimizer"].state_dict(), "rng": torch.get_rng_state()}
 
 
 def without_parameters(rank):
@@ -125,6 +132,7 @@ KINDS = {
     "optimizers that number their parameters": (objects, False),
     "optimizers of the same shapes": (lambda rank: objects(rank, {str(rank): (2, 3)}), False),
     "state dicts of the same shapes": (with_numbers_in_state_dicts, False),
+    "plain dicts of the same shapes": (with_plain_dicts, False),
     "an optimizer without parameters": (without_parameters, False),
     "lists": (in_lists, False),
     "modules of one name": (with_one_name, False),
@@ -308,3 +316,10 @@ def test_an_optimizer_without_names_belongs_to_the_modules_of_its_rank():
     assert first_of_parts([found] * 3, [one, other, one]) == [0, 1, 0]
     assert first_of_parts([found, None, found], [more, one, one]) == [0, None, 0]
     assert first_of_parts([found] * 2, [{("stage 0",): b"1"}, {("stage 1",): b"1"}]) == [0, 1]
+
+
+def test_tensors_of_plain_dicts_may_be_parameters():
+    weights = {"weight": torch.zeros(2), "scale": torch.tensor(1.0), "rng": torch.zeros(3, dtype=torch.uint8)}
+    weights["itself"] = weights
+    found = paths_of_tensors({("ema",): [weights], ("loss",): 0.5, ("bias",): torch.zeros(1)})
+    assert set(found) == {("ema", 0, "weight"), ("bias",)}

@@ -4,7 +4,8 @@ Decided by which parameters the state of a module or of an optimizer has: their 
 never compared, since replicas may differ in some. Reads and writes no store.
 
 The states of optimizers number their parameters. They get the names of the modules that are saved with the optimizer;
-where these are not known, the ranks of replicas have the same modules as well.
+where these are not known, the ranks of replicas have the same modules as well, also where the state of a module is a
+plain dict.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ __all__ = [
     "is_optimizer",
     "is_sharded",
     "names_of_parameters",
+    "paths_of_tensors",
 ]
 
 PARAM_GROUPS = "param_groups"
@@ -87,6 +89,28 @@ def names_of_parameters(objects: Mapping[Path, Any]) -> dict[int, str]:
         for name, parameter in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
             names.setdefault(id(parameter), name_of((*path, name)))
     return names
+
+
+def paths_of_tensors(values: Mapping[Path, Any]) -> Iterable[Path]:
+    """Returns the paths of tensors that may be parameters of a module whose state is a plain dict.
+
+    These are floating-point tensors with a dimension: states of random number generators and numbers are not.
+    """
+    stack, visited = list(values.items()), set[int]()
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, torch.Tensor):
+            if value.ndim and value.is_floating_point():
+                yield path
+        elif id(value) in visited:
+            # It may contain itself.
+            continue
+        elif isinstance(value, Mapping):
+            visited.add(id(value))
+            stack += (((*path, key), inner) for key, inner in value.items())
+        elif isinstance(value, list | tuple):
+            visited.add(id(value))
+            stack += (((*path, number), inner) for number, inner in enumerate(value))
 
 
 def describe(value: Any, owner: Any, names: Mapping[int, str]) -> Description:

@@ -47,6 +47,7 @@ from torchobj.checkpoint.parts import (
     is_optimizer,
     is_sharded,
     names_of_parameters,
+    paths_of_tensors,
 )
 from torchobj.checkpoint.pickling import refused_global
 from torchobj.checkpoint.ranks import Ranks
@@ -275,6 +276,7 @@ def _gathered(taken: TakenState, ranks: Ranks, *, sharded: bool) -> TakenState:
         own_digests = {path: digest_of(value) for path, value in taken.compared.items()}
         own = _described(taken, taken.described)
         modules = {path: found.digest() for path, found in own.items() if not found.groups}
+        modules |= dict.fromkeys(paths_of_tensors(taken.compared), b"")
         described = {path: digest_of((found, found.has_names or modules)) for path, found in own.items()}
     of_all = ranks.gather((own_digests, taken.of_ranks, described))
     digests, loaders, descriptions = zip(*of_all, strict=True)
