@@ -1,6 +1,7 @@
 """The memory of one batch: which tensors have it, and when it is used again."""
 
 import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,9 +73,33 @@ def test_a_batch_of_kept_and_deleted_tensors_takes_little_more_than_what_is_kept
                 large.fill_(255)
                 del large
             assert [int(small.sum()) for small in kept] == [8192 * number for number in range(40)]
-            live = [block for block in memory._blocks if not block.is_unused()]
+            live = [block for block in memory._blocks if block.kept_bytes()]
             assert sum(len(block.buffer) for block in live) <= 4 * MIB
             del kept
+
+
+def test_many_small_tensors_have_few_blocks_and_no_search_after_a_refusal(memory: BatchMemory, blocks: Any) -> None:
+    with memory.allocating():
+        kept = [tensor(memory, 5000) for _ in range(2000)]
+        assert len(blocks.granted) <= 20
+        grant, blocks.block = blocks.block, lambda *_: None
+        while (part := memory.allocate(5000)) is not None:
+            kept.append(view(part, torch.uint8, offset=0, count=5000))
+        parts = memory._blocks[0]._parts
+        assert memory.allocate(5000) is None
+        # Not looked through again before a tensor is deleted.
+        assert memory._blocks[0]._parts is parts
+        del kept[0]
+        assert memory.allocate(5000) is not None
+        blocks.block = grant
+        block = weakref.ref(memory._blocks[0])
+    gc.disable()
+    try:
+        del kept, part, parts
+        # Not only by the garbage collector.
+        assert block() is None
+    finally:
+        gc.enable()
 
 
 def test_tensors_that_live_have_memory_of_their_own_in_any_order_of_deletion(memory: BatchMemory) -> None:

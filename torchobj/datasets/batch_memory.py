@@ -5,6 +5,7 @@ import logging
 import resource
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,6 +26,9 @@ _MIN_OPEN_FILES = 96
 
 #: Tensors of up to this size are sent through the queue: that costs less than a block.
 SMALL_BYTES = 4096
+
+#: Maximum size of a further block of a batch, unless a tensor is larger.
+_MAX_GROWTH_BYTES = 4 << 20
 
 #: Alignment of each tensor in bytes: that of torch's own CPU allocator.
 _ALIGNMENT = 64
@@ -50,6 +54,11 @@ class _Block:
         self.buffer, self.start = buffer, torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
         # Start, end and tensor memory of the parts that were taken, in order.
         self._parts: list[tuple[int, int, weakref.ref[Buffer]]] = []
+        # Gets the part that was deleted last. Does not reference the block, whose memory would wait for the garbage
+        # collector.
+        self._deleted: deque[weakref.ref[Buffer]] = deque(maxlen=1)
+        # Size of a part for which there was no gap.
+        self._refused_bytes = len(buffer) + 1
         #: Largest end of a part.
         self.used_bytes = 0
 
@@ -62,23 +71,29 @@ class _Block:
             if index < 0:
                 return None
         part = self.buffer.view(start, start + size)
-        self._parts.insert(index, (start, start + aligned(size), weakref.ref(part)))
+        self._parts.insert(index, (start, start + aligned(size), weakref.ref(part, self._deleted.append)))
         self.used_bytes = max(self.used_bytes, start + aligned(size))
         return part
 
     def _gap(self, size: int) -> tuple[int, int]:
         """Index and start of a free part of at least this size; -1 if there is none."""
+        if size >= self._refused_bytes and not self._deleted:
+            return -1, 0
+        self._deleted.clear()
         self._parts = [part for part in self._parts if part[2]() is not None]
         end = 0
         for index, (start, after, _) in enumerate(self._parts):
             if start - end >= size:
                 return index, end
             end = after
-        return (len(self._parts), end) if end + size <= len(self.buffer) else (-1, 0)
+        if end + size <= len(self.buffer):
+            return len(self._parts), end
+        self._refused_bytes = size
+        return -1, 0
 
-    def is_unused(self) -> bool:
-        """Whether all tensors were deleted."""
-        return all(part() is None for _, _, part in self._parts)
+    def kept_bytes(self) -> int:
+        """Bytes of the tensors that were not deleted."""
+        return sum(end - start for start, end, part in self._parts if part() is not None)
 
 
 #: Numbers of the memories of this process. Each has numbers for this many workers.
@@ -155,9 +170,13 @@ class BatchMemory:
             for block in reversed(self._blocks):
                 if (part := block.take(size)) is not None:
                     return part
+            if self._refused:
+                return None
             # The owner reuses them, and may grant larger ones.
-            self._blocks = [block for block in self._blocks if not block.is_unused()]
-            previous = 0 if self._blocks else self._previous_bytes
+            self._blocks = [block for block in self._blocks if block.kept_bytes()]
+            # Many small tensors have few blocks.
+            kept = sum(block.kept_bytes() for block in self._blocks)
+            previous = min(kept, _MAX_GROWTH_BYTES) if self._blocks else self._previous_bytes
             added = self._block(size, preferred=max(aligned(size) + following, previous))
             if added is None:
                 return None
@@ -165,7 +184,7 @@ class BatchMemory:
             return added.take(size)
 
     def _block(self, size: int, *, preferred: int) -> _Block | None:
-        if self._refused or self._native is None:
+        if self._native is None:
             return None
         info = torch.utils.data.get_worker_info()
         buffer = self._native.block(size, preferred, self._first_number + (0 if info is None else info.id))
