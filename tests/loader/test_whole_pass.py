@@ -47,6 +47,12 @@ def of_rank(dataset):
     return torch.utils.data.Subset(dataset, range(dist.get_rank(), len(dataset), 2))
 
 
+def fold(dataset):
+    """The training part of a cross-validation with a fold of each rank."""
+    left_out = 3 + dist.get_rank()
+    return torch.utils.data.Subset(dataset, [number for number in range(len(dataset)) if number != left_out])
+
+
 def batches(sampler):
     return torch.utils.data.BatchSampler(sampler, 2, drop_last=False)
 
@@ -106,6 +112,7 @@ DIVIDED = {
         map_style(url), sampler=torch.utils.data.RandomSampler(map_style(url), replacement=True)
     ),
     "subsets": lambda url: load(of_rank(map_style(url)), shuffle=True),
+    "folds": lambda url: load(fold(map_style(url))),
     "named objects": lambda url: load(named(url)),
     "prepared": lambda url: prepared(load(map_style(url), shuffle=True, batch_size=2)),
     "prepared and attached": lambda url: torchobj.attach(prepared(plain(map_style(url), batch_size=2))),
@@ -156,7 +163,7 @@ def test_one_line_says_that_ranks_read_the_same_samples(url, tmp_path_factory, n
     "name",
     [
         name
-        if name in ("torch's", "batches", "enable_sharding=False")
+        if name in ("torch's", "batches", "folds", "enable_sharding=False")
         else pytest.param(name, marks=pytest.mark.matrix)
         for name in DIVIDED
     ],

@@ -14,6 +14,9 @@ _ADVICE = (
     "sampler=torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0) if that is intended"
 )
 
+#: Number of samples that are compared.
+_COMPARED = 32
+
 
 def note_pass(loader: Any) -> None:
     """Records the pass that a loader begins, in the process of the loop."""
@@ -41,10 +44,12 @@ def _yields_all(loader: Any) -> bool:
 
 
 def _samples(dataset: Any) -> str | None:
-    """Identifies the samples: their number, and the first and the last one. None if their objects are not known."""
+    """Identifies the samples: their number, and some of them. None if their objects are not known."""
     find, length = object_finder(dataset), len(dataset)
     if find is None or length == 0:
         return None
-    ends = [reference for _, reference in find([0, length - 1])]
+    # Not only the first and the last one: folds of a cross-validation have these in common.
+    numbers = dict.fromkeys(number * (length - 1) // (_COMPARED - 1) for number in range(_COMPARED))
+    compared = [reference for _, reference in find(list(numbers))]
     listings = [getattr(inner, "_listing", None) for inner in datasets_within(dataset)]
-    return f"{length} {ends} {[listing.named for listing in listings if listing is not None]}"
+    return f"{length} {compared} {[listing.named for listing in listings if listing is not None]}"
