@@ -386,6 +386,42 @@ def after_anext(file):
     asyncio.run(write())
 
 
+def after_next_in_finally(file):
+    try:
+        next(iter(()))
+    except StopIteration:
+        try:
+            file.close()
+        finally:
+            pass
+
+
+def after_next_in_a_with_block(file):
+    try:
+        next(iter(()))
+    except StopIteration:
+        with contextlib.nullcontext():
+            file.close()
+
+
+def after_next_within_a_with_block(file):
+    with contextlib.ExitStack():
+        try:
+            next(iter(()))
+        except StopIteration:
+            file.close()
+
+
+def after_next_within_finally(file):
+    try:
+        try:
+            next(iter(()))
+        except StopIteration:
+            file.close()
+    finally:
+        _ = file
+
+
 def after_the_handler(file):
     with contextlib.suppress(KeyError):
         raise KeyError
@@ -394,7 +430,18 @@ def after_the_handler(file):
 
 @pytest.mark.parametrize("mode", ["w", "wb"])
 @pytest.mark.parametrize(
-    "close", [after_next, after_next_as, after_a_key_error_within_next, after_anext, after_the_handler]
+    "close",
+    [
+        after_next,
+        after_next_as,
+        after_next_in_finally,
+        after_next_in_a_with_block,
+        after_next_within_a_with_block,
+        after_next_within_finally,
+        after_a_key_error_within_next,
+        after_anext,
+        after_the_handler,
+    ],
 )
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_close_at_the_end_of_an_iterator_commits(files, close, mode, compression, caplog):

@@ -52,17 +52,27 @@ def _handlers(frame: FrameType) -> list[bool]:
     code: Any = dis.Bytecode(frame.f_code)
     instructions = {each.offset: each for each in code}
     handlers: list[bool] = []
+
+    def target_of(offset: int) -> int | None:
+        return next((each.target for each in code.exception_entries if each.start <= offset < each.end), None)
+
+    def is_end(target: int) -> bool:
+        # A handler is itself covered by instructions that restore the exception that was handled before.
+        return (instructions[target].opname, instructions[target].arg) == ("COPY", 3)
+
     offset, visited = frame.f_lasti, set[int]()
     while offset not in visited:
         visited.add(offset)
-        target = next((each.target for each in code.exception_entries if each.start <= offset < each.end), None)
+        target = target_of(offset)
         if target is None:
             break
-        end = instructions[target]
-        # A handler is itself covered by instructions that restore the exception that was handled before.
-        if (end.opname, end.arg) == ("COPY", 3):
+        if is_end(target):
             start = min(each.start for each in code.exception_entries if each.target == target)
             handlers.append(_is_except(list(instructions.values()), start))
+        elif instructions[target].opname == "PUSH_EXC_INFO":
+            # The function is in the block before this handler, and not in the handler.
+            end = target_of(target)
+            target = end if end is not None and is_end(end) else target
         offset = target
     return handlers
 
