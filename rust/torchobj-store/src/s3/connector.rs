@@ -1,6 +1,7 @@
 //! The HTTP client of the AWS SDK: hyper over our own connections, so that proxies, CA bundles and the closing of sockets
 //! in a forked child apply to requests of the SDK too.
 
+use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -15,7 +16,8 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
-use http::{HeaderValue, Uri};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderValue, Method, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::Error as ClientError;
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -23,6 +25,18 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
 
 use crate::http::{Dialer, HostAddress, Proxy, Transport};
+
+/// The response to a request that deletes is a page for a browser: another server has answered, such as a login page.
+#[derive(Debug)]
+pub(super) struct PageError;
+
+impl std::error::Error for PageError {}
+
+impl fmt::Display for PageError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the response is a page, and not one of S3")
+    }
+}
 
 /// The HTTP client of the AWS SDK.
 #[derive(Debug, Clone)]
@@ -60,15 +74,26 @@ impl HttpConnector for Connector {
             value.set_sensitive(true);
             request.headers_mut().insert(http::header::PROXY_AUTHORIZATION, value);
         }
+        let deletes = request.method() == Method::DELETE;
         let response = self.client.request(request);
         HttpConnectorFuture::new(async move {
             match response.await {
+                Ok(response) if deletes && is_page(&response) => Err(ConnectorError::other(PageError.into(), None)),
                 Ok(response) => HttpResponse::try_from(response.map(SdkBody::from_body_1_x))
                     .map_err(|error| ConnectorError::other(error.into(), None)),
                 Err(error) => Err(ConnectorError::io(error.into())),
             }
         })
     }
+}
+
+/// Whether a successful response has a page as its body. S3 sends none, and the SDK does not look at it.
+fn is_page<B>(response: &Response<B>) -> bool {
+    let header = |name| response.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    response.status().is_success()
+        && response.status() != StatusCode::NO_CONTENT
+        && header(CONTENT_LENGTH) != Some("0")
+        && header(CONTENT_TYPE).is_some_and(|kind| kind.trim().to_ascii_lowercase().starts_with("text/html"))
 }
 
 /// The error of our dialer, if it caused an error of the SDK.
@@ -115,6 +140,24 @@ mod tests {
     use crate::config::S3Config;
     use crate::fake::{Fake, http_response};
     use crate::s3::{Account, S3Store};
+
+    #[tokio::test]
+    async fn a_page_in_response_to_a_delete_is_not_its_success() {
+        let page = "Content-Type: text/html; charset=utf-8\r\n";
+        for (status, headers, body, deleted) in [
+            (200, page, "<html>log in</html>", false),
+            (200, page, "", true),
+            (204, page, "", true),
+            (200, "Content-Type: application/xml\r\n", "<a/>", true),
+        ] {
+            let fake = Fake::start(move |_| http_response(status, headers, body)).await;
+            let config = S3Config { endpoint_url: Some(fake.url.clone()), anonymous: true, ..S3Config::default() };
+            let store = S3Store::new(Arc::new(Account::new(config).unwrap()), "b");
+            let failed = store.delete(&["k".to_owned()]).await.unwrap();
+            let kinds: Vec<_> = failed.iter().map(|(_, error)| error.kind()).collect();
+            assert_eq!(kinds, if deleted { vec![] } else { vec![ErrorKind::OtherServer] }, "{status} {body}");
+        }
+    }
 
     #[tokio::test]
     async fn every_request_through_a_forward_proxy_has_its_authorization() {

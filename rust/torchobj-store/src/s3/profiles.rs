@@ -351,6 +351,11 @@ mod tests {
         assert_eq!(value(text, "a", "other").unwrap(), "x\ny");
         assert_eq!(value(text, "b", "s3").unwrap(), "\na = 1\nb=2");
         assert_eq!(value(text, "b", "key").unwrap(), "= z");
+        let text = "[DEFAULT]\na=1\nb=2\n[x]\nb=3\n[ x ]\n[DEFAULT]\nc=4\n";
+        let of = |section| ["a", "b", "c"].map(|name| value(text, section, name));
+        assert_eq!(of("x"), ["1", "3", "4"].map(|value| Some(value.to_owned())));
+        assert_eq!(of(" x "), ["1", "2", "4"].map(|value| Some(value.to_owned())));
+        assert_eq!(of("DEFAULT"), [None, None, None]);
         for broken in ["a = b", "[a]\nb", "[a]\n= b", "[a]\nb=1\nb=2", "[a]\n[a]", "[a]\ns =\n  canary", "[\nb"] {
             let problem = parse(broken).unwrap_err();
             assert!(!problem.contains("canary"), "{problem}");

@@ -9,10 +9,10 @@ use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 
 use super::bucket::Bucket;
 use super::checksum::Algorithm;
-use super::connector::dial_error;
+use super::connector::{PageError, dial_error};
 use super::error::ErrorDocument;
 use crate::config::Encryption;
-use crate::http::{Chain, ErrorResponse, connect_failure, error_of};
+use crate::http::{Chain, ErrorResponse, OTHER_SERVER, connect_failure, error_of};
 
 /// Adds the headers of SSE-C to a request.
 macro_rules! customer_key {
@@ -101,6 +101,10 @@ impl Bucket {
     ) -> Error {
         if let Some(cause) = dial_error(&error) {
             return self.failure(operation, key, connect_failure(cause));
+        }
+        let mut causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        if let Some(page) = causes.find_map(|cause| cause.downcast_ref::<PageError>()) {
+            return self.error(ErrorKind::OtherServer, operation, key, &page.to_string()).with_hint(OTHER_SERVER);
         }
         let kind = match &error {
             SdkError::TimeoutError(_) => ErrorKind::Timeout,
