@@ -2,12 +2,13 @@
 //! names in them durable.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{CWD, Mode, OFlags, fsync, mkdirat, openat};
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
 
 use super::local::error_of;
@@ -136,8 +137,9 @@ fn open_or_create(parent: &OwnedFd, name: &str) -> io::Result<(OwnedFd, bool)> {
 
 /// Makes the names in a folder durable, if its file system can.
 pub fn sync_folder(folder: impl AsFd) -> io::Result<()> {
-    match fsync(folder) {
-        Err(Errno::INVAL | Errno::NOTSUP) => Ok(()),
-        synced => Ok(synced?),
+    let folder = File::from(folder.as_fd().try_clone_to_owned()?);
+    match folder.sync_all() {
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::INVAL | Errno::NOTSUP)) => Ok(()),
+        synced => synced,
     }
 }

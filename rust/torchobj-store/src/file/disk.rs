@@ -107,7 +107,11 @@ fn create_folders(folder: &Path, sync: bool) -> io::Result<()> {
     };
     create_folders(above, sync)?;
     match fs::create_dir(folder) {
-        Ok(()) => sync_folder(open_folder(folder)?),
+        Ok(()) => match open_folder(folder) {
+            // A folder may be written to and not be read.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            opened => sync_folder(opened?),
+        },
         Err(_) if folder.is_dir() => Ok(()),
         Err(error) => Err(error),
     }
