@@ -145,8 +145,13 @@ fn gcs_config(options: &Bound<'_, PyAny>, http: HttpConfig) -> PyResult<GcsConfi
     })
 }
 
-/// Returns where the credentials that a configuration signs requests of S3 with come from: whether it is known to have some,
-/// its name, and the next step, or an empty text.
+/// Returns where the credentials that a configuration signs requests of S3 with come from, without their values.
+///
+/// Sends no requests. `anonymous` and a `credential_provider` are not considered.
+///
+/// Returns:
+///     Whether the source is known to have some: False for the role of the machine, None if it cannot be used. Its name, or the
+///     reason. The next step, or an empty text.
 #[pyfunction]
 pub(crate) fn s3_credential_source(config: StoreConfig) -> (Option<bool>, String, String) {
     match s3::Account::credential_source(&config.providers.s3) {
@@ -155,7 +160,7 @@ pub(crate) fn s3_credential_source(config: StoreConfig) -> (Option<bool>, String
     }
 }
 
-/// Returns the path of the CA certificates that a configuration trusts for S3; `None`: those of the system.
+/// Returns the path of the CA certificates that a configuration trusts for S3; None: those of the system.
 #[pyfunction]
 pub(crate) fn s3_ca_bundle(config: StoreConfig) -> Option<PathBuf> {
     s3::Account::ca_bundle(&config.providers.s3)

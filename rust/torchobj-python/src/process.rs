@@ -207,7 +207,7 @@ pub(crate) fn process_id(number: u64) -> u32 {
 }
 
 /// Ends the calls of all other threads, and the uploads of all writers, for the end of the process: only the calling thread
-/// can use stores afterwards. [`finish`] waits for it.
+/// can use stores afterwards. `finish` waits for it.
 #[pyfunction]
 pub(crate) fn end_calls(py: Python<'_>) {
     py.detach(end_all);
