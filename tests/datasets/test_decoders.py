@@ -90,7 +90,7 @@ class Wrapping(torch.utils.data.Dataset):
 
 
 def of_objects(transform):
-    return torchobj.ObjectMapDataset(URL, transform=transform)
+    return torchobj.ObjectMapDataset(URL, transform=transform, allow_empty=True)
 
 
 def composed(*transforms):

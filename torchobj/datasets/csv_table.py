@@ -1,6 +1,7 @@
 """Reads CSV files as Arrow tables. Types are inferred, but no column loses digits."""
 
 import codecs
+import collections
 import contextlib
 import decimal
 import logging
@@ -128,12 +129,14 @@ def _not_text(encoding: str | None) -> str:
 def _without_loss(table: Any, data: Buffer, name: str, csv: CsvFormat) -> Any:
     """The table, with other types for columns whose inferred one does not distinguish all values, as in pandas."""
     arrow = import_arrow()
+    # Lists of the names are made once: there may be thousands.
+    uses = collections.Counter(table.column_names)
     inferred = {
         field.name: field.type
         for field in table.schema
         if field.type in (arrow.int64(), arrow.float64(), arrow.bool_())
         and field.name not in csv.column_types
-        and table.column_names.count(field.name) == 1
+        and uses[field.name] == 1
     }
     # Numbers that begin with 0 are rare, and a column of plain ones loses nothing.
     if not _ZERO.search(data):
@@ -142,18 +145,19 @@ def _without_loss(table: Any, data: Buffer, name: str, csv: CsvFormat) -> Any:
         return table
     options = {"include_columns": list(inferred), "column_types": dict.fromkeys(inferred, arrow.string())}
     texts, compute = _parsed(data, csv, strings_can_be_null=True, **options), import_arrow("pyarrow.compute")
-    for column, kind in inferred.items():
+    numbers = {column: number for number, column in enumerate(table.column_names)}
+    for (column, kind), text in zip(inferred.items(), texts.columns, strict=True):
         # Spaces around numbers are ignored.
-        values = compute.utf8_trim_whitespace(texts.column(column))
+        values = compute.utf8_trim_whitespace(text)
         if kind == arrow.int64():
             kept = _of_integers(values, f"{name}: column {column!r}")
         elif kind == arrow.bool_():
             # Beside true and false, pyarrow reads 1 and 0 as the same.
             kept = values if {"0", "1"} & set(values.unique().to_pylist()) else None
         else:
-            kept = _of_floats(values, table.column(column), f"{name}: column {column!r}")
+            kept = _of_floats(values, table.column(numbers[column]), f"{name}: column {column!r}")
         if kept is not None:
-            table = table.set_column(table.column_names.index(column), column, kept)
+            table = table.set_column(numbers[column], column, kept)
     return table
 
 
