@@ -22,7 +22,7 @@ def url(tmp_path):
 
 
 def read(reader):
-    return reader.read()
+    return reader.read()[0]
 
 
 class Divided(torch.utils.data.Sampler):
