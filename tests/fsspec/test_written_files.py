@@ -64,6 +64,35 @@ def test_a_file_can_be_written_while_an_exception_is_handled(files, mode, opened
     assert body("k") == b"new"
 
 
+def raised_again_in_a_block(files):
+    try:
+        raise KeyError("earlier")
+    except KeyError:
+        with fsspec.core.OpenFile(files, "files/k", "wb") as file:
+            file.write(b"ha")
+            raise
+
+
+def raised_again_before_finally(files):
+    try:
+        raise KeyError("earlier")
+    except KeyError as error:
+        file = files.open("files/k", "wb")
+        try:
+            file.write(b"ha")
+            raise error
+        finally:
+            file.close()
+
+
+@pytest.mark.parametrize("write", [raised_again_in_a_block, raised_again_before_finally])
+def test_an_exception_that_is_handled_and_raised_again_discards_the_file(files, write, caplog):
+    with pytest.raises(KeyError):
+        write(files)
+    assert not files.exists("files/k")
+    assert "memory://files/k" in caplog.text
+
+
 def test_a_file_closed_while_its_exception_is_handled_is_not_committed(files, caplog):
     file = files.open("files/k", "wb")
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import fsspec.spec as package  # type: ignore[import-untyped]
 
-from torchobj.fsspec.handled import only_iterators_ended
+from torchobj.fsspec.handled import handlers_of, only_iterators_ended
 from torchobj.store import ObjectInfo
 from torchobj.store.file_objects import ObjectWriter, log_abort
 
@@ -68,9 +68,13 @@ class TransactionFile(ObjectWriter):
     _is_waiting = False
 
     def __init__(self, url: str, **arguments: Any) -> None:
-        #: The exception that was being handled when the file was opened.
-        self._exception_at_open = sys.exc_info()[1]
+        self._record_exception()
         super().__init__(url, **arguments)
+
+    def _record_exception(self) -> None:
+        """Records the exception that is being handled, and where. It is no failure of what is written from now on."""
+        self._exception_at_open = sys.exc_info()[1]
+        self._handlers_at_open = handlers_of(self._exception_at_open)
 
     @property
     def closed(self) -> bool:
@@ -82,7 +86,13 @@ class TransactionFile(ObjectWriter):
         if self.closed:
             return
         error, at_open, self._exception_at_open = sys.exc_info()[1], self._exception_at_open, None
-        if error is not None and error is not at_open and not only_iterators_ended(error, at_open):
+        if error is not None and error is at_open:
+            # It may have been raised again, and pass through a `with` or `finally` that it had not reached.
+            handlers = handlers_of(error)
+            is_failed = handlers != self._handlers_at_open and bool(handlers) and not handlers[0]
+        else:
+            is_failed = error is not None and not only_iterators_ended(error, at_open)
+        if error is not None and is_failed:
             message = log_abort(self.url, error)
             self.abort()
             error.add_note(f"{message}; to commit it, close the file before the exception or after its handler")
@@ -96,7 +106,7 @@ class TransactionFile(ObjectWriter):
     ) -> None:
         if error is None:
             # The block succeeded, whatever exception is handled around it.
-            self._exception_at_open = sys.exc_info()[1]
+            self._record_exception()
         super().__exit__(kind, error, traceback)
 
     def commit(self) -> None:

@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-__all__ = ["only_iterators_ended"]
+__all__ = ["handlers_of", "only_iterators_ended"]
 
 #: What `__next__` and `__anext__` raise at the end; to a program that handles them, nothing failed.
 _ENDS = (StopIteration, StopAsyncIteration)
@@ -25,18 +25,11 @@ def only_iterators_ended(error: BaseException, known: BaseException | None) -> b
     Returns:
         False also if it cannot be told, as for functions that are not Python's.
     """
-    running = set[FrameType]()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        running.add(frame)
-        frame = frame.f_back
     each: BaseException | None = error
     seen = set[int]()
     while each is not None and each is not known and id(each) not in seen:
         seen.add(id(each))
-        # The outermost frame that the exception has reached, where it is handled, or passes.
-        reached = each.__traceback__.tb_frame if each.__traceback__ is not None else None
-        handlers = _handlers(reached) if reached in running and reached is not None else []
+        handlers = handlers_of(each)
         if handlers and not (isinstance(each, _ENDS) and all(handlers)):
             return False
         if each is error and not handlers:
@@ -44,6 +37,17 @@ def only_iterators_ended(error: BaseException, known: BaseException | None) -> b
         # Of an earlier exception, which may have been handled before this one was raised.
         each = each.__context__
     return True
+
+
+def handlers_of(error: BaseException | None) -> list[bool]:
+    """Returns for each handler that the outermost function which an exception has reached is in, the innermost first,
+    whether it is an `except` clause. Empty if that function is not on the stack, or cannot be told.
+    """
+    reached = error.__traceback__.tb_frame if error is not None and error.__traceback__ is not None else None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not reached:
+        frame = frame.f_back
+    return [] if frame is None else _handlers(frame)
 
 
 def _handlers(frame: FrameType) -> list[bool]:

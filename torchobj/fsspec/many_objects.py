@@ -404,7 +404,8 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
 
         def run(marker: str) -> str:
             store, key = self._locate(targets[marker])
-            return store.copy(f"{self.unstrip_protocol(marker[:-1])}/", f"{key}/")
+            version: str = store.copy(f"{self.unstrip_protocol(marker[:-1])}/", f"{key}/")
+            return version
 
         written: _Versions = {}
         for marker, outcome in concurrently(run, found):
@@ -480,8 +481,8 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
             stores = self._locate(bucket)[0], self._locate(path.partition("/")[0])[0]
             made_copy = Copy(info.key, info.size, info.version, key, written.get((path, target)))
             copies.setdefault(stores, []).append(made_copy)
-        for (target, source), made in copies.items():
-            for reason in unverified(target, made, source).values():
+        for (new, old), made in copies.items():
+            for reason in unverified(new, made, old).values():
                 raise IntegrityError(f"mv: {reason}; no source was deleted")
         for path, info in self._heads(heads).items():
             if isinstance(info, Exception) or info != heads[path]:
