@@ -12,6 +12,7 @@ from torchobj.config import StoreConfig
 __all__ = [
     "Announcer",
     "Buffer",
+    "Cancellation",
     "CredentialAnswer",
     "ListPages",
     "ManifestBuilder",
@@ -37,10 +38,12 @@ __all__ = [
     "default_config",
     "download_file",
     "download_tree",
+    "end_calls",
     "enter_loader",
     "finish",
     "get_many",
     "heads",
+    "is_special_file",
     "offer",
     "pickle_nesting",
     "prefetch_stats",
@@ -69,7 +72,9 @@ _FileState: TypeAlias = tuple[int, int, int, int]
 
 # Number of files that were transferred and that were skipped, number of bytes, the failures, and the relative paths,
 # versions and states of the files that were transferred.
-TreeDone: TypeAlias = tuple[int, int, int, list[tuple[str, Exception]], list[tuple[str, str | None, _FileState | None]]]
+_TreeDone: TypeAlias = tuple[
+    int, int, int, list[tuple[str, Exception]], list[tuple[str, str | None, _FileState | None]]
+]
 
 # Shape of the rows, offsets of the tile in them, offsets of the tile in the slice, shape of the tile.
 _Tile: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
@@ -159,7 +164,7 @@ def download_tree(
     skip_unchanged: bool,
     lists_done: bool,
     progress: Callable[..., None] | None = None,
-) -> TreeDone:
+) -> _TreeDone:
     """Downloads the objects under a prefix.
 
     Args:
@@ -316,7 +321,7 @@ def upload_tree(
     skip_unchanged: bool,
     lists_done: bool,
     progress: Callable[..., None] | None = None,
-) -> TreeDone:
+) -> _TreeDone:
     """Uploads the files below a folder.
 
     Args:

@@ -302,7 +302,7 @@ def _prefix_of(url: str, config: StoreConfig | S3ClientConfig | None) -> tuple["
     return native, prefix
 
 
-def _tree_transfer(operation: str, source: str, done: "_torchobj.TreeDone") -> TreeTransfer:
+def _tree_transfer(operation: str, source: str, done: "_torchobj._TreeDone") -> TreeTransfer:
     transferred, skipped, size, failures, files = done
     result = TreeTransfer(transferred, skipped, size, {name: (version, state) for name, version, state in files})
     if not failures:
