@@ -59,7 +59,7 @@ def byte_order(record: bytes | None) -> str:
     """Returns the byte order of the storages of an archive, `little` or `big`.
 
     Args:
-        record: The archive's record of it. None if there is none: then it is `torch.serialization`'s default for loads.
+        record: The archive's record of it. None: the default of `torch.serialization` for loads.
 
     Raises:
         CheckpointError: The record names none.

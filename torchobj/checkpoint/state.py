@@ -523,7 +523,7 @@ def _at(tree: Any, path: Path) -> Any:
 
 
 def _key(tree: Mapping[Any, Any], name: Any) -> Any:
-    """Returns the key with a name, which may be that of a checkpoint, a string; the name if there is none."""
+    """Returns the key with a name, which may be that of a checkpoint, a string; the name if no key has it."""
     return name if name in tree else next((found for found in tree if str(found) == name), name)
 
 

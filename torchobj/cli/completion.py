@@ -1,6 +1,6 @@
 """`torchobj completion`: completes the words of a shell. `targets` lists the keys that are offered.
 
-A key is data of whoever wrote the object, and must stay one word of the command. For bash, this module quotes it as the
+A key is data of the writer of the object, and must stay one word of the command. For bash, this module quotes it as the
 quotes before the cursor require; zsh and fish quote what they insert. Keys have a type of their own, which the scripts
 of click ignore.
 

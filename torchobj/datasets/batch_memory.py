@@ -63,7 +63,7 @@ class _Block:
         self.used_bytes = 0
 
     def take(self, size: int) -> Buffer | None:
-        """Memory of `size` bytes that no other tensor has; None if there is none."""
+        """Memory of `size` bytes that no other tensor has; None if the block has no space."""
         index, start = len(self._parts), self._parts[-1][1] if self._parts else 0
         if start + size > len(self.buffer):
             # Only a full block looks for parts of deleted tensors.
@@ -76,7 +76,7 @@ class _Block:
         return part
 
     def _gap(self, size: int) -> tuple[int, int]:
-        """Index and start of a free part of at least this size; -1 if there is none."""
+        """Index and start of a free part of at least this size; -1 if the block has no space."""
         if size >= self._refused_bytes and not self._deleted:
             return -1, 0
         self._deleted.clear()

@@ -145,7 +145,7 @@ class Lookahead:
         return self._following
 
     def record(self, samples: int, position: "PassPosition | SamplerStates | None") -> None:
-        """Records that an item with so many samples was requested, and the position after it; None: the end."""
+        """Records that an item of `samples` samples was requested, and the position after it; None: the end."""
         if isinstance(position, PassPosition):
             if self.progress is not None:
                 self.progress.dispatch(position, samples)

@@ -61,7 +61,7 @@ class _Writer:
         raise NotImplementedError
 
     def _unfinished(self) -> str | None:
-        """Returns the URL of the shard that is being written; None if there is none."""
+        """Returns the URL of the shard that is being written; None if no shard is open."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

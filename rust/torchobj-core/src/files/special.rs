@@ -208,7 +208,7 @@ impl SpecialWriter {
     }
 }
 
-/// Whoever waits for the work of a thread.
+/// The call that waits for the work of a thread.
 #[derive(Debug)]
 pub struct Caller(Weak<()>);
 

@@ -32,7 +32,7 @@ pub fn pid_of(generation: u64) -> u32 {
 }
 
 /// Returns whether the process that has the process id of `generation` now is another one. False if that is unknown, and if
-/// there is none.
+/// no process has the id.
 pub fn is_replaced(generation: u64) -> bool {
     let start = generation >> PID_BITS & ((1 << START_BITS) - 1);
     start != 0 && start_of(pid_of(generation)).is_some_and(|now| now != start)
