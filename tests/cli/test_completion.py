@@ -41,10 +41,14 @@ HOSTILE = (
 #: A line, or a command of the terminal, of its own where it is shown or read as it is.
 CONTROL = ("\nplain,touch pwned", "\r\x1b[2Jtouch pwned\r", "\x03touch pwned", "\ttouch", "\u202etouch")
 
+#: Each prompt is shown with its number, once the shell has set the terminal so that it reads keys.
 _BEGIN = {
-    "bash": "PS1='$ '; set -o history; set -H; HISTFILE=\n{script}\n",
-    "zsh": "PS1='$ '; autoload -Uz compinit; compinit -u -D\n{script}\n",
-    "fish": "function fish_prompt; end\nfunction fish_greeting; end\n{script}\n",
+    "bash": "PROMPT_COMMAND='(( n += 1 ))'; PS1='<$n>'; set -o history; set -H; HISTFILE=\n{script}\n",
+    "zsh": "setopt promptsubst; precmd() {{ (( n += 1 )) }}; PS1='<$n>'; autoload -Uz compinit; compinit -u -D\n{script}\n",
+    "fish": (
+        "function count_prompt --on-event fish_prompt; set -g n (math 0$n + 1); end\n"
+        "function fish_prompt; printf '<%s>' $n; end\nfunction fish_greeting; end\n{script}\n"
+    ),
 }
 
 
@@ -93,7 +97,7 @@ class Terminal:
         ) as process:
             os.close(theirs)
             try:
-                self._type(ours, process, "".join(f"{line}\r" for line in [*lines, "exit", "exit"]).encode())
+                self._type(ours, process, [*lines, "exit", "exit"])
             finally:
                 process.kill()
                 os.close(ours)
@@ -102,11 +106,14 @@ class Terminal:
         noted.unlink(missing_ok=True)
         return [text.split("\0")[:-1] for text in ran]
 
-    def _type(self, terminal, process, data):
-        """Writes as the shell reads, and reads what it shows, until it ends."""
-        self.shown, deadline = b"", time.monotonic() + LIMIT_S
+    def _type(self, terminal, process, lines):
+        """Writes each line at its prompt, and reads what the shell shows, until it ends."""
+        self.shown, deadline, number, data = b"", time.monotonic() + LIMIT_S, 0, b""
         while process.poll() is None:
             assert time.monotonic() < deadline, self.shown[-4096:]
+            if number < len(lines) and b"<%d>" % (number + 1) in self.shown:
+                data += f"{lines[number]}\r".encode()
+                number += 1
             reading, writing, _ = select.select([terminal], [terminal] if data else [], [], 0.05)
             if writing:
                 data = data[os.write(terminal, data[:64]) :]
@@ -202,11 +209,13 @@ def test_urls_are_completed_unquoted_and_within_quotes(bucket, terminal, shell):
     for key in ("train/0.jpg", "train/x y/1=2.jpg", "val:a/k"):
         bucket.write(key, b"1")
     url = bucket.url
+    # bash closes the quotes after a folder, too.
+    double, single = ("", "") if shell == "bash" else ('"', "'")
     ran = terminal(shell).typed(
         f"torchobj ls {url}/tr\t0\t",
         f"torchobj ls {url}/train/x\t1\t",
-        f'torchobj ls "{url}/train/x\t',
-        f"torchobj ls '{url}/tr\t",
+        f'torchobj ls "{url}/train/x\t{double}',
+        f"torchobj ls '{url}/tr\t{single}",
         f"torchobj ls {url}/val\tk\t",
         f"torchobj ls {url}/nothing\t",
         f"A=1 torchobj ls --json {url}/val\tk\t",
@@ -250,11 +259,11 @@ def test_the_common_start_of_several_keys_runs_no_command(bucket, terminal, shel
     for name in ("same$(touch pwned)1'", 'same$(touch pwned)2"', "same$(touch pwned)3!"):
         bucket.write(f"{folder}/{name}", b"1")
     started = terminal(shell)
-    ran = started.typed(*(f"torchobj head {quote}{bucket.url}/k\tsa\t1\t" for quote in ("", "'", '"')))
     # The other shells complete no word that begins with quotes and goes on after them.
-    completed = f"{bucket.url}/{folder}/same$(touch pwned)1'"
-    assert not started.executed() and ran[0] == ["head", completed]
-    assert shell != "bash" or ran == 3 * [["head", completed]]
+    quotes = ("", "'", '"') if shell == "bash" else ("",)
+    ran = started.typed(*(f"torchobj head {quote}{bucket.url}/k\tsa\t1\t" for quote in quotes))
+    assert not started.executed()
+    assert ran == len(quotes) * [["head", f"{bucket.url}/{folder}/same$(touch pwned)1'"]]
 
 
 def test_bash_completes_nothing_within_quotes_that_have_escapes(bucket, terminal):

@@ -170,6 +170,7 @@ def webdataset_registry(monkeypatch):
 def fill(store):
     for number in range(8):
         store.put(f"train/{'dog' if number % 2 else 'cat'}/{number}.jpg", picture(number), metadata={"label": "1"})
+        store.put(f"val/{'dog' if number % 2 else 'cat'}/{number}.jpg", picture(number))
         store.put(f"images/{number}.jpg", picture(number))
     store.put("train/cat/0001.png", picture(7, "PNG"))
     rows = [f"{number}.jpg,{number % 2}" for number in range(8)]
