@@ -247,8 +247,44 @@ def test_endpoints_of_a_profile_with_spaces_serve_its_role_and_its_objects(envir
         assert bytes(memoryview(torchobj.Store("s3://bucket").get("key"))).decode() == ALONE[base]
 
 
+#: Prints keys whose id has the arguments.
+ARGUMENTS = """for word in "$@"; do id="$id-$(printf %s "$word" | od -An -tx1 | tr -d ' \\n')"; done
+printf '{"Version": 1, "AccessKeyId": "K%s", "SecretAccessKey": "s"}' "$id"
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'sh {script} plain \'single $HOME\' "double $HOME" "a\\"b\\c\\\\d" e\\ f \'\' #g',
+        "sh {script} a; sh {script} b",
+        *(
+            pytest.param(command, marks=pytest.mark.matrix)
+            for command in (
+                "sh {script} $HOME ${{HOME}} $(echo x) `echo y` * ~ ~/z",
+                "sh {script} a | cat",
+                "sh {script} a && sh {script} b",
+                "sh {script} a > {script}.out 2>&1 &",
+                "sh {script} it\\'s 'a'\"b\"c  \t d",
+                "NAME=value sh {script} a",
+                "sh {script} 'open",
+                "sh {script} open\\",
+                "'sh' '{script}' \"it's\" 'a\\b'",
+                "~/no-shell",
+                "if true; then sh {script}; fi",
+            )
+        ),
+    ],
+)
+def test_a_credential_process_has_no_shell_and_the_words_of_botocore(signers, tmp_path, command):
+    (tmp_path / "arguments").write_text(ARGUMENTS)
+    command = command.format(script=tmp_path / "arguments")
+    botocore, *ours = signers(Source(config={"default": {"credential_process": command}}))
+    assert ours == [botocore, botocore]
+
+
 def test_a_credential_process_gets_no_input(environment, endpoint):
-    with environment(Source(config={"default": {"credential_process": "cat; exit 3"}})) as home:
+    with environment(Source(config={"default": {"credential_process": "sh -c 'cat; exit 3'"}})) as home:
         words = error_of(s3_config(endpoint_url=endpoint))
     assert f"profile default in {home}/.aws/config: credential_process" in words and "exit status: 3" in words
 

@@ -122,9 +122,12 @@ async fn provider_of(source: &Source, sdk: &SdkConfig, connector: &Connector) ->
             builder.set_session_name(session.clone());
             SharedCredentialsProvider::new(builder.build())
         }
-        // Without input, so that the command cannot wait for a user.
+        // The provider has a shell, which expands nothing in single quotes. Without input, so that the command cannot wait for
+        // a user.
         Source::Process(command) => {
-            SharedCredentialsProvider::new(CredentialProcessProvider::new(format!("exec </dev/null; {command}")))
+            let quoted = command.iter().map(|word| format!(" '{}'", word.replace('\'', r"'\''")));
+            let command = format!("exec </dev/null; exec{}", quoted.collect::<String>());
+            SharedCredentialsProvider::new(CredentialProcessProvider::new(command))
         }
         Source::Container => {
             SharedCredentialsProvider::new(EcsCredentialsProvider::builder().configure(&settings).build())

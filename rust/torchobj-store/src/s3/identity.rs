@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use super::profiles::{Profiles, Section, legacy_files, user_path};
+use super::profiles::{Profiles, Section, legacy_files, user_path, words};
 use super::sign::Identity;
 use crate::credentials::Refused;
 use crate::env;
@@ -21,8 +21,8 @@ pub(super) enum Source {
     WebIdentity { token_file: PathBuf, role_arn: String, session_name: Option<String> },
     /// A role of IAM Identity Center.
     Sso { session: Option<String>, region: String, start_url: String, account_id: String, role_name: String },
-    /// The command of a `credential_process`.
-    Process(String),
+    /// The words of a `credential_process`.
+    Process(Vec<String>),
     /// The credential service of a container.
     Container,
     /// The metadata service of the machine.
@@ -250,8 +250,16 @@ fn of_profile(profiles: &Profiles, profile: &str, environment: bool) -> Lookup {
     }
     if let Some(command) = get("credential_process") {
         let origin = profiles.origin(profile, "credential_process");
-        let mut found = Found::new(Source::Process(command.to_owned()), format!("{origin}: credential_process"));
-        found.hint = Some("run the command, which receives no input, and correct what it reports".to_owned());
+        // Without a shell, as botocore.
+        let Some(command) = words(command).filter(|command| !command.is_empty()) else {
+            return refused(
+                format!("{origin}: credential_process is empty, or a quotation in it is not closed"),
+                "write a program and its arguments, quoted as in a shell",
+            );
+        };
+        let mut found = Found::new(Source::Process(command), format!("{origin}: credential_process"));
+        found.hint =
+            Some("run the command, which has no shell and receives no input, and correct what it reports".to_owned());
         return Ok(Some(found));
     }
     keys(profiles.in_config(profile))

@@ -290,13 +290,19 @@ fn parse(text: &str) -> Result<Sections, String> {
     Ok(sections)
 }
 
-/// The second of two words of a header, which may be quoted as in a shell; `None` if there are not two, as for botocore.
+/// The second of two words of a header; `None` if there are not two, as for botocore.
 fn second_word(header: &str) -> Option<String> {
+    words(header).filter(|words| words.len() == 2).map(|mut words| words.swap_remove(1))
+}
+
+/// The words of a text, which may be quoted as in a shell, by the rules of Python's `shlex.split`. `None` if a quotation is not
+/// closed.
+pub(super) fn words(text: &str) -> Option<Vec<String>> {
     let mut words: Vec<String> = Vec::new();
     let (mut quote, mut inside) = (None, false);
-    let mut letters = header.chars();
+    let mut letters = text.chars();
     while let Some(letter) = letters.next() {
-        if quote.is_none() && letter.is_whitespace() {
+        if quote.is_none() && matches!(letter, ' ' | '\t' | '\r' | '\n') {
             inside = false;
             continue;
         }
@@ -319,7 +325,7 @@ fn second_word(header: &str) -> Option<String> {
             _ => word.push(letter),
         }
     }
-    (quote.is_none() && words.len() == 2).then(|| words.swap_remove(1))
+    quote.is_none().then_some(words)
 }
 
 fn write_section(text: &mut String, header: &str, section: &Section) {
