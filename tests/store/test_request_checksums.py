@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from torchobj import AdvancedOptions, Store
+from torchobj import AdvancedOptions, Store, exceptions
 from torchobj.checkpoint import CheckpointManager
 
 LARGE = bytes(6 << 20)
@@ -87,6 +87,30 @@ def test_a_server_that_refuses_delete_objects_is_asked_once(bucket, control, sta
         store.delete([f"k{number}" for number in range(40)])
         assert bucket.keys() == []
     assert len(control.requests("DeleteObjects")) == 1
+
+
+@pytest.mark.parametrize("code", [None, "BadDigest", "MalformedXML"])
+def test_one_delete_of_several_that_is_refused_by_400_does_not_make_later_ones_single(bucket, control, code):
+    refused = {"status": 400} if code is None else {"status": 400, "code": code}
+    control.faults({"operation": "DeleteObjects", "times": 1, "action": refused})
+    store = store_of(bucket)
+    for _ in range(3):
+        for key in "ab":
+            store.put(key, b"")
+        store.delete(["a", "b"])
+        assert bucket.keys() == []
+    assert len(control.requests("DeleteObjects")) == 3
+
+
+def test_a_server_that_refuses_every_delete_is_asked_again(bucket, control):
+    refused = {"status": 501, "code": "NotImplemented"}
+    control.faults(*({"operation": each, "action": refused} for each in ("DeleteObjects", "DeleteObject")))
+    store = store_of(bucket)
+    store.put("a", b"")
+    for _ in range(2):
+        with pytest.raises(exceptions.UnsupportedError):
+            store.delete(["a", "b"])
+    assert len(control.requests("DeleteObjects")) == 2
 
 
 def test_a_manager_deletes_old_steps_on_a_server_without_delete_objects(bucket, control):

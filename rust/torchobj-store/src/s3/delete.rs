@@ -38,7 +38,7 @@ impl Bucket {
         // XML 1.0 does not allow these characters, so DeleteObjects cannot contain such keys.
         let is_forbidden = |character: char| character.is_control() || matches!(character, '\u{fffe}' | '\u{ffff}');
         let (mut single, several): (Vec<_>, Vec<_>) = keys.iter().partition(|key| key.chars().any(is_forbidden));
-        let mut failed = Vec::new();
+        let (mut failed, mut refused) = (Vec::new(), None);
         if several.len() <= 1 || self.no_bulk_delete.load(Ordering::Relaxed) {
             single.extend(several);
         } else {
@@ -48,9 +48,9 @@ impl Bucket {
             match deleted {
                 Ok(errors) => failed.extend(errors),
                 Err(error) if is_unsupported(&error) => {
-                    self.no_bulk_delete.store(true, Ordering::Relaxed);
                     log::debug!("objects are deleted one by one, because {error}");
-                    single.extend(several);
+                    single.extend(&several);
+                    refused = Some((error, several));
                 }
                 Err(error) => return Err(error),
             }
@@ -62,6 +62,12 @@ impl Bucket {
         let deletes: Vec<_> = single.into_iter().map(delete).collect();
         let singles = stream::iter(deletes).buffer_unordered(CONCURRENT).filter_map(std::future::ready);
         failed.extend(singles.collect::<Vec<_>>().await);
+        if let Some((error, keys)) = refused
+            && is_refused_always(&error)
+            && failed.iter().all(|(key, _)| !keys.contains(&key))
+        {
+            self.no_bulk_delete.store(true, Ordering::Relaxed);
+        }
         Ok(failed)
     }
 
@@ -124,11 +130,10 @@ impl Bucket {
         // A retry must not delete another key.
         if let Some(other) = failed.iter().map(|failed| &failed.key).find(|key| !keys.contains(key)) {
             let message = "the response names a key that was not requested";
-            return Err(self.error(ErrorKind::Protocol, operation, Some(other), message));
+            return Err(self.error(ErrorKind::Protocol, operation, Some(other), message).permanent());
         }
         let failed = failed.into_iter().filter_map(|Failed { key, code, message }| {
             let kind = kind_of(operation, 200, Some(&code));
-            let kind = if code == "AccessDenied" { ErrorKind::AccessDenied } else { kind };
             let error = self.error(kind, operation, Some(&key), &message);
             (kind != ErrorKind::NotFound).then(|| (key, error.with_status(200, Some(code))))
         });
@@ -140,6 +145,12 @@ impl Bucket {
 fn is_unsupported(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidRequest | ErrorKind::Integrity)
         && matches!(error.status(), Some(400 | 405 | 501))
+}
+
+/// Returns whether the server would refuse DeleteObjects again. Another status of 400 may be that of one request only, such as of
+/// one that a proxy damaged.
+fn is_refused_always(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unsupported || matches!(error.code(), Some("InvalidRequest" | "InvalidArgument"))
 }
 
 /// Parses the errors in `<DeleteResult>`.
