@@ -18,6 +18,7 @@ from torchobj.exceptions import (
     StoreError,
     UnsupportedError,
 )
+from torchobj.fsspec.deletes import delete_with_markers
 from torchobj.fsspec.files import (
     BlockFile,
     CompressedFile,
@@ -345,7 +346,7 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
         if not any(keys.values()):
             raise ObjectNotFoundError(f"rm {path!r}: no object or folder has this name")
         for store, paths in self._by_store(selected).items():
-            store.delete(list(dict.fromkeys(key for each in paths for key in keys[each])))
+            delete_with_markers(store, list(dict.fromkeys(key for each in paths for key in keys[each])))
         for each in selected:
             for made in [made for made in list(self._created_folders) if f"{made}/".startswith(f"{each}/")]:
                 self._created_folders.pop(made, None)

@@ -27,6 +27,7 @@ from torchobj.exceptions import (
     RangeError,
 )
 from torchobj.files import transfers
+from torchobj.fsspec.deletes import delete_with_markers
 from torchobj.fsspec.options import check_current, written_attributes
 from torchobj.fsspec.plans import CopyPlan, GetPlan, PutPlan, expanded
 from torchobj.store import ObjectInfo, Store, reads
@@ -488,7 +489,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
             if isinstance(info, Exception) or info != heads[path]:
                 raise ObjectChangedError(f"mv: {path} changed while it was copied; no source was deleted")
         for store, keys in self._by_store(heads).items():
-            store.delete(list(keys.values()))
+            delete_with_markers(store, list(keys.values()))
 
     def sizes(self, paths: Iterable[str]) -> list[int | None]:
         """Sizes in bytes of objects, by concurrent requests; 0 for a folder.
