@@ -200,6 +200,7 @@ struct Fields {
     request_id: Option<String>,
     retry_after: Option<Duration>,
     hint: Option<String>,
+    permanent: bool,
     attempts: u32,
     elapsed: Option<Duration>,
     #[serde(serialize_with = "serialize_source", deserialize_with = "deserialize_source")]
@@ -221,6 +222,7 @@ impl Error {
             request_id: None,
             retry_after: None,
             hint: None,
+            permanent: false,
             attempts: 1,
             elapsed: None,
             source: None,
@@ -256,6 +258,14 @@ impl Error {
         self
     }
 
+    /// Marks a failure that a retry would repeat, although others of its kind are retried: a response that is complete, and in
+    /// which something is missing or invalid.
+    #[must_use]
+    pub fn permanent(mut self) -> Self {
+        self.0.permanent = true;
+        self
+    }
+
     /// Sets the number of attempts and the time since the first one.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32, elapsed: Duration) -> Self {
@@ -281,6 +291,11 @@ impl Error {
     /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
+    }
+
+    /// Whether and when the request may be retried.
+    pub fn retry(&self) -> Retry {
+        if self.0.permanent { Retry::Never } else { self.0.kind.retry() }
     }
 
     /// The operation that failed.
@@ -311,6 +326,11 @@ impl Error {
     /// The wait that the store requested by `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
+    }
+
+    /// The next step for the user.
+    pub fn hint(&self) -> Option<&str> {
+        self.0.hint.as_deref()
     }
 
     /// The number of attempts.
@@ -362,7 +382,7 @@ impl fmt::Display for Error {
         }
         match (fields.attempts, fields.elapsed) {
             // Rejected without a request.
-            (1, _) if fields.status.is_none() && fields.kind.retry() == Retry::Never => {}
+            (1, _) if fields.status.is_none() && self.retry() == Retry::Never => {}
             (1, _) => write!(f, ", after 1 attempt")?,
             (attempts, Some(elapsed)) => write!(f, ", after {attempts} attempts in {:.1} s", elapsed.as_secs_f64())?,
             (attempts, None) => write!(f, ", after {attempts} attempts")?,

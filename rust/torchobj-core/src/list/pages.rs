@@ -11,6 +11,14 @@ use crate::types::{ListEntry, ListPage, ListRequest};
 /// bucket: 10 000 pages hold 10 million of them.
 const MAX_EMPTY_PAGES: usize = 10_000;
 
+/// What is wrong with a listing, and the next step for the user.
+type Problem = (String, &'static str);
+
+const REPEATS: &str = "check whether a cache or a proxy before the store repeats pages";
+
+const UNORDERED: &str = "this is a fault of the server: S3 and Google Cloud Storage list keys in the order of their bytes, and only \
+    then is a listing known to be complete. Use another server, or name the objects";
+
 /// A listing and its position.
 #[derive(Clone, Debug, Default)]
 pub struct Pages {
@@ -76,7 +84,7 @@ impl Pages {
         };
         let mut page = client.list(request).await?;
         let ordered = client.store().capabilities().ordered_listing;
-        self.check(&page, ordered).map_err(|problem| refused(client, &self.prefix, &problem))?;
+        self.check(&page, ordered).map_err(|problem| refused(client, &self.prefix, problem))?;
         if let Some(start) = &self.start_after {
             if ordered {
                 // GCS includes the start key in the listing.
@@ -92,7 +100,7 @@ impl Pages {
         Ok(Some(page))
     }
 
-    fn check(&mut self, page: &ListPage, ordered: bool) -> Result<(), String> {
+    fn check(&mut self, page: &ListPage, ordered: bool) -> Result<(), Problem> {
         let Self { prefix, last_key, last_prefix, .. } = self;
         let keys = page.entries.iter().map(|entry| &entry.key);
         check_order(prefix, last_key, keys, ordered)?;
@@ -109,14 +117,15 @@ impl Pages {
         if let Some(first) = page.entries.first().filter(|_| !ordered)
             && !self.first_keys.insert(first.key.clone())
         {
-            return Err(format!("the listing repeats the page that begins with {:?}: it would never end", first.key));
+            let message = format!("the listing repeats the page that begins with {:?}: it would never end", first.key);
+            return Err((message, REPEATS));
         }
         let Some(token) = &page.continuation else { return Ok(()) };
         if !self.tokens.insert(token.clone()) {
-            return Err("the listing repeats a continuation token: it would never end".to_owned());
+            return Err(("the listing repeats a continuation token: it would never end".to_owned(), REPEATS));
         }
         if self.empty_pages >= MAX_EMPTY_PAGES {
-            return Err(format!("the listing has {MAX_EMPTY_PAGES} consecutive pages without a key"));
+            return Err((format!("the listing has {MAX_EMPTY_PAGES} consecutive pages without a key"), REPEATS));
         }
         Ok(())
     }
@@ -128,15 +137,18 @@ fn check_order<'a>(
     last: &mut Option<String>,
     keys: impl Iterator<Item = &'a String>,
     ordered: bool,
-) -> Result<(), String> {
+) -> Result<(), Problem> {
     let mut before = last.as_deref();
-    let mut end = None;
+    let mut end: Option<&String> = None;
     for key in keys {
         if !key.starts_with(prefix) {
-            return Err(format!("the listing of prefix {prefix:?} has key {key:?}, which does not begin with it"));
+            let message = format!("the listing of prefix {prefix:?} has key {key:?}, which does not begin with it");
+            return Err((message, "the server ignores the prefix of listings"));
         }
         if let Some(before) = before.filter(|before| key == before || ordered && key.as_str() < *before) {
-            return Err(wrong_order(key, before));
+            // A page that is repeated begins before the end of the last one.
+            let is_unordered = key != before && end.is_some();
+            return Err((wrong_order(key, before), if is_unordered { UNORDERED } else { REPEATS }));
         }
         before = Some(key);
         end = Some(key);
@@ -151,9 +163,8 @@ fn wrong_order(key: &str, before: &str) -> String {
     format!("the listing has {key:?} after {before:?}: keys must be unique and in order")
 }
 
-fn refused(client: &Client, prefix: &str, problem: &str) -> Error {
-    let error = client.store().error(ErrorKind::Protocol, Operation::List, prefix, problem);
-    error.with_hint("check whether a cache or a proxy before the store repeats pages")
+fn refused(client: &Client, prefix: &str, (message, hint): Problem) -> Error {
+    client.store().error(ErrorKind::Protocol, Operation::List, prefix, &message).with_hint(hint)
 }
 
 /// Sorts the entries of a store without ordered listings.
@@ -163,7 +174,7 @@ fn refused(client: &Client, prefix: &str, problem: &str) -> Error {
 pub(super) fn sort(client: &Client, prefix: &str, entries: &mut [ListEntry]) -> Result<()> {
     entries.sort_unstable_by(|one, other| one.key.cmp(&other.key));
     match entries.windows(2).find(|pair| pair[0].key == pair[1].key) {
-        Some(pair) => Err(refused(client, prefix, &wrong_order(&pair[1].key, &pair[0].key))),
+        Some(pair) => Err(refused(client, prefix, (wrong_order(&pair[1].key, &pair[0].key), REPEATS))),
         None => Ok(()),
     }
 }
@@ -225,6 +236,19 @@ mod tests {
         }
         let keys = listed(&two_pages(true, &["a", "b"], &["c", "ä"]), None).await.unwrap();
         assert_eq!(keys, ["a", "b", "c", "ä"]);
+    }
+
+    #[tokio::test]
+    async fn a_page_in_another_order_is_a_fault_of_the_server_and_a_repeated_page_may_be_of_a_proxy() {
+        for (first, second, is_of_server) in [
+            (&["b", "a"][..], &[][..], true),
+            (&["a"], &["c", "b"], true),
+            (&["b", "d"], &["b", "c"], false),
+            (&["a", "a"], &[], false),
+        ] {
+            let text = listed(&two_pages(true, first, second), None).await.unwrap_err().to_string();
+            assert_eq!((text.contains("fault of the server"), text.contains("a proxy")), (is_of_server, !is_of_server));
+        }
     }
 
     #[tokio::test]

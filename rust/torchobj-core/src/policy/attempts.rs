@@ -22,6 +22,8 @@ const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Retries that do not count as attempts: after a stale connection, or after the store detected the bucket's region or
 /// its clock skew. Each of these happens once or twice.
 const FREE_RETRIES: u32 = 4;
+/// An invalid response is not requested again after this many in a row that are invalid in the same way.
+const SAME_RESPONSES: u32 = 5;
 /// After an attempt that received this many bytes, the number of attempts starts at zero.
 const PROGRESS_BYTES: usize = 256 << 10;
 
@@ -46,6 +48,8 @@ pub struct Attempts<'a> {
     taken: u32,
     progress_bytes: usize,
     outcome_unknown: bool,
+    /// The error of the last response if it was invalid, and the number of such responses in a row.
+    invalid: Option<(String, u32)>,
 }
 
 impl<'a> Attempts<'a> {
@@ -65,6 +69,7 @@ impl<'a> Attempts<'a> {
             taken: 0,
             progress_bytes: 0,
             outcome_unknown: false,
+            invalid: None,
         }
     }
 
@@ -91,6 +96,7 @@ impl<'a> Attempts<'a> {
             self.progress_bytes = 0;
             self.counted = 0;
             self.throttled = 0;
+            self.invalid = None;
             self.started = Instant::now();
         }
     }
@@ -112,7 +118,7 @@ impl<'a> Attempts<'a> {
             self.quota.record_response();
         }
         self.outcome_unknown |= error.kind().outcome_unknown();
-        let mut kind = error.kind().retry();
+        let mut kind = if self.repeats(&error) { Retry::Never } else { error.retry() };
         if kind == Retry::Now && self.free >= FREE_RETRIES {
             kind = Retry::Later;
         }
@@ -158,6 +164,18 @@ impl<'a> Attempts<'a> {
         let _backing_off = self.permits.back_off();
         sleep(wait).await;
         Ok(())
+    }
+
+    /// Records whether a response was invalid. Returns whether the last ones were invalid in the same way.
+    fn repeats(&mut self, error: &Error) -> bool {
+        if !matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Integrity) {
+            self.invalid = None;
+            return false;
+        }
+        let text = error.to_string();
+        let earlier = self.invalid.take().filter(|(last, _)| *last == text).map_or(0, |(_, count)| count);
+        self.invalid = Some((text, earlier + 1));
+        earlier + 1 >= SAME_RESPONSES
     }
 
     fn last(&self, error: Error) -> Error {
@@ -209,6 +227,21 @@ mod tests {
         assert_eq!(attempts_until_error(&policy, ErrorKind::Server).await.0, 4);
         assert_eq!(attempts_until_error(&policy, ErrorKind::NotFound).await.0, 1);
         assert_eq!(attempts_until_error(&policy, ErrorKind::Stale).await.0, 4 + FREE_RETRIES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_permanent_failure_and_the_same_invalid_response_are_not_retried() {
+        let (policy, quota) = (Policy::default(), Quota::new(100));
+        assert!(attempts(&policy, &quota).failed(error(ErrorKind::Protocol).permanent()).await.is_err());
+        let (count, took) = attempts_until_error(&policy, ErrorKind::Protocol).await;
+        assert!(count == SAME_RESPONSES && took < Duration::from_secs(2), "{count} {took:?}");
+        let mut attempts = attempts(&policy, &quota);
+        for number in 1..policy.max_attempts {
+            let differs = Error::new(ErrorKind::Protocol, Operation::Get, "m://m/k", format!("{} bytes", number % 2));
+            attempts.failed(differs).await.unwrap();
+        }
+        let last = attempts.failed(error(ErrorKind::Protocol)).await.unwrap_err();
+        assert_eq!(last.attempts(), policy.max_attempts);
     }
 
     #[tokio::test(start_paused = true)]

@@ -103,11 +103,19 @@ impl Client {
         let first = match self.open_first(request.clone(), bytes).await {
             // Every range of an empty object is refused. A request without a range shows whether the object is empty.
             Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
-                let whole = self.open_first(GetRequest { range: None, ..request }, bytes).await?;
-                if suffix && whole.result.size() > 0 {
-                    return Err(error);
+                let whole = self.open_first(GetRequest { range: None, ..request.clone() }, bytes).await?;
+                let size = whole.result.size();
+                match request.range {
+                    Some(ByteRange::Suffix(0)) if size > 0 => return Err(error),
+                    // A server that refuses all suffixes. One that refuses longer ones than the object has sent all of it.
+                    Some(ByteRange::Suffix(length)) if length < size => {
+                        let expected = Expected::default().after(&*whole.result);
+                        drop(whole);
+                        let tail = ByteRange::Bounded(size - length..size);
+                        self.open_first(expected.request(&key, Some(tail)), length).await?
+                    }
+                    _ => whole,
                 }
-                whole
             }
             first => first?,
         };

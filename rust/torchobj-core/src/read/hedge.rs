@@ -71,7 +71,7 @@ impl Client {
     /// Returns the result that ends the race, or as an `Err` a retryable failure after which the other request decides.
     fn final_or_retryable(&self, response: Result<Box<dyn GetResult>>) -> Result<Result<Box<dyn GetResult>>> {
         match response {
-            Err(error) if error.kind().retry() != Retry::Never => {
+            Err(error) if error.retry() != Retry::Never => {
                 self.permits().failed(error.kind());
                 self.metrics().failed(Operation::Get, error.kind());
                 Err(error)

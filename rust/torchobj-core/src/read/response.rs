@@ -93,7 +93,9 @@ impl Client {
         };
         if answered != expected && !(answered == (0..size) && expected.start == 0) {
             let message = format!("requested bytes {expected:?} of {size}, the response has {answered:?}");
-            return refuse(ErrorKind::Protocol, &message);
+            // A server without ranges from the end: the same bytes are requested from the start.
+            let is_suffix = matches!(request.range, Some(ByteRange::Suffix(_)));
+            return refuse(if is_suffix { ErrorKind::Range } else { ErrorKind::Protocol }, &message);
         }
         Ok(())
     }

@@ -160,7 +160,7 @@ impl Commit<'_> {
             match within(limit, check).await {
                 Some(Ok(None)) if may_be_running => {}
                 Some(Ok(found)) => return Ok(found),
-                Some(Err(error)) if error.kind().retry() == Retry::Never => return Err(error),
+                Some(Err(error)) if error.retry() == Retry::Never => return Err(error),
                 Some(Err(_)) | None => {}
             }
             sleep(backoff(CHECK_BACKOFF, number, &mut fastrand::Rng::new())).await;
@@ -171,5 +171,6 @@ impl Commit<'_> {
 /// Returns whether an attempt ended without a response of the store, which may still be processing it. A proxy reports this
 /// as 502 or 504.
 fn is_unanswered(error: &Error) -> bool {
-    error.kind().outcome_unknown() && matches!(error.status(), None | Some(502 | 504))
+    let is_final = error.kind().retry() != Retry::Never && error.retry() == Retry::Never;
+    !is_final && error.kind().outcome_unknown() && matches!(error.status(), None | Some(502 | 504))
 }

@@ -9,7 +9,7 @@ use torchobj_core::types::{Payload, Version};
 use torchobj_core::url::ObjectUrl;
 
 use super::request::{Bucket, path_in};
-use super::resource::Resource;
+use super::resource::{Resource, or_default};
 
 /// Maximum number of failed steps of one copy that are repeated, and the pause before the first repetition.
 const MAX_FAILURES: u32 = 5;
@@ -19,6 +19,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Rewritten {
+    #[serde(default, deserialize_with = "or_default")]
     done: bool,
     rewrite_token: Option<String>,
     resource: Option<Resource>,
@@ -44,7 +45,7 @@ impl Bucket {
             let request = self.request(operation, "POST", Some(key), path.clone(), &query, Vec::new(), &payload);
             let step = match self.json::<Rewritten>(&request).await {
                 // The token continues where the last step stopped; another attempt of the caller would begin again.
-                Err(error) if token.is_some() && failures < MAX_FAILURES && error.kind().retry() != Retry::Never => {
+                Err(error) if token.is_some() && failures < MAX_FAILURES && error.retry() != Retry::Never => {
                     failures += 1;
                     sleep(PAUSE * failures).await;
                     continue;

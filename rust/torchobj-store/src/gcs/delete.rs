@@ -44,7 +44,7 @@ impl Bucket {
             let failed: Vec<_> = deletes.buffer_unordered(CONCURRENT).filter_map(std::future::ready).collect().await;
             for ((name, generation), error) in failed {
                 match pause {
-                    Some(_) if error.kind().retry() != Retry::Never => objects.push((name, generation)),
+                    Some(_) if error.retry() != Retry::Never => objects.push((name, generation)),
                     _ => given_up.push((name, error)),
                 }
             }

@@ -1,6 +1,9 @@
 //! Parses and classifies error responses of the JSON API. Does no I/O.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use torchobj_core::error::{ErrorKind, Operation};
 
 use crate::http::{CHANGED, ErrorResponse, Refusal, kind_of_status};
@@ -23,11 +26,35 @@ struct Reason {
     reason: Option<String>,
 }
 
+/// A document that is an error, of any content.
+#[derive(Deserialize)]
+struct AnyError {
+    #[serde(rename = "error")]
+    _error: IgnoredAny,
+}
+
+/// Whether the body of a response with status 200 is an error. The server may send one after it has begun to respond.
+pub(super) fn is_error(body: &[u8]) -> bool {
+    serde_json::from_slice::<AnyError>(body).is_ok()
+}
+
+/// Refusals with status 403 that are no permission problem ("HTTP status and error codes for JSON").
+const PERMANENT: [&str; 7] = [
+    "accountDisabled",
+    "countryBlocked",
+    "objectUnderActiveHold",
+    "quotaExceeded",
+    "retentionPolicyNotMet",
+    "sslRequired",
+    "UserProjectAccountProblem",
+];
+
 /// Classifies a failure by its status, reason and message ("HTTP status and error codes for JSON").
 fn kind_of(operation: Operation, status: u16, reason: Option<&str>, message: &str) -> ErrorKind {
     match (status, reason) {
         (_, Some("rateLimitExceeded" | "userRateLimitExceeded" | "slowDown")) => ErrorKind::Throttled,
         (401, _) => ErrorKind::ExpiredCredentials,
+        (403, Some(reason)) if PERMANENT.contains(&reason) => ErrorKind::InvalidRequest,
         // The reason is that of a missing object.
         (404, _) if message.contains("bucket does not exist") => ErrorKind::NoBucket,
         (404, _) if matches!(operation, Operation::List | Operation::ListUploads) => ErrorKind::NoBucket,
@@ -40,7 +67,7 @@ fn kind_of(operation: Operation, status: u16, reason: Option<&str>, message: &st
 }
 
 /// The next step for the user, if there is one.
-pub(super) fn hint(operation: Operation, kind: ErrorKind) -> Option<&'static str> {
+fn hint(operation: Operation, kind: ErrorKind) -> Option<&'static str> {
     match kind {
         ErrorKind::AccessDenied if matches!(operation, Operation::Get | Operation::Head) => Some(
             "without the permission storage.objects.list, Cloud Storage also returns this if the object does not exist",
@@ -83,8 +110,16 @@ pub(super) fn refusal(operation: Operation, response: &ErrorResponse<'_>) -> Ref
         Some("retentionPolicyNotMet" | "objectUnderActiveHold") => {
             Some("the object can be replaced or deleted when its retention period or hold ends")
         }
-        _ => None,
+        Some("accountDisabled" | "UserProjectAccountProblem") => Some(
+            "the billing account of the project that owns the bucket, or of user_project, is disabled: its owner enables it in \
+             the Google Cloud console",
+        ),
+        Some("quotaExceeded") => {
+            Some("a quota of the project is used up: the Google Cloud console shows and raises it")
+        }
+        _ => hint(operation, kind),
     };
+    let hint = hint.map(Cow::Borrowed);
     let request_id = (response.header)("x-guploader-uploadid");
     Refusal { kind, code, message, request_id, hint }
 }

@@ -1,14 +1,12 @@
 //! Lists objects and buckets.
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use torchobj_core::error::{Operation, Result};
 use torchobj_core::types::{ListPage, ListRequest, Payload};
 
 use super::parts;
 use super::request::Bucket;
-use super::resource::Resource;
-use crate::http::Request;
+use super::resource::{Resource, or_default};
 
 /// Maximum number of entries of a page (JSON API reference, "Objects: list").
 const MAX_ENTRIES: u32 = 1000;
@@ -17,11 +15,11 @@ const MAX_ENTRIES: u32 = 1000;
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Page {
+    #[serde(deserialize_with = "or_default")]
     pub(super) items: Vec<Resource>,
+    #[serde(deserialize_with = "or_default")]
     prefixes: Vec<String>,
     next_page_token: Option<String>,
-    /// That of an error with status 200. Every other field may be missing, as in an empty page.
-    error: Option<IgnoredAny>,
 }
 
 impl Page {
@@ -72,7 +70,7 @@ impl Bucket {
         let query: Vec<_> = query.into_iter().flatten().collect();
         let (operation, payload) = (Operation::ListBuckets, Payload::default());
         let path = b"storage/v1/b".to_vec();
-        let page = self.checked_page(&self.request(operation, "GET", None, path, &query, Vec::new(), &payload)).await?;
+        let page: Page = self.json(&self.request(operation, "GET", None, path, &query, Vec::new(), &payload)).await?;
         let continuation = page.continuation();
         let entries = page.items.into_iter().map(Resource::into_entry).collect();
         Ok(ListPage { entries, prefixes: Vec::new(), continuation })
@@ -82,16 +80,6 @@ impl Bucket {
     pub(super) async fn page(&self, operation: Operation, prefix: &str, query: &[(&str, &str)]) -> Result<Page> {
         let payload = Payload::default();
         let request = self.request(operation, "GET", Some(prefix), self.path("/o", ""), query, Vec::new(), &payload);
-        self.checked_page(&request).await
-    }
-
-    async fn checked_page(&self, request: &Request<'_>) -> Result<Page> {
-        let page: Page = self.json(request).await?;
-        match page.error {
-            Some(_) => {
-                Err(self.protocol(request.operation, request.key.unwrap_or_default(), "an error with status 200"))
-            }
-            None => Ok(page),
-        }
+        self.json(&request).await
     }
 }

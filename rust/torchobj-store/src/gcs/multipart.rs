@@ -13,7 +13,7 @@ use torchobj_core::types::{Condition, PartReceipt, Payload, PutOptions, Upload, 
 
 use super::parts::Parts;
 use super::request::Bucket;
-use super::resource::{NONCE, Resource, Written, totals};
+use super::resource::{NONCE, Resource, Written, or_default, totals};
 use super::resumable::Resumable;
 use crate::config::ParallelUpload;
 use crate::id::unique_id;
@@ -48,18 +48,13 @@ enum Sending {
 }
 
 /// Settings of a bucket that restrict parts of uploads.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct BucketSettings {
-    storage_class: String,
+    storage_class: Option<String>,
     retention_policy: Option<serde_json::Value>,
+    #[serde(deserialize_with = "or_default")]
     default_event_based_hold: bool,
-}
-
-impl Default for BucketSettings {
-    fn default() -> Self {
-        Self { storage_class: WITHOUT_FEE[0].to_owned(), retention_policy: None, default_event_based_hold: false }
-    }
 }
 
 /// What is known about uploads in parts to a bucket.
@@ -76,6 +71,7 @@ struct Restrictions {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Permissions {
+    #[serde(deserialize_with = "or_default")]
     permissions: Vec<String>,
 }
 
@@ -165,12 +161,13 @@ impl Uploads {
             let request = self.bucket.request(operation, "GET", None, path, &query, Vec::new(), &payload);
             let granted = match self.bucket.json::<Permissions>(&request).await {
                 // An emulator may not implement it.
-                Err(error) if error.kind().retry() == Retry::Never => Permissions::default(),
+                Err(error) if error.retry() == Retry::Never => Permissions::default(),
                 granted => granted?,
             };
             let missing = query.iter().find(|(_, name)| granted.permissions.iter().all(|granted| granted != name));
             missing.map(|(_, name)| format!("the credentials are not known to have the permission {name}"))
         };
+        let storage_class = storage_class.unwrap_or_else(|| WITHOUT_FEE[0].to_owned());
         Ok(Restrictions { storage_class, reason, ..Restrictions::default() })
     }
 

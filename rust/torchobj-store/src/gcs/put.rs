@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::error::{ErrorKind, Operation, Result, Retry};
 use torchobj_core::types::{Attributes, Condition, Payload, PutOptions, Version};
 
 use super::parts::PREFIX;
@@ -118,7 +118,9 @@ impl Bucket {
             let found = self.resource_of(Operation::Head, key, written.name, generation.as_ref()).await;
             made = found.map_err(|error| {
                 let message = "the response omits fields of the object, and its metadata could not be read";
-                self.protocol(operation, key, message).with_source(error)
+                let unread = self.error(ErrorKind::Protocol, operation, Some(key), message);
+                let unread = if error.retry() == Retry::Never { unread.permanent() } else { unread };
+                unread.with_source(error)
             })?;
             shown = written.is_shown_by(&made);
         }
@@ -127,7 +129,7 @@ impl Bucket {
             Ok(false) => {
                 let message = "the store does not return the size, the CRC32C and the metadata of the object, so it is not \
                      known whether the object is intact";
-                return Err(self.error(ErrorKind::Integrity, operation, Some(key), message));
+                return Err(self.error(ErrorKind::Integrity, operation, Some(key), message).permanent());
             }
             Err(problem) => problem,
         };

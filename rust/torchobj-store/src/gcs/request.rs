@@ -4,21 +4,24 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::types::{Condition, Payload, Version};
 
 use super::config::Account;
 use super::credentials::{Token, USER_PROJECT};
-use super::error::{hint, refusal};
+use super::error::{is_error, refusal};
 use crate::credentials::{Loaded, described};
 use crate::http::{
     self, Authorize, Dialect, ErrorResponse, Failure, Headers, HostAddress, Origin, Refusal, Request, RequestHead,
-    Response, Unauthorized, encode, sanitize,
+    Response, Unauthorized, encode, is_page, sanitize,
 };
 
 /// Maximum size of the JSON of a response. A page of 1000 names of 1024 bytes, each escaped, has 6 MiB.
 const MAX_JSON_BYTES: usize = 16 << 20;
+
+/// Maximum size of an error.
+const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// A bucket of an account.
 pub(super) struct Bucket {
@@ -44,9 +47,9 @@ impl Bucket {
         Error::new(kind, operation, self.url_of(key), sanitize(message, 1000))
     }
 
-    /// The error of a response that is not valid.
+    /// The error of a response that is complete and not valid: a retry would receive the same one.
     pub(super) fn protocol(&self, operation: Operation, key: &str, message: &str) -> Error {
-        self.error(ErrorKind::Protocol, operation, Some(key), message)
+        self.error(ErrorKind::Protocol, operation, Some(key), message).permanent()
     }
 
     /// The path of the bucket, or of an object or a collection in it: a suffix such as `/o/` and a name.
@@ -111,16 +114,26 @@ impl Bucket {
         key: Option<&str>,
         mut response: Response,
     ) -> Result<T> {
-        if response.is_html() {
-            let message = "the response is a page, and not the JSON that Google Cloud Storage always sends";
-            return Err(response.refuse(self.error(ErrorKind::OtherServer, operation, key, message)));
-        }
         let text = response.read_text(MAX_JSON_BYTES).await;
         let text = text.map_err(|failure| failure.into_error(operation, self.url_of(key)))?;
-        serde_json::from_slice(&text).map_err(|error| {
+        if text.len() <= MAX_ERROR_BYTES && is_error(&text) {
+            let response = ErrorResponse { status: response.status, header: &|_| None, body: &text };
+            return Err(refusal(operation, &response).into_error(operation, self.url_of(key), &response));
+        }
+        // serde would take an array for an object without fields.
+        let parsed = match text.trim_ascii_start().starts_with(b"[") {
+            true => Err(serde_json::Error::custom("an array")),
+            false => serde_json::from_slice(&text),
+        };
+        parsed.map_err(|error| {
+            if response.header("content-type").is_some_and(|kind| !kind.contains("json")) || is_page(&text) {
+                let message = "the response is a page, and not the JSON that Google Cloud Storage always sends";
+                return response.refuse(self.error(ErrorKind::OtherServer, operation, key, message));
+            }
             // The message of serde_json may contain text of the server.
             let message = format!("the response is not the expected JSON: {error}");
-            self.error(ErrorKind::Protocol, operation, key, &message)
+            let invalid = self.error(ErrorKind::Protocol, operation, key, &message).with_status(response.status, None);
+            if error.is_data() { invalid.permanent() } else { invalid }
         })
     }
 
@@ -190,7 +203,7 @@ impl Dialect for BucketDialect<'_> {
     }
 
     /// Replaces a token that was refused, so that the request can be retried.
-    async fn recover(&self, operation: Operation, response: &ErrorResponse<'_>, error: Error) -> Error {
+    async fn recover(&self, _: Operation, response: &ErrorResponse<'_>, error: Error) -> Error {
         let account = &self.bucket.account;
         if error.kind() == ErrorKind::ExpiredCredentials {
             return match (&account.credentials, &self.token) {
@@ -205,8 +218,10 @@ impl Dialect for BucketDialect<'_> {
             };
         }
         if matches!(response.status, 403 | 404) {
-            let next = hint(operation, error.kind()).map(|hint| format!("; {hint}")).unwrap_or_default();
-            return error.with_hint(format!("the endpoint is {}{next}", account.origin.url()));
+            let next = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+            let hint = format!("the endpoint is {}{next}", account.origin.url());
+            // A permanent refusal of a request that has reached the object is none of the endpoint.
+            return if error.kind() == ErrorKind::InvalidRequest { error } else { error.with_hint(hint) };
         }
         error
     }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use crc_fast::{CrcAlgorithm, Digest, checksum_combine};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use torchobj_core::types::{Attributes, ListEntry, ObjectChecksum, ObjectHead, PartReceipt, Payload, Version};
 
 use crate::http::date;
@@ -21,7 +22,7 @@ pub(super) const FIELDS: &str = "name,size,generation,timeCreated,storageClass,c
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Resource {
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub(super) name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) crc32c: Option<String>,
@@ -37,15 +38,39 @@ pub(super) struct Resource {
     cache_control: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) storage_class: Option<String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "texts")]
     pub(super) metadata: BTreeMap<String, String>,
-    // Only in responses. Numbers of 64 bits are strings.
-    #[serde(skip_serializing)]
+    // Only in responses. Numbers of 64 bits are strings; those of emulators may be numbers.
+    #[serde(skip_serializing, deserialize_with = "text")]
     size: Option<String>,
-    #[serde(skip_serializing)]
+    #[serde(skip_serializing, deserialize_with = "text")]
     generation: Option<String>,
-    #[serde(skip_serializing)]
+    #[serde(skip_serializing, deserialize_with = "text")]
     time_created: Option<String>,
+}
+
+/// A field that is absent if it is null.
+pub(super) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(field: D) -> Result<T, D::Error> {
+    Ok(Option::<T>::deserialize(field)?.unwrap_or_default())
+}
+
+/// A text, or a number as its digits; `None` for anything else.
+fn text<'de, D: Deserializer<'de>>(field: D) -> Result<Option<String>, D::Error> {
+    Value::deserialize(field).map(text_of)
+}
+
+fn text_of(value: Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// Metadata, whose values are texts.
+fn texts<'de, D: Deserializer<'de>>(field: D) -> Result<BTreeMap<String, String>, D::Error> {
+    let values = or_default::<_, BTreeMap<String, Value>>(field)?.into_iter();
+    Ok(values.filter_map(|(name, value)| Some((name, text_of(value)?))).collect())
 }
 
 impl Resource {
@@ -236,11 +261,23 @@ mod tests {
             assert_eq!(serde_json::from_str::<Resource>(text).unwrap().into_head(), None, "{text}");
         }
         let text = r#"{"size":"3","generation":"17","metadata":{"A":"b","torchobj-upload":"n"},"unknown":[1]}"#;
-        let resource: Resource = serde_json::from_str(text).unwrap();
-        assert_eq!(resource.nonce(), Some("n"));
-        let head = resource.into_head().unwrap();
-        assert_eq!((head.size, head.version), (3, Some(Version::new("17"))));
-        assert_eq!(head.attributes.metadata, [("a".to_owned(), "b".to_owned())]);
+        for text in [text, &text.replace("\"3\"", "3").replace("\"17\"", "17").replace("[1]", "null")] {
+            let resource: Resource = serde_json::from_str(text).unwrap();
+            assert_eq!(resource.nonce(), Some("n"));
+            let head = resource.into_head().unwrap();
+            assert_eq!((head.size, head.version), (3, Some(Version::new("17"))));
+            assert_eq!(head.attributes.metadata, [("a".to_owned(), "b".to_owned())]);
+        }
+    }
+
+    #[test]
+    fn null_is_absent_and_metadata_may_have_numbers() {
+        let text = r#"{"name":null,"size":3,"generation":17,"timeCreated":5,"crc32c":null,"metadata":null}"#;
+        let head = serde_json::from_str::<Resource>(text).unwrap().into_head().unwrap();
+        assert_eq!((head.size, head.modified_ms, head.attributes.metadata), (3, None, vec![]));
+        let text = r#"{"metadata":{"a":1,"b":null,"c":"d"}}"#;
+        let found = serde_json::from_str::<Resource>(text).unwrap().metadata;
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), [("a", "1"), ("c", "d")].map(|(a, b)| (a.into(), b.into())));
     }
 
     #[test]

@@ -225,7 +225,9 @@ impl Bucket {
             308 => match response.header("range") {
                 None => Ok(ChunkResponse::Stored(0)),
                 Some(range) => {
-                    let last = range.strip_prefix("bytes=0-").and_then(|last| last.parse::<u64>().ok());
+                    // An emulator may send the range only, or in the form of a Content-Range.
+                    let range = range.trim().trim_start_matches("bytes").trim_start_matches(['=', ' ']);
+                    let last = range.strip_prefix("0-").and_then(|last| last.parse::<u64>().ok());
                     let invalid = || self.protocol(operation, key, "the Range header is not valid");
                     Ok(ChunkResponse::Stored(last.and_then(|last| last.checked_add(1)).ok_or_else(invalid)?))
                 }

@@ -105,7 +105,7 @@ mod tests {
                 Some("expired") => ErrorKind::ExpiredCredentials,
                 _ => kind_of_status(operation, response.status),
             };
-            Refusal { kind, code, message, request_id: (response.header)("x-id"), hint: Some("log in") }
+            Refusal { kind, code, message, request_id: (response.header)("x-id"), hint: Some("log in".into()) }
         }
 
         fn redirected(&self, server: &HostAddress) -> Option<Origin> {

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use torchobj_core::error::{Error, ErrorKind, Operation};
 
+use super::date::skew_s;
+
 /// The next step if a response lacks what the provider always sends.
 pub(crate) const OTHER_SERVER: &str = "another server has answered, such as a proxy or a login page: check endpoint_url and the \
     proxy variables of the environment";
@@ -78,7 +80,7 @@ pub(crate) struct Refusal {
     pub(crate) message: Option<String>,
     pub(crate) request_id: Option<String>,
     /// What the user can do next.
-    pub(crate) hint: Option<&'static str>,
+    pub(crate) hint: Option<Cow<'static, str>>,
 }
 
 impl Refusal {
@@ -86,7 +88,7 @@ impl Refusal {
     pub(crate) fn into_error(self, operation: Operation, url: String, response: &ErrorResponse<'_>) -> Error {
         let message =
             self.message.map_or_else(|| reason(response.status).to_owned(), |message| sanitize(&message, 500));
-        let retry_after = (response.header)("retry-after").and_then(|seconds| seconds.parse().ok());
+        let retry_after = (response.header)("retry-after").and_then(|text| seconds_until(text.trim()));
         let retry_after = retry_after.map(|seconds| Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
         let error = Error::new(self.kind, operation, url, message)
             .with_status(response.status, self.code.map(|code| sanitize(&code, 100)))
@@ -97,6 +99,11 @@ impl Refusal {
             None => error,
         }
     }
+}
+
+/// The seconds of a `Retry-After`, which may be a date (RFC 9110, section 10.2.3).
+fn seconds_until(text: &str) -> Option<u64> {
+    text.parse().ok().or_else(|| u64::try_from(skew_s(text)?).ok())
 }
 
 /// The reason phrase of a status.
@@ -169,6 +176,14 @@ mod tests {
     fn a_failed_condition_is_changed_for_a_read_and_precondition_for_a_write() {
         assert_eq!(kind_of_status(Operation::Get, 412), ErrorKind::Changed);
         assert_eq!(kind_of_status(Operation::Put, 412), ErrorKind::Precondition);
+    }
+
+    #[test]
+    fn a_retry_after_is_a_number_of_seconds_or_a_date() {
+        assert_eq!((seconds_until("7"), seconds_until("Sun, 06 Nov 1994 08:49:37 GMT")), (Some(7), None));
+        let later = seconds_until("Fri, 31 Dec 9999 23:59:59 GMT").unwrap();
+        assert!(later > 1_000_000_000, "{later}");
+        assert_eq!(seconds_until("soon"), None);
     }
 
     #[test]

@@ -76,27 +76,38 @@ impl HttpGetResult {
             version,
             etag: response.header("etag"),
             length: response.length(),
-            range: (response.status == 206).then(|| response.header("content-range").unwrap_or_default()),
+            range: content_range(&response),
             encoding: response.header("content-encoding"),
         };
-        let found = headers.extent(size.is_some()).map_err(|message| protocol(&url, &message))?;
+        let (range, found_size) = headers.extent(size.is_some()).map_err(|message| {
+            let error = protocol(&url, &message);
+            // A request without a range shows that the object is empty.
+            if headers.is_of_empty() { error.with_kind(ErrorKind::Range) } else { error }
+        })?;
         if response.lease.framing() == Framing::Empty {
             return Err(protocol(&url, "the response has no body"));
         }
         let (version, is_long) = (headers.version, headers.length.is_some());
-        let has_length = found.is_some();
-        let (range, size) = match (found, size) {
-            (Some(found), _) => found,
-            (None, Some(size)) => (0..size, size),
-            (None, None) => {
+        let has_length = range.is_some();
+        let size = match found_size.or(size) {
+            Some(size) => size,
+            None => {
                 let head = head().await?;
                 if head.version != version {
                     let message = format!("GET responds with version {version:?}, HEAD with {:?}", head.version);
                     return Err(protocol(&url, &message));
                 }
-                (0..head.size, head.size)
+                head.size
             }
         };
+        let range = range.unwrap_or(0..size);
+        if range.is_empty() && size > 0 {
+            let message = format!("the response has no bytes: the object has {size} bytes");
+            return Err(protocol(&url, &message).with_kind(ErrorKind::Range));
+        }
+        if range.end > size {
+            return Err(protocol(&url, &format!("the response has the bytes {range:?} of an object of {size} bytes")));
+        }
         let body = if is_long {
             PendingBody::Length(response.lease, details)
         } else {
@@ -114,9 +125,9 @@ impl HttpGetResult {
         details: Details,
         frames: BoxStream<'static, io::Result<Bytes>>,
     ) -> Result<Self> {
-        let found = headers.extent(false).map_err(|message| protocol(&url, &message))?;
-        let Some((range, size)) = found.filter(|_| headers.length.is_some()) else {
-            return Err(protocol(&url, "the response has no Content-Length"));
+        let extent = headers.extent(false).map_err(|message| protocol(&url, &message))?;
+        let (Some(range), Some(size), Some(_)) = (extent.0, extent.1, headers.length) else {
+            return Err(protocol(&url, "the response has no Content-Length, or no size of the object").permanent());
         };
         let body = PendingBody::Frames(Frames::of_stream(frames, range.end - range.start), Box::new(details));
         Ok(Self { url, size, range, version: headers.version, has_length: true, body })
@@ -124,12 +135,12 @@ impl HttpGetResult {
 }
 
 impl BodyHeaders<'_> {
-    /// Returns the range of the body and the size of the whole object; `None` if the response does not have them. `size_known`: the
-    /// caller knows the size.
-    fn extent(&self, size_known: bool) -> Result<Option<(Range<u64>, u64)>, String> {
+    /// Returns the range of the body and the size of the whole object, as far as the response has them. `size_known`: the caller
+    /// knows the size.
+    fn extent(&self, size_known: bool) -> Result<(Option<Range<u64>>, Option<u64>), String> {
         self.check_encoding(size_known || self.length.is_some())?;
         let Some(header) = self.range else {
-            return Ok(self.length.map(|length| (0..length, length)));
+            return Ok((self.length.map(|length| 0..length), self.length));
         };
         let (range, size) =
             parse_content_range(header).ok_or_else(|| format!("the Content-Range {header:?} is not valid"))?;
@@ -137,8 +148,13 @@ impl BodyHeaders<'_> {
             Some(length) if length != range.end - range.start => {
                 Err(format!("the body has {length} bytes, its Content-Range {range:?}"))
             }
-            _ => Ok(Some((range, size))),
+            _ => Ok((Some(range), size)),
         }
+    }
+
+    /// Whether the response is to a range of an empty object. That of s3rver declares a byte, which is never sent.
+    fn is_of_empty(&self) -> bool {
+        self.range.and_then(parse_content_range).is_some_and(|(_, size)| size == Some(0))
     }
 
     /// Refuses a body that a proxy may have compressed. A response with an object that was stored with a Content-Encoding has
@@ -157,6 +173,16 @@ impl BodyHeaders<'_> {
         let missing = if strong { "Content-Length" } else { "strong ETag" };
         Err(format!("Content-Encoding {encoding} without a {missing}: a proxy may have compressed the object"))
     }
+}
+
+/// The `Content-Range` of a response. One with status 200 may be a part of the object all the same.
+fn content_range(response: &Response) -> Option<&str> {
+    let header = response.header("content-range");
+    if response.status == 206 {
+        return Some(header.unwrap_or_default());
+    }
+    let length = |(range, _): (Range<u64>, _)| range.end - range.start;
+    header.filter(|header| response.length().is_some() && parse_content_range(header).map(length) == response.length())
 }
 
 fn protocol(url: &str, message: &str) -> Error {
@@ -221,12 +247,14 @@ mod tests {
     #[test]
     fn a_length_must_match_the_content_range() {
         let extent = |length, range| headers(length, range, "\"e\"", "").extent(false);
-        assert_eq!(extent(Some(10), None), Ok(Some((0..10, 10))));
-        assert_eq!(extent(Some(10), Some("bytes 5-14/100")), Ok(Some((5..15, 100))));
-        assert_eq!(extent(None, Some("bytes 5-14/100")), Ok(Some((5..15, 100))));
-        assert_eq!(extent(None, None), Ok(None));
+        assert_eq!(extent(Some(10), None), Ok((Some(0..10), Some(10))));
+        assert_eq!(extent(Some(10), Some("bytes 5-14/100")), Ok((Some(5..15), Some(100))));
+        assert_eq!(extent(None, Some("bytes 5-14/100")), Ok((Some(5..15), Some(100))));
+        assert_eq!(extent(Some(10), Some("bytes 5-14/*")), Ok((Some(5..15), None)));
+        assert_eq!(extent(Some(0), Some("bytes 0--1/0")), Ok((Some(0..0), Some(0))));
+        assert_eq!(extent(None, None), Ok((None, None)));
         extent(Some(9), Some("bytes 5-14/100")).expect_err("one byte less");
-        extent(Some(10), Some("bytes 5-14/*")).expect_err("no size");
+        extent(Some(1), Some("bytes 0--1/0")).expect_err("an empty object with a byte");
     }
 
     #[test]

@@ -13,12 +13,22 @@ pub(crate) fn header(range: &ByteRange) -> String {
     }
 }
 
-/// Parses a `Content-Range` header, such as `bytes 0-9/100`: the range and the size of the whole object.
-pub(crate) fn parse_content_range(header: &str) -> Option<(Range<u64>, u64)> {
-    let (range, size) = header.trim().strip_prefix("bytes ")?.split_once('/')?;
-    let (first, last) = range.split_once('-')?;
-    let (first, last, size): (u64, u64, u64) = (first.parse().ok()?, last.parse().ok()?, size.parse().ok()?);
-    (first <= last && last < size).then_some((first..last + 1, size))
+/// Parses a `Content-Range` header, such as `bytes 0-9/100`: the range, and the size of the whole object unless it is `*`.
+pub(crate) fn parse_content_range(header: &str) -> Option<(Range<u64>, Option<u64>)> {
+    let (unit, header) = header.trim().split_once([' ', '='])?;
+    let (range, size) = header.split_once('/').filter(|_| unit.eq_ignore_ascii_case("bytes"))?;
+    let size = match size.trim() {
+        "*" => None,
+        size => Some(size.parse::<u64>().ok()?),
+    };
+    // An empty object has no range: MinIO sends `bytes 0--1/0`, s3rver `bytes 0-0/0`.
+    if size == Some(0) {
+        return Some((0..0, size));
+    }
+    let (first, last) = range.trim().split_once('-')?;
+    let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+    let end = last.checked_add(1)?;
+    (first <= end && size.is_none_or(|size| end <= size)).then_some((first..end, size))
 }
 
 #[cfg(test)]
@@ -34,8 +44,17 @@ mod tests {
 
     #[test]
     fn a_content_range_is_parsed_and_a_malformed_one_is_none() {
-        assert_eq!(parse_content_range("bytes 0-9/100"), Some((0..10, 100)));
-        for wrong in ["", "bytes 0-9/*", "bytes 9-0/100", "bytes 0-100/100", "items 0-9/100", "bytes */100"] {
+        for right in ["bytes 0-9/100", " Bytes 0-9/100", "bytes=0-9/100", "bytes  0-9/100"] {
+            assert_eq!(parse_content_range(right), Some((0..10, Some(100))), "{right}");
+        }
+        assert_eq!(parse_content_range("bytes 5-9/*"), Some((5..10, None)));
+        for empty in ["bytes 0--1/0", "bytes */0", "bytes 0-0/0"] {
+            assert_eq!(parse_content_range(empty), Some((0..0, Some(0))), "{empty}");
+        }
+        // That of a range after the end, by an emulator of Google Cloud Storage.
+        assert_eq!(parse_content_range("bytes 100-99/100"), Some((100..100, Some(100))));
+        let past = format!("bytes 0-{}/*", u64::MAX);
+        for wrong in ["", "bytes 9-0/100", "bytes 0-100/100", "items 0-9/100", "bytes */100", "bytes 0-9", &past] {
             assert_eq!(parse_content_range(wrong), None, "{wrong}");
         }
     }

@@ -8,6 +8,24 @@ use super::{ErrorResponse, Failure, Framing, Lease, OTHER_SERVER, sanitize};
 /// Maximum size of the body of an error. Those of S3 have a few hundred bytes; a larger page of a proxy is not read.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
+/// Whether a content type is that of a page for a browser.
+pub(crate) fn is_html(content_type: &str) -> bool {
+    content_type.trim().to_ascii_lowercase().starts_with("text/html")
+}
+
+/// Whether a body is a page for a browser, of a response without a content type.
+pub(crate) fn is_page(body: &[u8]) -> bool {
+    let body = body.trim_ascii_start();
+    let start = String::from_utf8_lossy(&body[..body.len().min(16)]).to_ascii_lowercase();
+    start.starts_with("<html") || start.starts_with("<!doctype html")
+}
+
+/// The error of a response that lacks what the provider always sends, with its status and content type.
+pub(crate) fn refuse(error: Error, status: u16, content_type: Option<&str>) -> Error {
+    let kind = sanitize(content_type.unwrap_or("none"), 100);
+    error.with_status(status, None).with_hint(format!("its content type is {kind}: {OTHER_SERVER}"))
+}
+
 /// The head of a response, and the connection that receives its body.
 pub(crate) struct Response {
     pub(crate) lease: Lease,
@@ -30,14 +48,12 @@ impl Response {
 
     /// Whether the body is a page for a browser.
     pub(crate) fn is_html(&self) -> bool {
-        self.header("content-type").is_some_and(|kind| kind.trim().to_ascii_lowercase().starts_with("text/html"))
+        self.header("content-type").is_some_and(is_html)
     }
 
     /// The error of a response that lacks what the provider always sends, with its status and content type.
     pub(crate) fn refuse(&self, error: Error) -> Error {
-        let kind = sanitize(self.header("content-type").unwrap_or("none"), 100);
-        let hint = format!("its content type is {kind}: {OTHER_SERVER}");
-        error.with_status(self.status, None).with_hint(hint)
+        refuse(error, self.status, self.header("content-type"))
     }
 
     /// Receives a body of at most `limit_bytes`.

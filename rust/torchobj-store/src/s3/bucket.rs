@@ -12,8 +12,11 @@ use super::config::Account;
 use super::endpoint::{Address, is_region};
 use super::error::refusal;
 use super::sign::{DEFAULT_REGION, Signer};
+use super::xml;
 use crate::credentials::{Refused, described};
-use crate::http::{Anonymous, ErrorResponse, Failure, Headers, OTHER_SERVER, Request, encode, exchange, sanitize};
+use crate::http::{
+    Anonymous, ErrorResponse, Failure, Headers, OTHER_SERVER, Request, encode, exchange, is_page, refuse, sanitize,
+};
 
 /// A signer, and the generation of its credentials.
 pub(super) type Signing = (Arc<Signer>, u64);
@@ -75,10 +78,30 @@ impl Bucket {
     /// # Errors
     /// `OtherServer`: S3 always sends an ETag, a login page of a proxy has none.
     pub(super) fn version_of(&self, operation: Operation, key: &str, etag: Option<Version>) -> Result<Version> {
-        etag.ok_or_else(|| {
-            let message = "the response has no ETag, which S3 and compatible servers always send";
-            self.error(ErrorKind::OtherServer, operation, Some(key), message).with_hint(OTHER_SERVER)
-        })
+        etag.ok_or_else(|| self.missing(operation, key, "ETag"))
+    }
+
+    /// The error of a response without `what`, which S3 and compatible servers always send.
+    pub(super) fn missing(&self, operation: Operation, key: &str, what: &str) -> Error {
+        let message = format!("the response has no {what}, which S3 and compatible servers always send");
+        self.error(ErrorKind::OtherServer, operation, Some(key), &message).with_hint(OTHER_SERVER)
+    }
+
+    /// The error of a successful response whose document is not the expected one. Only damaged XML is requested again.
+    pub(super) fn unexpected(
+        &self,
+        operation: Operation,
+        key: Option<&str>,
+        (status, content_type): (u16, Option<&str>),
+        document: &[u8],
+        problem: &str,
+    ) -> Error {
+        if content_type.is_some_and(|kind| !kind.to_ascii_lowercase().contains("xml")) || is_page(document) {
+            let message = "the response is a page, and not the XML that S3 always sends";
+            return refuse(self.error(ErrorKind::OtherServer, operation, key, message), status, content_type);
+        }
+        let error = self.error(ErrorKind::Protocol, operation, key, problem).with_status(status, None);
+        if xml::for_each_element(document, |_, _| {}).is_ok() { error.permanent() } else { error }
     }
 
     /// A request for `key` or for the bucket. Headers that begin with `x-amz-` are signed.
@@ -155,7 +178,7 @@ impl Bucket {
             }
             (Some(region), _) => {
                 let message = format!("x-amz-bucket-region is not a valid region: {}", sanitize(region, 64));
-                Err(self.error(ErrorKind::Protocol, operation, None, &message).with_status(status, None))
+                Err(self.error(ErrorKind::Protocol, operation, None, &message).with_status(status, None).permanent())
             }
             (None, 404) => {
                 let message = "the bucket does not exist";
@@ -163,7 +186,8 @@ impl Bucket {
             }
             (None, 500..) => {
                 let response = ErrorResponse { status, header: &|_| None, body: b"" };
-                Err(refusal(operation, &response).into_error(operation, self.url_of(None), &response))
+                let refusal = refusal(operation, &response, &self.account.config);
+                Err(refusal.into_error(operation, self.url_of(None), &response))
             }
             (None, _) => Ok(DEFAULT_REGION.to_owned()),
         }

@@ -24,7 +24,7 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
 
-use crate::http::{Dialer, HostAddress, Proxy, Transport};
+use crate::http::{Dialer, HostAddress, Proxy, Transport, is_html};
 
 /// The response to a request that deletes is a page for a browser: another server has answered, such as a login page.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ fn is_page<B>(response: &Response<B>) -> bool {
     response.status().is_success()
         && response.status() != StatusCode::NO_CONTENT
         && header(CONTENT_LENGTH) != Some("0")
-        && header(CONTENT_TYPE).is_some_and(|kind| kind.trim().to_ascii_lowercase().starts_with("text/html"))
+        && header(CONTENT_TYPE).is_some_and(is_html)
 }
 
 /// The error of our dialer, if it caused an error of the SDK.

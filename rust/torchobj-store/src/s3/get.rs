@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 
-use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::error::{Operation, Result};
 use torchobj_core::store::{GetResult, ObjectChecksum};
 use torchobj_core::types::{GetRequest, ObjectHead, Payload, Version};
 
 use super::Bucket;
 use super::checksum;
+use super::xml;
 use crate::config::Checksum;
 use crate::http::{AttributeHeaders, DetailsParser, HttpGetResult, Response, date, range};
 
@@ -46,7 +47,7 @@ impl Bucket {
         let request = self.request(operation, "GET", Some(get.key), &[], headers, &payload);
         let dialect = self.dialect(operation).await?;
         let mut response = dialect.send(&request).await?;
-        let version = response.header("etag").map(Version::new);
+        let version = response.header("etag").and_then(xml::header_etag);
         let length = response.length();
         let expected = length.is_none() || get.size.is_none_or(|size| length == Some(size));
         let is_xml = response.header("content-type").is_some_and(|kind| kind.contains("xml"));
@@ -72,7 +73,7 @@ impl Bucket {
 
     /// The version in the response to a read.
     fn version_in(&self, operation: Operation, key: &str, response: &Response) -> Result<Version> {
-        let version = self.version_of(operation, key, response.header("etag").map(Version::new));
+        let version = self.version_of(operation, key, response.header("etag").and_then(xml::header_etag));
         version.map_err(|error| response.refuse(error))
     }
 
@@ -101,19 +102,27 @@ impl Bucket {
         let operation = Operation::Head;
         let request = self.request(operation, "HEAD", Some(key), &[], headers, &payload);
         let response = self.dialect(operation).await?.send(&request).await?;
-        let version = self.version_in(operation, key, &response)?;
+        let is_marker = response.header("x-amz-request-id").is_some() && is_marker(key);
+        let version = match self.version_in(operation, key, &response) {
+            Err(_) if is_marker => None,
+            version => Some(version?),
+        };
         let size = response.header("content-length").and_then(|length| length.trim().parse().ok());
-        let size =
-            size.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no size"))?;
+        let size = size.ok_or_else(|| self.missing(operation, key, "Content-Length"))?;
         let head = ObjectHead {
             size,
-            version: Some(version),
+            version,
             modified_ms: response.header("last-modified").and_then(date::http_ms),
             attributes: ATTRIBUTES.parse(&response.lease),
             checksum: if checksum { of_response(&response) } else { None },
         };
         Ok((head, response.header(&[METADATA, NONCE].concat()).map(str::to_owned)))
     }
+}
+
+/// Whether a key may be that of a folder, which has no ETag on servers that store objects as files, such as s3proxy.
+pub(super) fn is_marker(key: &str) -> bool {
+    key.ends_with('/')
 }
 
 /// The checksum of the object in a response to HEAD; otherwise the MD5 that is its ETag. The ETag of an object that is

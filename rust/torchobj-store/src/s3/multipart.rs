@@ -44,9 +44,8 @@ impl Bucket {
         let request = new_object!(self, request.set_metadata(Some(metadata)), attributes);
         let request = request.set_checksum_algorithm(algorithm.map(Into::into)).set_checksum_type(checksum_type);
         let output = self.sdk_output(operation, Some(key), request.send()).await?;
-        let id = output
-            .upload_id
-            .ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no upload id"))?;
+        let id = output.upload_id.filter(|id| !id.is_empty());
+        let id = id.ok_or_else(|| self.missing(operation, key, "UploadId"))?;
         Ok(Upload { key: key.to_owned(), id, nonce, begun_ms: None, checksum: options.checksum, sequential: false })
     }
 
@@ -62,7 +61,8 @@ impl Bucket {
         let query = [("partNumber", part_number.as_str()), ("uploadId", upload.id.as_str())];
         let request = self.request(operation, "PUT", Some(&upload.key), &query, headers, payload);
         let response = self.dialect(operation).await?.send(&request).await?;
-        let version = self.version_of(operation, &upload.key, response.header("etag").map(Version::new))?;
+        let etag = response.header("etag").and_then(xml::header_etag);
+        let version = self.version_of(operation, &upload.key, etag)?;
         Ok(PartReceipt {
             number,
             size: payload.len() as u64,
@@ -90,7 +90,7 @@ impl Bucket {
         self.version_of(Operation::Commit, &upload.key, found)
     }
 
-    /// Returns the version in the response; `None` if it is empty, as that of Ceph 16.
+    /// Returns the version in the response; `None` if it is empty, as that of Ceph 16, or missing.
     async fn own_commit(
         &self,
         upload: &Upload,
@@ -137,7 +137,7 @@ impl Bucket {
     /// ListMultipartUploads, all pages.
     pub(super) async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
         let operation = Operation::ListUploads;
-        let wrong = |problem: &str| self.error(ErrorKind::Protocol, operation, Some(prefix), problem);
+        let wrong = |problem: &str| self.error(ErrorKind::Protocol, operation, Some(prefix), problem).permanent();
         // MinIO lists the uploads of the key that equals the prefix only, and all of them without a prefix.
         let is_aws = self.account.environment().await.endpoint_url.is_none();
         let requested = if is_aws { prefix } else { "" };
@@ -182,16 +182,16 @@ impl Bucket {
     }
 }
 
-/// Parses the version in `<CompleteMultipartUploadResult>`, which may be empty.
+/// Parses the version in `<CompleteMultipartUploadResult>`, which may be empty or missing.
 fn result(document: &[u8]) -> std::result::Result<Option<Version>, String> {
-    let mut etag = None;
-    let read = xml::for_each_element(document.trim_ascii(), |path, text| {
-        if path == ["CompleteMultipartUploadResult", "ETag"] {
-            etag = text.map(xml::etag);
-        }
+    let (mut etag, mut is_result) = (None, false);
+    let read = xml::for_each_element(document.trim_ascii(), |path, text| match path {
+        ["CompleteMultipartUploadResult", "ETag"] => etag = text.and_then(xml::etag),
+        ["CompleteMultipartUploadResult"] => is_result = true,
+        _ => {}
     });
     read.map_err(|problem| problem.to_string())?;
-    etag.ok_or_else(|| "a response without an ETag".to_owned())
+    if is_result { Ok(etag) } else { Err("it is not the result of CompleteMultipartUpload".to_owned()) }
 }
 
 fn document(parts: &[PartReceipt], algorithm: Option<Algorithm>) -> String {
@@ -231,15 +231,16 @@ mod tests {
     }
 
     #[test]
-    fn a_result_must_be_complete_and_have_an_etag() {
+    fn a_result_must_be_complete_and_may_have_an_etag() {
         let whole = "<?xml version=\"1.0\"?>\n \n <CompleteMultipartUploadResult><ETag>&quot;e-2&quot;</ETag>\
             </CompleteMultipartUploadResult>";
         assert_eq!(result(whole.as_bytes()).unwrap(), Some(Version::new("\"e-2\"")));
-        assert_eq!(result(whole.replace("&quot;e-2&quot;", "").as_bytes()).unwrap(), None);
+        for none in [&whole.replace("&quot;e-2&quot;", ""), "<CompleteMultipartUploadResult/>"] {
+            assert_eq!(result(none.as_bytes()).unwrap(), None, "{none}");
+        }
         for wrong in [
             "",
             "<CompleteMultipartUploadResult><ETag>e</ETag>",
-            "<CompleteMultipartUploadResult></CompleteMultipartUploadResult>",
             "<Error><Code>InternalError</Code><ETag>e</ETag></Error>",
             "<html><ETag>e</ETag></html>",
         ] {

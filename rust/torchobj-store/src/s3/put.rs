@@ -8,6 +8,7 @@ use torchobj_core::types::{Attributes, ChecksumAlgorithm, Condition, Payload, Pu
 use super::Bucket;
 use super::checksum::Algorithm;
 use super::get::METADATA;
+use super::xml;
 use crate::config::{Checksum, Encryption};
 use crate::http::{Headers, invalid_header_value, is_header_value, metadata_problem};
 
@@ -39,7 +40,7 @@ impl Bucket {
         }
         let request = self.request(operation, "PUT", Some(key), &[], headers, payload);
         let response = self.dialect(operation).await?.send(&request).await?;
-        self.version_of(operation, key, response.header("etag").map(Version::new))
+        self.version_of(operation, key, response.header("etag").and_then(xml::header_etag))
     }
 
     /// Headers of attributes, storage class and encryption, without the metadata.

@@ -11,7 +11,7 @@ use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use super::bucket::{Bucket, Signing};
 use super::clock::is_skewed;
 use super::endpoint::Address;
-use super::error::{ErrorDocument, hint, refusal};
+use super::error::{CLOCK, ErrorDocument, refusal};
 use super::sign::{self, Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
 use crate::http::{
     self, Anonymous, Authorize, Dialect, ErrorResponse, Failure, HostAddress, Origin, Refusal, Request, RequestHead,
@@ -101,12 +101,9 @@ impl BucketDialect<'_> {
         let text = response.read_text(max_bytes).await;
         let text = text.map_err(|failure| self.bucket.failure(operation, key, failure))?;
         parse(&text).map_err(|problem| {
-            if response.is_html() {
-                let message = "the response is a page, and not the XML that S3 always sends";
-                return response.refuse(self.bucket.error(ErrorKind::OtherServer, operation, key, message));
-            }
-            let protocol = || self.bucket.error(ErrorKind::Protocol, operation, key, &problem.to_string());
-            response.error_in(&text, operation, key, self).unwrap_or_else(protocol)
+            let head = (response.status, response.header("content-type"));
+            let unexpected = || self.bucket.unexpected(operation, key, head, &text, &problem.to_string());
+            response.error_in(&text, operation, key, self).unwrap_or_else(unexpected)
         })
     }
 }
@@ -118,7 +115,7 @@ impl Dialect for BucketDialect<'_> {
     }
 
     fn refusal(&self, operation: Operation, response: &ErrorResponse<'_>) -> Refusal {
-        let mut refusal = refusal(operation, response);
+        let mut refusal = refusal(operation, response, &self.bucket.account.config);
         if (response.header)("server").as_deref().is_some_and(is_console) {
             (refusal.kind, refusal.message) = (ErrorKind::Config, Some(CONSOLE.to_owned()));
         }
@@ -136,12 +133,14 @@ impl Dialect for BucketDialect<'_> {
         let (status, header) = (response.status, response.header);
         if matches!(status, 401 | 403 | 404) {
             let endpoint = self.address.origin.url();
-            let next = hint(operation, error.kind(), error.code()).map(|hint| format!("; {hint}"));
-            error = error.with_hint(format!("the endpoint is {endpoint}{}", next.unwrap_or_default()));
+            let next = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+            let hint = format!("the endpoint is {endpoint}{next}");
+            // A permanent refusal of a request that has reached the object is none of the endpoint.
+            error = if error.kind() == ErrorKind::InvalidRequest { error } else { error.with_hint(hint) };
         }
         let date = header("date");
         if error.code().is_none() && status == 403 && is_skewed(date.as_deref(), self.skew_s) {
-            error = error.with_kind(ErrorKind::ClockSkew);
+            error = error.with_kind(ErrorKind::ClockSkew).with_hint(CLOCK);
         }
         let mut region = header("x-amz-bucket-region").or_else(|| ErrorDocument::parse(response.body).region);
         if region.is_none() && operation == Operation::Head && matches!(status, 301 | 400) {

@@ -220,7 +220,12 @@ pub(super) fn etag(etag: &str) -> Option<Version> {
     (!etag.trim_matches('"').is_empty()).then(|| quoted(etag))
 }
 
-/// An ETag with quotes, as in headers. Some stores omit the quotes in XML.
+/// The ETag in a header of a response, which must not be empty.
+pub(super) fn header_etag(etag: &str) -> Option<Version> {
+    (!etag.is_empty()).then(|| quoted(etag))
+}
+
+/// An ETag with quotes, as in headers. Some stores omit the quotes.
 pub(super) fn quoted(etag: &str) -> Version {
     if etag.ends_with('"') { Version::new(etag) } else { Version::new(format!("\"{etag}\"")) }
 }

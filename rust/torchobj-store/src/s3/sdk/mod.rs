@@ -86,8 +86,12 @@ impl Bucket {
         let body = raw.body().bytes().unwrap_or_default();
         if raw.status().is_success() && ErrorDocument::parse(body).code.is_none() {
             // A response that the SDK cannot parse.
-            let protocol = self.error(ErrorKind::Protocol, operation, key, "the AWS SDK failed");
-            return Err(protocol.with_source(Chain(error)));
+            let head = (raw.status().as_u16(), raw.headers().get("content-type"));
+            let unexpected = self.unexpected(operation, key, head, body, "the AWS SDK failed");
+            return Err(match unexpected.kind() {
+                ErrorKind::OtherServer => unexpected,
+                _ => unexpected.with_source(Chain(error)),
+            });
         }
         let response = ErrorResponse { status: raw.status().as_u16(), header: &header, body };
         Err(error_of(&dialect, operation, key, &response).await)

@@ -4,6 +4,7 @@
 use std::io;
 use std::pin::Pin;
 
+use aws_sdk_s3::operation::RequestId;
 use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::{ChecksumMode, ChecksumType, CompletedMultipartUpload, CompletedPart, EncodingType};
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use torchobj_core::types::{
 
 use super::super::bucket::Bucket;
 use super::super::checksum::{self, Algorithm};
-use super::super::get::{METADATA, NONCE};
+use super::super::get::{METADATA, NONCE, is_marker};
 use super::super::xml;
 use crate::http::{BodyHeaders, Chain, HttpGetResult, range};
 
@@ -100,7 +101,7 @@ impl Bucket {
         let checksum = object_checksum!(output);
         let encoding = output.content_encoding.clone();
         let headers = BodyHeaders {
-            version: Some(self.version_of(operation, key, output.e_tag.as_deref().map(Version::new))?),
+            version: Some(self.version_of(operation, key, output.e_tag.as_deref().and_then(xml::header_etag))?),
             etag: output.e_tag.as_deref(),
             length: output.content_length.and_then(|length| u64::try_from(length).ok()),
             range: output.content_range.as_deref(),
@@ -124,13 +125,16 @@ impl Bucket {
         let output = self.sdk_output(operation, Some(key), call.send()).await?;
         let checksum = if checksum { object_checksum!(output) } else { None };
         let nonce = output.metadata.as_ref().and_then(|metadata| metadata.get(NONCE)).cloned();
+        let is_known = output.request_id().is_some();
         let attributes = attributes!(output);
-        let version = self.version_of(operation, key, output.e_tag.map(Version::new))?;
+        let version = match output.e_tag.as_deref().and_then(xml::header_etag) {
+            None if is_known && is_marker(key) => None,
+            etag => Some(self.version_of(operation, key, etag)?),
+        };
         let size = output.content_length.and_then(|length| u64::try_from(length).ok());
-        let size =
-            size.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no size"))?;
+        let size = size.ok_or_else(|| self.missing(operation, key, "Content-Length"))?;
         let modified_ms = output.last_modified.and_then(|time| time.to_millis().ok());
-        Ok((ObjectHead { size, version: Some(version), modified_ms, attributes, checksum }, nonce))
+        Ok((ObjectHead { size, version, modified_ms, attributes, checksum }, nonce))
     }
 
     /// ListObjectsV2.
@@ -149,7 +153,8 @@ impl Bucket {
             .set_max_keys(request.max_entries.and_then(|max| i32::try_from(max).ok()))
             .set_request_payer(self.request_payer());
         let output = self.sdk_output(operation, Some(request.prefix), call.send()).await?;
-        let wrong = |problem: &str| self.error(ErrorKind::Protocol, operation, Some(request.prefix), problem);
+        let wrong =
+            |problem: &str| self.error(ErrorKind::Protocol, operation, Some(request.prefix), problem).permanent();
         let continuation = xml::continuation(output.is_truncated == Some(true), output.next_continuation_token);
         let continuation = continuation.map_err(wrong)?;
         let encoded = output.encoding_type == Some(EncodingType::Url);
@@ -188,7 +193,7 @@ impl Bucket {
         call = condition!(call, &options.condition);
         let sent = call.customize().disable_payload_signing().send();
         let output = self.sdk_output(operation, Some(key), sent).await?;
-        self.version_of(operation, key, output.e_tag.map(Version::new))
+        self.version_of(operation, key, output.e_tag.as_deref().and_then(xml::header_etag))
     }
 
     /// UploadPart.
@@ -214,7 +219,7 @@ impl Bucket {
         call = checksum!(call, checksum).set_checksum_algorithm(checksum.map(|(algorithm, _)| algorithm.into()));
         let sent = call.customize().disable_payload_signing().send();
         let output = self.sdk_output(operation, Some(&upload.key), sent).await?;
-        let version = self.version_of(operation, &upload.key, output.e_tag.map(Version::new))?;
+        let version = self.version_of(operation, &upload.key, output.e_tag.as_deref().and_then(xml::header_etag))?;
         Ok(PartReceipt {
             number,
             size: payload.len() as u64,
