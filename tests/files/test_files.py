@@ -1,10 +1,12 @@
 """One file and one object: the same bytes, attributes and times on both sides, and nothing half-written in between."""
 
+import contextlib
 import dataclasses
 import errno
 import io
 import os
 import stat
+import sys
 import threading
 
 import pytest
@@ -287,3 +289,14 @@ def test_a_folder_that_cannot_be_made_durable_is_an_error(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="the disk failed"):
         files.download_file(f"memory://{tmp_path.name}/k", tmp_path / "new" / "k")
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_bar_on_a_standard_error_that_is_closed_or_full_does_not_end_a_transfer(tmp_path, monkeypatch, is_full):
+    (tmp_path / "file").write_bytes(b"12")
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full if is_full else None)
+        assert files.upload_file(tmp_path / "file", f"memory://{tmp_path.name}/k", progress=True).size == 2
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()

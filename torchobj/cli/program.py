@@ -15,6 +15,7 @@ from torchobj import _shutdown, _torchobj
 from torchobj.cli.completion import register
 from torchobj.cli.options import BROKEN_PIPE, Settings, Terminated, interrupted_code, shared_options
 from torchobj.cli.output import escaped
+from torchobj.cli.streams import is_pipe_broken
 
 #: Signals that end a command, after its uploads were aborted.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -100,9 +101,6 @@ click.option(
 
 def run() -> NoReturn:
     """Runs the command of `sys.argv` and exits."""
-    for stream in (sys.stdout, sys.stderr):
-        # Keys may contain characters that the encoding of the stream lacks.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     code: int | str | None = 0
     chosen = Settings()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -116,7 +114,8 @@ def run() -> NoReturn:
     except KeyboardInterrupt as error:
         code = interrupted_code(error)
     except Exception as error:  # noqa: BLE001  outside of a command: in its import or arguments
-        chosen.fail(error)
+        with contextlib.suppress(BrokenPipeError):
+            chosen.fail(error)
         code = 1
     _end(code if isinstance(code, int) else 0 if code is None else 1, chosen)
 
@@ -136,11 +135,18 @@ def _end(code: int, chosen: Settings) -> NoReturn:
     """Ends the process. After a signal it waits for the aborts of its uploads, and for nothing else."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        code = BROKEN_PIPE if code == 0 else code
+    except OSError as error:
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            with contextlib.suppress(BrokenPipeError):
+                chosen.fail(error)
+            code = 1
+        # What was not written is discarded at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt as error:
         code = interrupted_code(error)
+    if code < 128 and is_pipe_broken():
+        # Also where click ends the program, as in a help.
+        code = BROKEN_PIPE
     if code not in (*(128 + number for number in _SIGNALS), BROKEN_PIPE):
         sys.exit(code)
     with contextlib.suppress(KeyboardInterrupt):
@@ -149,7 +155,8 @@ def _end(code: int, chosen: Settings) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     for url, upload_id, _ in _torchobj.finish(0):
         chosen.error(escaped(_shutdown.left_behind(url, upload_id, chosen.given())))
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.flush()
     if code == BROKEN_PIPE:
         # As cat(1): the shell and its parent see that the pipe was closed.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

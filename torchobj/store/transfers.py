@@ -1,5 +1,6 @@
 """The progress of a transfer, as a callable receives it or a bar shows it, and the result of that of a file."""
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -137,15 +138,18 @@ def _bar() -> ProgressCallback:
     def show(state: Progress) -> None:
         nonlocal shown
         now, is_done = time.monotonic(), state.files_done == state.files_total
-        if not is_done and (now - shown < _BAR_INTERVAL_S or not sys.stderr.isatty()):
+        # A program without a standard error has none.
+        if sys.stderr is None or (not is_done and (now - shown < _BAR_INTERVAL_S or not sys.stderr.isatty())):
             return
         shown = now
         of_bytes = "" if state.bytes_total is None else f" of {state.bytes_total / 1e6:,.1f}"
         of_files = "" if state.files_total is None else f" of {state.files_total:,}"
         rate = state.bytes_done / 1e6 / max(now - began, 1e-3)
         line = f"{state.bytes_done / 1e6:,.1f}{of_bytes} MB, {state.files_done:,}{of_files} files, {rate:,.0f} MB/s"
-        sys.stderr.write(f"\r{line:<78}" + ("\n" if is_done else ""))
-        sys.stderr.flush()
+        # A full disk must not end the transfer.
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"\r{line:<78}" + ("\n" if is_done else ""))
+            sys.stderr.flush()
 
     return show
 
