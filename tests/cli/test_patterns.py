@@ -125,3 +125,31 @@ def test_ends_of_names_have_the_types_of_the_standard_library():
     assert {".jpg", ".tar.gz", ".tgz", ".json.xz"} <= table.keys()
     assert all(kind == mimetypes.guess_type(f"x{end}")[0] for end, kind in table.items())
     assert guessed_type("data:x.png") == "image/png" and guessed_type("g", "https:h.png") == "image/png"
+
+
+@COPY
+def test_what_is_excluded_is_no_failure_if_it_cannot_be_read(cli, bucket, tree, command):
+    (tree / "cache").mkdir()
+    (tree / "cache" / "broken").symlink_to("nowhere")
+    (tree / "cache" / "loop").symlink_to("loop")
+    assert cli.run(*command, tree, f"{bucket.url}/y").exit_code == 1
+    cli.lines(*command, tree, f"{bucket.url}/y", "--exclude", "cache/*")
+    assert bucket.keys() == ["y/a.bin", "y/b.txt", "y/sub/c.bin"]
+
+
+def test_sync_deletes_although_what_is_excluded_cannot_be_read(cli, bucket, tree):
+    cli.lines("sync", tree, f"{bucket.url}/y")
+    bucket.write("y/cache/kept", b"1")
+    (tree / "a.bin").unlink()
+    (tree / "cache").symlink_to("nowhere")
+    done = cli.run("sync", "--delete", tree, f"{bucket.url}/y")
+    assert done.exit_code == 1 and "y/a.bin" in bucket.keys()
+    options = ("--delete", "--exclude", "cache", "--exclude", "cache/*")
+    cli.lines("sync", *options, tree, f"{bucket.url}/y")
+    assert bucket.keys() == ["y/b.txt", "y/cache/kept", "y/sub/c.bin"]
+
+
+def test_a_glob_of_local_files_does_not_read_other_entries(cli, bucket, tree):
+    (tree / "old").symlink_to("nowhere")
+    cli.lines("cp", f"{tree}/*.txt", f"{bucket.url}/y/")
+    assert bucket.keys() == ["y/b.txt"]

@@ -110,10 +110,9 @@ impl Client {
         let (folder, prefix): (PathBuf, String) = (folder.to_owned(), prefix.to_owned());
         let walking = async move {
             let walk = move || {
-                Walk::new(&folder).run(|found| {
+                Walk::new(&folder, &options.filter).run(|found| {
                     let item = match found {
                         Err(failure) => Err(failure),
-                        Ok(found) if !options.filter.selects_name(&found.name) => return true,
                         Ok(found) => {
                             counted.found(found.size);
                             let mut put = PutOptions { tree_bytes: Some(prefix.len()), ..options.put.clone() };

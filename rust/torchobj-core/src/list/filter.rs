@@ -2,7 +2,7 @@
 
 use globset::{GlobBuilder, GlobMatcher};
 
-use super::fnmatch;
+use super::fnmatch::{self, Below};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::types::ListEntry;
 
@@ -10,6 +10,10 @@ use crate::types::ListEntry;
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     glob: Option<GlobMatcher>,
+    /// Matches the folders above the files that the glob matches, by their depth.
+    folders: Vec<GlobMatcher>,
+    /// Whether the glob also matches files at other depths than directly below the last of `folders`.
+    is_deep: bool,
     suffixes: Vec<String>,
     pub(super) limit: Option<usize>,
     /// Whether a relative path that matches the pattern is selected. The last one that matches counts.
@@ -31,7 +35,20 @@ impl Filter {
             })?;
             Ok(glob.compile_matcher())
         };
-        Ok(Self { glob: glob.map(compile).transpose()?, suffixes, limit, patterns: Vec::new() })
+        let components: Vec<&str> = glob.unwrap_or("**").split('/').collect();
+        let above = &components[..components.len() - 1];
+        // Elements that match across components end the folders whose depth is known.
+        let is_deep = |component: &&str| *component == "**" || component.contains(['{', '[', '\\']);
+        let known = above.iter().position(is_deep).unwrap_or(above.len());
+        let folders = (1..=known).map(|depth| compile(&above[..depth].join("/")));
+        Ok(Self {
+            glob: glob.map(compile).transpose()?,
+            folders: folders.collect::<Result<_>>()?,
+            is_deep: known < above.len() || components.last() == Some(&"**"),
+            suffixes,
+            limit,
+            patterns: Vec::new(),
+        })
     }
 
     /// Adds patterns, in order: whether a relative path that the pattern of a shell matches is selected. `*` and `?` also match
@@ -53,6 +70,24 @@ impl Filter {
         let suffix = self.suffixes.is_empty() || self.suffixes.iter().any(|suffix| entry.key.ends_with(suffix));
         let relative = entry.key.strip_prefix(prefix).unwrap_or(&entry.key);
         !marker && suffix && self.selects_name(relative)
+    }
+
+    /// Whether the glob and the patterns may select a file below a folder, given its relative path with a slash at the end.
+    pub(crate) fn selects_below(&self, folder: &str) -> bool {
+        for (selects, pattern) in self.patterns.iter().rev() {
+            match (selects, fnmatch::matches_below(pattern, folder)) {
+                (false, Below::All) => return false,
+                (true, Below::Some | Below::All) => break,
+                _ => {}
+            }
+        }
+        if self.glob.is_none() {
+            return true;
+        }
+        let components: Vec<&str> = folder.trim_end_matches('/').split('/').collect();
+        let known = components.len().min(self.folders.len());
+        let is_above = known == 0 || self.folders[known - 1].is_match(components[..known].join("/"));
+        is_above && (self.is_deep || components.len() == known)
     }
 
     /// Whether the glob and the patterns select a relative path.
@@ -86,6 +121,37 @@ mod tests {
         }
         assert_eq!(Filter::new(Some(r"a\*b"), Vec::new(), None).unwrap().narrow("p/"), "p/a");
         assert_eq!(Filter::default().narrow("p/"), "p/");
+    }
+
+    #[test]
+    fn a_folder_is_searched_if_a_file_below_it_may_be_selected() {
+        let of_glob = |glob: &str| Filter::new(Some(glob), Vec::new(), None).unwrap();
+        for (glob, folders, others) in [
+            ("*.txt", &[][..], &["a/", "a/b/"][..]),
+            ("*/*.txt", &["a/"], &["a/b/"]),
+            ("a*/b/*", &["a/", "ax/", "a/b/"], &["b/", "a/c/", "a/b/c/"]),
+            ("a/**", &["a/", "a/b/"], &["b/"]),
+            ("a/**/*.txt", &["a/", "a/b/", "a/b/c/"], &["b/", "b/a/"]),
+            ("a/{b,c/d}/*.txt", &["a/", "a/b/", "a/c/d/"], &["b/"]),
+            ("**", &["a/", "a/b/"], &[]),
+        ] {
+            assert!(folders.iter().all(|folder| of_glob(glob).selects_below(folder)), "{glob}");
+            assert!(!others.iter().any(|folder| of_glob(glob).selects_below(folder)), "{glob}");
+        }
+        let of_patterns = |patterns: &[(bool, &str)]| {
+            let patterns = patterns.iter().map(|(selects, pattern)| (*selects, (*pattern).to_owned()));
+            Filter::default().with_patterns(patterns.collect())
+        };
+        for (patterns, expected) in [
+            (&[][..], true),
+            (&[(false, "a/*")], false),
+            (&[(false, "*.txt")], true),
+            (&[(false, "*"), (true, "*.txt")], true),
+            (&[(false, "*"), (true, "b/*")], false),
+            (&[(true, "*.txt"), (false, "a*")], false),
+        ] {
+            assert_eq!(of_patterns(patterns).selects_below("a/"), expected, "{patterns:?}");
+        }
     }
 
     #[test]

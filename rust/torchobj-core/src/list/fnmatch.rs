@@ -1,5 +1,7 @@
 //! Patterns of a shell, as `fnmatchcase` of Python matches them. `*` and `?` also match slashes, and every text is a pattern.
 
+use std::collections::BTreeSet;
+
 /// Returns whether `pattern` matches the whole of `text`.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
@@ -26,6 +28,44 @@ pub(super) fn matches(pattern: &str, text: &str) -> bool {
             (None, _) => return false,
         }
     }
+}
+
+/// Which paths below a folder a pattern matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Below {
+    None,
+    Some,
+    All,
+}
+
+/// Returns which of the paths that begin with `folder`, which ends with a slash, `pattern` matches. `Some` if it cannot be
+/// known without them.
+pub(super) fn matches_below(pattern: &str, folder: &str) -> Below {
+    let pattern: Vec<char> = pattern.chars().collect();
+    // The positions in the pattern after the characters so far.
+    let mut at = BTreeSet::from([0]);
+    for found in folder.chars() {
+        at = all_after_stars(&pattern, at)
+            .into_iter()
+            .filter_map(|position| match pattern.get(position)? {
+                '*' => Some(position),
+                _ => matched(&pattern, position, found),
+            })
+            .collect();
+    }
+    // A path below the folder has more characters.
+    at = all_after_stars(&pattern, at).into_iter().filter(|position| *position < pattern.len()).collect();
+    if at.is_empty() {
+        return Below::None;
+    }
+    let is_rest_any = |position: &usize| pattern[*position..].iter().all(|element| *element == '*');
+    if at.iter().any(is_rest_any) { Below::All } else { Below::Some }
+}
+
+/// Positions in a pattern, and those after the stars at them.
+fn all_after_stars(pattern: &[char], positions: BTreeSet<usize>) -> BTreeSet<usize> {
+    let after = |position: usize| position + pattern[position..].iter().take_while(|element| **element == '*').count();
+    positions.into_iter().flat_map(|position| position..=after(position)).collect()
 }
 
 /// The end of the element of `pattern` at `at`, if it matches `found`.
@@ -111,7 +151,36 @@ mod tests {
     }
 
     #[test]
+    fn the_paths_below_a_folder_that_match_are_all_some_or_none() {
+        for (pattern, expected) in [
+            ("*", Below::All),
+            ("a/*", Below::All),
+            ("a*", Below::All),
+            ("*/**", Below::All),
+            ("[ab]/b*", Below::All),
+            ("*.txt", Below::Some),
+            ("a/b/c", Below::Some),
+            ("a/b/?", Below::Some),
+            ("?????", Below::Some),
+            ("a/[*", Below::None),
+            ("a/b/[*", Below::Some),
+            ("a/b/[*]", Below::Some),
+            ("a/b", Below::None),
+            ("a/b/", Below::None),
+            ("a", Below::None),
+            ("b/*", Below::None),
+            ("a/c*", Below::None),
+            ("[!a]*", Below::None),
+            ("????", Below::None),
+            ("", Below::None),
+        ] {
+            assert_eq!(matches_below(pattern, "a/b/"), expected, "{pattern:?}");
+        }
+    }
+
+    #[test]
     fn many_stars_take_no_exponential_time() {
+        assert_eq!(matches_below(&format!("{}b", "a*".repeat(100)), &"a".repeat(10_000)), Below::Some);
         assert!(!matches(&format!("{}b", "a*".repeat(100)), &"a".repeat(10_000)));
     }
 }
