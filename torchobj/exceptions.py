@@ -60,7 +60,10 @@ class ConfigError(TorchobjError, ValueError):
 
 
 class StoreError(TorchobjError, OSError):
-    """An operation on a store failed."""
+    """An operation on a store failed.
+
+    `errno` is that of the system call that failed, such as `errno.ENOSPC` of a full disk; None if none did.
+    """
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):

@@ -1,5 +1,6 @@
 """Trees: every file once, failures by name while the rest goes on, and nothing outside of the target folder."""
 
+import errno
 import hashlib
 import os
 import threading
@@ -264,3 +265,99 @@ def test_an_empty_prefix_and_an_empty_folder_have_no_files(bucket, tmp_path):
     (tmp_path / "empty").mkdir()
     assert files.upload(tmp_path / "empty", bucket.url, config=bucket.config) == nothing
     assert files.download(f"{bucket.url}/none", tmp_path / "back", config=bucket.config) == nothing
+
+
+@pytest.fixture
+def unreadable(tmp_path):
+    """A folder with a file, and with entries that cannot be read, in a folder and beside it."""
+    source = tmp_path / "source"
+    (source / "cache" / "deep").mkdir(parents=True)
+    (source / "a.txt").write_bytes(b"1")
+    (source / "old.bin").symlink_to("nowhere")
+    (source / "cache" / "x.txt").symlink_to("nowhere")
+    (source / "cache" / "loop").symlink_to("loop")
+    (source / "cache" / "long").symlink_to("n" * 300)
+    (source / "cache" / "below").symlink_to("../a.txt/x")
+    with open(os.fsencode(source / "cache" / "deep") + b"/\xff", "wb"):
+        pass
+    return source
+
+
+CACHED = ["cache/below", "cache/deep/\ufffd", "cache/long", "cache/loop", "cache/x.txt"]
+
+
+@pytest.mark.parametrize(
+    ("selected", "failed"),
+    [
+        ({"patterns": [("exclude", "cache/*"), ("exclude", "*.bin")]}, []),
+        ({"patterns": [("exclude", "*"), ("include", "a.*")]}, []),
+        ({"patterns": [("exclude", "*"), ("include", "*.txt")]}, ["cache/x.txt"]),
+        ({"patterns": [("exclude", "cache/*"), ("include", "cache/l*"), ("exclude", "*.bin")]}, CACHED[2:4]),
+        ({"patterns": [("exclude", "cache/deep*")]}, [*CACHED[:1], *CACHED[2:], "old.bin"]),
+        ({"patterns": [("exclude", "cache/*")]}, ["old.bin"]),
+        ({"glob": "*.txt"}, []),
+        ({"glob": "**/*.txt"}, ["cache/x.txt"]),
+        ({"glob": "*/l*"}, CACHED[2:4]),
+        ({}, [*CACHED, "old.bin"]),
+    ],
+)
+def test_what_is_not_selected_is_no_failure_if_it_cannot_be_read(unreadable, selected, failed):
+    url = f"memory://{unreadable.parent.name}"
+    if failed:
+        with pytest.raises(exceptions.TransferError) as error:
+            files.upload(unreadable, url, **selected)
+        assert names_of(error) == failed
+    else:
+        assert files.upload(unreadable, url, **selected).transferred == 1
+    expected = [] if selected.get("glob") == "*/l*" else ["a.txt"]
+    assert [info.key for info in torchobj.Store(url).list()] == expected
+
+
+def test_nothing_is_logged_of_what_is_not_selected(tmp_path, caplog):
+    source = tmp_path / "source"
+    (source / "cache").mkdir(parents=True)
+    (source / "a").write_bytes(b"1")
+    (source / "cache" / "up").symlink_to(source)
+    os.mkfifo(source / "cache" / "pipe")
+    files.upload(source, f"memory://{tmp_path.name}", patterns=[("exclude", "cache/*")])
+    assert not caplog.records
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
+@pytest.mark.parametrize(
+    ("patterns", "fails"),
+    [
+        ([("exclude", "secret/*")], False),
+        ([("exclude", "*"), ("include", "a")], False),
+        ([("exclude", "*.txt")], True),
+        ([("exclude", "secret/*"), ("include", "*.txt")], True),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_a_failure_if_a_file_in_it_may_be_selected(tmp_path, patterns, fails):
+    source = tmp_path / "source"
+    (source / "secret").mkdir(parents=True, mode=0o000)
+    (source / "a").write_bytes(b"1")
+    if not fails:
+        files.upload(source, f"memory://{tmp_path.name}", patterns=patterns)
+        return
+    with pytest.raises(exceptions.TransferError, match="list file://.*/secret: permission denied"):
+        files.upload(source, f"memory://{tmp_path.name}", patterns=patterns)
+
+
+def test_errors_of_local_files_have_the_operation_on_the_file_and_its_errno(tmp_path):
+    url, source = f"memory://{tmp_path.name}", tmp_path / "source"
+    source.mkdir()
+    (source / "broken").symlink_to("nowhere")
+    with pytest.raises(exceptions.TransferError) as error:
+        files.upload(source, url)
+    [(_, failure)] = error.value.failures
+    assert str(failure).startswith(f"get file://{source}/broken: ")
+    assert (failure.operation, failure.errno, error.value.errno) == ("get", errno.ENOENT, errno.ENOENT)
+    torchobj.Store(url).put("p/sub/k", b"1")
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "sub").touch()
+    with pytest.raises(exceptions.TransferError) as error:
+        files.download(f"{url}/p", target)
+    [(_, failure)] = error.value.failures
+    assert str(failure).startswith(f"put file://{target}/sub/k: ") and failure.errno == errno.ENOTDIR

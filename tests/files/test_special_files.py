@@ -1,6 +1,7 @@
 """Devices, FIFOs, sockets and descriptors are written and never replaced; files without a size are read to their ends."""
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -97,8 +98,9 @@ def test_a_device_is_written_and_stays(write, tmp_path):
     assert stat.S_ISCHR((tmp_path / "null").stat().st_mode)
     assert (tmp_path / "null").is_symlink()
     (tmp_path / "full").symlink_to("/dev/full")
-    with pytest.raises(exceptions.StoreError, match="space"):
+    with pytest.raises(exceptions.StoreError, match="space") as error:
         write(f"file://{tmp_path}/full", b"bytes")
+    assert error.value.errno == errno.ENOSPC and "get" not in error.value.operation
     if os.geteuid() == 0:
         os.mknod(tmp_path / "own", stat.S_IFCHR | 0o666, os.makedev(1, 3))
         write(f"file://{tmp_path}/own", b"bytes")

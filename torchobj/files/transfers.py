@@ -144,8 +144,8 @@ def download_file(
         InvalidKeyError: `path` is a socket.
         IntegrityError: The bytes do not match the checksum of the object.
         IsADirectoryError: `path` is a folder.
-        StoreError: Errors that persist after the retries, and errors of the file system: if it is full, the message
-            contains the number of missing bytes.
+        StoreError: Errors that persist after the retries, and errors of the file system: if it is full, `errno` is
+            ENOSPC, and the message contains the number of missing bytes.
 
     Example:
         >>> import tempfile, torchobj
@@ -177,7 +177,8 @@ def upload(
     A file `folder/a/b` becomes the object `a/b` below the URL. Symbolic links to files and folders are followed; a link
     to a folder that contains it is skipped with a warning, and so are pipes, sockets and devices. Below a `file://` URL
     no link to a folder is followed, and no device, FIFO or descriptor is written: these files are failures. Files whose
-    names start with `.torchobj-` are temporary and are skipped. Empty folders have no object.
+    names start with `.torchobj-` are temporary and are skipped. Empty folders have no object. What `glob` or `patterns`
+    do not select is not read, and no failure if it cannot be.
 
     Args:
         folder: The folder.
@@ -312,4 +313,7 @@ def _tree_transfer(operation: str, source: str, done: "_torchobj._TreeDone") -> 
     more = f"; and {len(failures) - _SHOWN_FAILURES} more" if len(failures) > _SHOWN_FAILURES else ""
     total = len(failures) + transferred + skipped
     message = f"{operation} {source}: {len(failures)} of {total} files were not transferred: {shown}{more}"
-    raise TransferError(message, failures, result)
+    failed = TransferError(message, failures, result)
+    if len(codes := {error.errno for _, error in failures if isinstance(error, OSError)}) == 1:
+        failed.errno = codes.pop()
+    raise failed

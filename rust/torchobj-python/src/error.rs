@@ -1,5 +1,9 @@
 //! Converts errors to exceptions of `torchobj.exceptions`, by their kind.
 
+use std::error::Error as _;
+use std::io;
+
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use torchobj_core::error::{Error, ErrorKind};
 use torchobj_core::tar::TarError;
@@ -46,7 +50,12 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
         exception.setattr("status", error.status())?;
         exception.setattr("code", error.code())?;
         exception.setattr("request_id", error.request_id())?;
-        exception.setattr("attempts", error.attempts())
+        exception.setattr("attempts", error.attempts())?;
+        let errno = error.source().and_then(|source| source.downcast_ref::<io::Error>()?.raw_os_error());
+        match errno.filter(|_| exception.is_instance_of::<PyOSError>()) {
+            Some(errno) => exception.setattr("errno", errno),
+            None => Ok(()),
+        }
     })
 }
 

@@ -98,9 +98,9 @@ impl Client {
         special: SpecialFile,
         counters: &Arc<Counters>,
     ) -> Result<Transferred> {
-        let failed = |error| error_of(Operation::Get, path, error);
+        let failed = |error| error_of(Operation::Put, path, error);
         if let Some(reason) = special.refusal(false) {
-            return Err(Error::new(ErrorKind::InvalidKey, Operation::Get, url_of(path), reason));
+            return Err(Error::new(ErrorKind::InvalidKey, Operation::Put, url_of(path), reason));
         }
         // A response to HEAD has the current version only.
         let object = match download.version {
@@ -260,7 +260,8 @@ impl Client {
         if missing > 0 {
             let message =
                 format!("no space for the file: it has {size} bytes, the file system lacks {missing} of them");
-            return Err(Error::new(ErrorKind::Io, Operation::Get, url_of(&target.path), message));
+            let error = Error::new(ErrorKind::Io, Operation::Put, url_of(&target.path), message);
+            return Err(error.with_source(io::Error::from(Errno::NOSPC)));
         }
         let crc = object.checksum.and_then(crc_of);
         // Two parts are worth a journal, and only a version shows that both are of the same object.
@@ -290,6 +291,7 @@ impl Client {
         temporary.keep(journal.is_some());
         let part_file = Arc::new(PartFile {
             file: temporary.file.clone(),
+            path: target.path.clone(),
             url,
             algorithm: (crc.is_some() || journal.is_some()).then_some(algorithm),
             journal,
@@ -388,7 +390,7 @@ impl LocalFile {
             });
         match opened {
             Ok((folder, file)) => Ok(Self { folder, name: file.to_owned(), path }),
-            Err(error) => Err(error_of(Operation::Get, &path, error)),
+            Err(error) => Err(error_of(Operation::Put, &path, error)),
         }
     }
 
@@ -401,6 +403,6 @@ impl LocalFile {
     }
 
     fn failed(&self, error: io::Error) -> Error {
-        error_of(Operation::Get, &self.path, error)
+        error_of(Operation::Put, &self.path, error)
     }
 }

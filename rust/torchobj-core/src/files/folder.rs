@@ -37,7 +37,7 @@ impl Folder {
     /// `NotFound`, `AccessDenied`, or `InvalidKey` if it is a file.
     pub fn open(path: &Path) -> Result<Self> {
         let root = openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let root = root.map_err(|error| error_of(Operation::Get, path, error.into()))?;
+        let root = root.map_err(|error| error_of(Operation::Put, path, error.into()))?;
         Ok(Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default(), changed: Mutex::default() })
     }
 
@@ -81,7 +81,7 @@ impl Folder {
             // The path of a file in it, without the name of the file.
             let path = if folder.is_empty() { String::new() } else { format!("{folder}/") };
             let synced = self.parent_of(&path).and_then(|(opened, _)| sync_folder(&opened));
-            synced.map_err(|error| error_of(Operation::Get, &self.path.join(&folder), error))?;
+            synced.map_err(|error| error_of(Operation::Put, &self.path.join(&folder), error))?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, Digest};
@@ -9,10 +10,10 @@ use tokio::sync::Mutex;
 
 use super::counters::Counters;
 use super::journal::Journal;
-use super::local::in_place;
+use super::local::{error_of, in_place};
 use crate::buffer::{Memory, PendingBuffer, ReceivedBytes};
 use crate::engine::Sink;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, Result};
 use crate::store::GetResult;
 
 /// Size of the blocks. Each write moves the other tasks of its thread to another thread, so that smaller blocks cost more
@@ -23,6 +24,8 @@ pub(super) const BLOCK_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct PartFile {
     pub(super) file: Arc<File>,
+    /// The file that appears, for messages.
+    pub(super) path: PathBuf,
     /// URL of the object, for messages.
     pub(super) url: String,
     pub(super) algorithm: Option<CrcAlgorithm>,
@@ -60,9 +63,7 @@ impl FileSink {
     }
 
     fn failed(&self, error: std::io::Error) -> Error {
-        let full = super::local::is_full(&error);
-        let message = if full { "no space for the file" } else { "the file cannot be written" };
-        Error::new(ErrorKind::Io, Operation::Get, &*self.target.url, message).with_source(error)
+        error_of(Operation::Put, &self.target.path, error)
     }
 
     /// Writes received bytes to the file.

@@ -47,15 +47,15 @@ impl SourceFile {
         let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
         let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
         let opened = opened.and_then(|file| file.metadata().map(|metadata| (file, metadata)));
-        let (file, metadata) = opened.map_err(|error| error_of(Operation::Put, path, error))?;
+        let (file, metadata) = opened.map_err(|error| error_of(Operation::Get, path, error))?;
         let is_fifo = metadata.file_type().is_fifo();
         if !metadata.is_file() && !is_fifo {
             let message =
                 "not a regular file; torchobj.files.upload_stream reads devices, torchobj.files.upload folders";
-            return Err(Error::new(ErrorKind::InvalidKey, Operation::Put, url_of(path), message));
+            return Err(Error::new(ErrorKind::InvalidKey, Operation::Get, url_of(path), message));
         }
         let unknown =
-            is_fifo || has_unknown_size(&file, &metadata).map_err(|error| error_of(Operation::Put, path, error))?;
+            is_fifo || has_unknown_size(&file, &metadata).map_err(|error| error_of(Operation::Get, path, error))?;
         Ok(Self {
             path: path.to_owned(),
             file: Arc::new(file),
@@ -87,7 +87,7 @@ impl SourceFile {
     }
 
     pub(super) fn failed(&self, error: io::Error) -> Error {
-        error_of(Operation::Put, &self.path, error)
+        error_of(Operation::Get, &self.path, error)
     }
 
     /// Returns an error if size or time of modification of the file have changed since it was opened.
@@ -104,7 +104,7 @@ impl SourceFile {
             self.size,
             now.len()
         );
-        Err(Error::new(ErrorKind::Changed, Operation::Put, url_of(&self.path), message))
+        Err(Error::new(ErrorKind::Changed, Operation::Get, url_of(&self.path), message))
     }
 
     /// Reads a range, and computes its CRC-32 if `crc32`.

@@ -132,6 +132,9 @@ impl FileStore {
                 (ErrorKind::InvalidKey, "a device, FIFO, socket or descriptor, which is neither replaced nor deleted")
             }
             io::ErrorKind::InvalidData => (ErrorKind::Changed, "the file changed"),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                (ErrorKind::Io, "no space for the file")
+            }
             _ => (ErrorKind::Io, "I/O error"),
         };
         self.error(kind, operation, key, message).with_source(error)
