@@ -9,6 +9,7 @@ import pyarrow.dataset
 import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 import torch
 import torch.distributed.checkpoint as dcp
 from PIL import Image
@@ -188,3 +189,20 @@ def test_a_configuration_is_kept_beside_options(bucket, options):
     assert files._config.max_attempts == 2
     files.pipe(f"{bucket.name}/k", b"x")
     assert bucket.body("k") == b"x"
+
+
+@pytest.mark.providers("s3")
+def test_a_glob_with_a_slash_at_its_end_selects_the_folders_of_s3fs(bucket, options):
+    for key in ("s/a", "s/a/b", "s/c/d", "s/e", "s/c/f/g", "s/c/f"):
+        bucket.write(key, b"1")
+    ours = fsspec.filesystem("s3", **options)
+    theirs = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    for pattern in ("s/*/", "s/[ac]/", "s/a*/", "s/**/", "*/", "s/*/*/", "s/?/", "s/x*/", "s/*"):
+        path = f"{bucket.name}/{pattern}"
+        assert ours.glob(path) == theirs.glob(path), pattern
+    folders = ours.glob(f"{bucket.name}/s/*/", detail=True)
+    assert {name.rpartition("/")[2]: entry["type"] for name, entry in folders.items()} == {
+        "a": "directory",
+        "c": "directory",
+    }
+    assert ours.info(f"{bucket.name}/s/a")["type"] == "file"

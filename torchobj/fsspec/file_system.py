@@ -4,6 +4,7 @@ import io
 import logging
 import shutil
 from datetime import datetime
+from glob import has_magic
 from typing import Any
 
 from fsspec.compression import compr  # type: ignore[import-untyped]
@@ -242,6 +243,13 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
         found += [folder_entry(made) for made in set(self._created_folders) - names if self._parent(made) == path]
         return sorted(found, key=lambda entry: str(entry["name"]))
 
+    def glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        """The objects and folders that match a pattern, as fsspec's; with a slash at its end, the folders only."""
+        if path.endswith("/") and has_magic(path):
+            # An object with the name of a folder would hide it.
+            kwargs["_shows_folders"] = True
+        return super().glob(path, maxdepth=maxdepth, **kwargs)
+
     def find(
         self,
         path: str,
@@ -250,6 +258,7 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
         detail: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
         *,
         prefix: str = "",
+        _shows_folders: bool = False,
         **kwargs: Any,
     ) -> Any:
         """All objects below a folder, by one recursive listing; or the object with this name.
@@ -274,6 +283,8 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
             entries[path] = folder_entry(path)
         if not entries and not prefix and self.isfile(path):
             entries = {path: self.info(path)}
+        if _shows_folders:
+            entries |= {name: folder_entry(name) for name, entry in entries.items() if "is_folder" in entry}
         found = {name: entries[name] for name in sorted(entries) if withdirs or entries[name]["type"] != "directory"}
         return found if detail else list(found)
 
