@@ -113,7 +113,14 @@ def test_hosts_write_the_same_shards_as_one(cli, filled, tmp_path, with_manifest
     assert list(one.values()) == list(several.values())
     assert len(one) == 7
     [checked] = cli.records(*arguments(filled, "--check", *options, count=4))
-    assert checked["complete"] == 7
+    assert {name: checked[name] for name in ("action", "shards", "complete", "failed")} == {
+        "action": "checked",
+        "shards": 7,
+        "complete": 7,
+        "failed": 0,
+    }
+    [line] = cli.lines(*arguments(filled, "--check", *options, count=4))
+    assert line.startswith("checked 7 shards, in ") and line.endswith(": 7 complete")
 
 
 def test_an_interrupted_command_leaves_whole_shards_and_continues(cli, filled, control):
@@ -163,6 +170,7 @@ def test_a_check_writes_nothing_and_names_what_is_missing(cli, filled):
     done = cli.run(*arguments(filled, "--check"))
     assert done.exit_code == 1
     assert "s-01.tar: is missing, or does not contain the objects of the plan" in done.stderr
+    assert done.stdout.startswith("checked 3 shards") and done.stdout.endswith(": 2 complete; 1 failed\n")
     assert filled.body("out/s-01.tar") == b"truncated"
 
 
@@ -286,3 +294,21 @@ def shuffled(manifest, bucket):
     for index in reversed(range(len(manifest))):
         builder.add(manifest.bases(), manifest.columns(index, index + 1))
     return torchobj.Manifest(bytes(builder.finish()))
+
+
+@pytest.mark.parametrize("linked", ["source", "shards", "below"])
+def test_shards_that_a_symbolic_link_leads_into_the_folder_are_refused(cli, tmp_path, linked):
+    source, link = tmp_path / "in", tmp_path / "link"
+    source.mkdir()
+    (source / "a.txt").write_bytes(b"1")
+    link.symlink_to(source)
+    prefix, out = (link, source) if linked == "source" else (source, link)
+    if linked == "below":
+        out = tmp_path / "out"
+        out.mkdir()
+        (source / "sub").symlink_to(out)
+    assert "is below" in cli.error("pack", prefix, f"{out}/s-%02d.tar")
+    with pytest.raises(exceptions.ConfigError, match="is below"):
+        packing.pack(f"file://{prefix}", f"file://{out}/s-%02d.tar")
+    cli.lines("pack", prefix, f"{tmp_path}/elsewhere/s-%02d.tar")
+    assert sorted(path.name for path in (tmp_path / "elsewhere").glob("*.tar")) == ["s-00.tar"]

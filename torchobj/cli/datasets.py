@@ -168,7 +168,12 @@ def pack(
     with reporting("pack", quiet=chosen.json or check) as report:
         packing = (_Checking if check else Packing)(plan, selected, config, report)
         packing.run(parallel)
-    _print_packed(chosen, plan, packing, time.monotonic() - started)
+    if check:
+        _print_checked(chosen, plan, packing, time.monotonic() - started)
+    else:
+        _print_packed(chosen, plan, packing, time.monotonic() - started)
+    if packing.failures:
+        raise click.exceptions.Exit(1)
 
 
 def _objects(target: Target, pattern: str, manifest: str | None, config: StoreConfig) -> tuple[Manifest, Url]:
@@ -208,10 +213,30 @@ def _print_planned(chosen: Settings, shard: PlannedShard) -> None:
     chosen.show({"action": "would pack", **fields}, f"would pack {shown(shard.url)}: {contents}")
 
 
-def _print_packed(chosen: Settings, plan: PackPlan, packing: Packing, elapsed_s: float) -> None:
-    """Prints the failures and a summary. Ends the command with exit code 1 if a shard is not complete."""
+def _print_failures(chosen: Settings, packing: Packing) -> None:
     for url, error in sorted(packing.failures, key=lambda failure: failure[0]):
         chosen.error(str(FailedTransfer(url, error)), error)
+
+
+def _print_checked(chosen: Settings, plan: PackPlan, packing: Packing, elapsed_s: float) -> None:
+    """Prints the failures of a check and a summary."""
+    _print_failures(chosen, packing)
+    complete, failed = len(packing.complete), len(packing.failures)
+    fields = {
+        "action": "checked",
+        "shards": complete + failed,
+        "complete": complete,
+        "left_out": len(plan.left_out),
+        "failed": failed,
+        "seconds": round(elapsed_s, 3),
+    }
+    text = f"checked {counted(complete + failed, 'shard')}, in {duration(elapsed_s)}: {complete} complete"
+    chosen.show(fields, text + (f"; {failed} failed" if failed else ""))
+
+
+def _print_packed(chosen: Settings, plan: PackPlan, packing: Packing, elapsed_s: float) -> None:
+    """Prints the failures and a summary."""
+    _print_failures(chosen, packing)
     samples, size = sum(shard.samples for shard in packing.packed), sum(shard.bytes for shard in packing.packed)
     files, complete = sum(len(shard.objects) for shard in packing.packed), len(packing.complete)
     fields = {
@@ -228,5 +253,3 @@ def _print_packed(chosen: Settings, plan: PackPlan, packing: Packing, elapsed_s:
     text = f"packed {counted(len(packing.packed), 'shard')}: {samples} samples, {files} files, "
     text += rate_shown(size, elapsed_s) + (f"; {complete} were complete" if complete else "")
     chosen.show(fields, text + (f"; {len(packing.failures)} failed" if packing.failures else ""))
-    if packing.failures:
-        raise click.exceptions.Exit(1)

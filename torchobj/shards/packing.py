@@ -7,12 +7,14 @@ of the plan, and its size and version are those in the index. Does not import to
 
 import dataclasses
 import hashlib
+import os
 import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from torchobj._torchobj import NativeStore, ObjectReader
@@ -252,7 +254,22 @@ def is_below(pattern: str, folder: Url) -> bool:
         ConfigError: The pattern is not valid.
     """
     check_shard_pattern(pattern)
-    return str(parse_url(shard_url(pattern, 0))).startswith(str(folder))
+    shard = parse_url(shard_url(pattern, 0))
+    if not shard.scheme == folder.scheme == "file":
+        return str(shard).startswith(str(folder))
+    # Listings follow symbolic links.
+    target, root = Path("/", shard.key).resolve(), Path("/", folder.key)
+    if target.is_relative_to(root.resolve()):
+        return True
+    seen = set[Path]()
+    for at, names, _ in os.walk(root, followlinks=True):
+        real = Path(at).resolve()
+        if target.is_relative_to(real):
+            return True
+        if real in seen:
+            names.clear()
+        seen.add(real)
+    return False
 
 
 def check_next(plan: PackPlan, pattern: str, start_shard: int, config: StoreConfig) -> None:
