@@ -378,3 +378,29 @@ def test_objects_are_moved_and_removed_with_a_clock_that_differs(cli, bucket, co
     control.clock(0)
     assert done.returncode == 0, done.stderr
     assert bucket.keys() == {"mv": ["y/1"], "rm": [], "doctor": ["x/1"]}[arguments[0]]
+
+
+def test_mv_moves_links_with_the_files_that_they_lead_to(cli, bucket, tree, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"kept")
+    for name, target in {"0": "a.bin", "sub/1": "../0", "z": "sub/c.bin", "y": outside}.items():
+        (tree / name).symlink_to(target)
+    expected = files_of(tree)
+    cli.lines("mv", "-r", tree, f"{bucket.url}/k")
+    assert {key.removeprefix("k/"): bucket.body(key) for key in bucket.keys()} == expected
+    assert not any(path.is_file() or path.is_symlink() for path in tree.rglob("*")) and outside.exists()
+
+
+def test_mv_keeps_a_link_whose_copy_failed(cli, bucket, tree, control):
+    (tree / "link").symlink_to("a.bin")
+    control.faults({"operation": "PutObject", "key": "link$", "action": {"status": 403, "code": "AccessDenied"}})
+    assert cli.run("mv", "-r", tree, f"{bucket.url}/k").exit_code == 1
+    assert (tree / "link").is_symlink() and bucket.keys() == ["k/a.bin", "k/b.txt", "k/sub/c.bin"]
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_mv_of_a_file_without_a_size_advises_cp(cli, bucket, is_tree):
+    source = ["-r", "/proc/self/net/stat"] if is_tree else ["/proc/version"]
+    done = cli.run("mv", *source, f"{bucket.url}/k")
+    assert done.exit_code == 1
+    assert "kept, because its size is not known" in done.stderr and "cannot be moved; use cp" in done.stderr

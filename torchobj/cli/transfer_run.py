@@ -34,6 +34,7 @@ _BLOCK_BYTES = 8 << 20
 
 #: Why a source is kept.
 _CHANGED = "because it changed while it was copied"
+_WITHOUT_SIZE = "because its size is not known before it is read, as of files of /proc: it cannot be moved; use cp"
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Progress))
 
@@ -340,7 +341,9 @@ def _reasons_to_keep(
         if made is None:
             continue
         read = str(made.file) if source.is_local else made.version if into.is_local else item.version
-        if item.version is not None and read != item.version:
+        if source.is_local and made.file is None:
+            reasons[item.name] = _WITHOUT_SIZE
+        elif item.version is not None and read != item.version:
             reasons[item.name] = _CHANGED
         elif into.is_local and (path := into.child(item.name).path) and _state_or_none(path) != made.file:
             reasons[item.name] = f"because {path} is not the file that was written"
@@ -379,7 +382,12 @@ def _delete(transfer: PlannedTransfer, item: Item, config: StoreConfig) -> None:
     source = transfer.source.child(item.name)
     changed = CommandError(f"{source.shown}: kept, {_CHANGED}")
     if source.is_local:
-        if str(_state(source.path)) != item.version:
+        try:
+            is_same = str(_state(source.path)) == item.version
+        except FileNotFoundError:
+            # A link whose file was moved before it.
+            is_same = source.path.is_symlink()
+        if not is_same:
             raise changed
         source.path.unlink()
         return
