@@ -1,10 +1,12 @@
 """`torchobj doctor` and `torchobj bench`."""
 
 import signal
+import ssl
 
 import pytest
 
 import torchobj
+from tests.config.test_error_words import listening, self_signed, with_tls
 from tests.support.interrupting import HELD_BACK_S
 from tests.support.prefetching import eventually
 from torchobj import exceptions
@@ -205,6 +207,74 @@ def test_doctor_of_an_endpoint_with_https_and_a_server_without_names_the_scheme(
     records = cli.failed_records("doctor", bucket.url, "--endpoint-url", endpoint)
     found = next(record for record in records if record["name"] == "connection")
     assert "begin the endpoint with http://" in found["advice"] and "urlopen" not in found["found"]
+
+
+def checks_of(cli, *arguments):
+    """The checks of a `doctor` that fails, by their names."""
+    return {record["name"]: record for record in cli.failed_records("doctor", *arguments)}
+
+
+def test_doctor_of_a_server_whose_ca_is_unknown_names_the_variable(cli, bucket, tmp_path):
+    with listening(with_tls(*self_signed(tmp_path, is_ca=False))) as host:
+        checks = checks_of(cli, bucket.url, "--endpoint-url", f"https://{host}")
+        error = cli.error("ls", bucket.url, "--endpoint-url", f"https://{host}")
+    assert "AWS_CA_BUNDLE" in error
+    for check in (checks["connection"], checks["LIST"]):
+        assert check["state"] == "failed" and "AWS_CA_BUNDLE" in check["advice"], check
+        assert "to the PEM file of the CA that signed the server's certificate" in check["advice"]
+    assert "check the endpoint" not in checks["connection"]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (18, "set AWS_CA_BUNDLE to the PEM file of the CA"),
+        (20, "set AWS_CA_BUNDLE to the PEM file of the CA"),
+        (62, "the endpoint must have a name that is in the server's certificate"),
+        (10, "the server's certificate is not valid"),
+    ],
+)
+def test_the_advice_for_a_certificate_is_that_for_its_reason(code, advice):
+    error = ssl.SSLCertVerificationError()
+    error.verify_code = code
+    assert doctor._certificate_advice("s3", error).startswith(advice)
+    assert "AWS" not in doctor._certificate_advice("gs", error)
+
+
+def test_doctor_of_a_port_of_tls_without_https_names_the_scheme(cli, bucket):
+    def answer(connection):
+        connection.recv(1 << 20)
+        connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+    with listening(answer) as host:
+        checks = checks_of(cli, bucket.url, "--endpoint-url", f"http://{host}")
+    assert (
+        checks["connection"]["state"] == "warning"
+        and "begin the endpoint with https://" in checks["connection"]["advice"]
+    )
+
+
+def test_doctor_notes_that_http_proxy_in_upper_case_is_ignored(cli, bucket, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:1")
+    found = {record["name"]: record for record in cli.records("doctor", bucket.url)}
+    assert found["proxy"]["found"] == "none: HTTP_PROXY is ignored"
+
+
+def test_the_advice_for_a_token_that_no_request_can_contain_is_what_to_do(cli, tmp_path, monkeypatch):
+    (tmp_path / "torchobj.toml").write_text("")
+    for name, value in (("ACCESS_KEY_ID", "AKIA"), ("SECRET_ACCESS_KEY", "secret"), ("SESSION_TOKEN", "a\nb")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    check = checks_of(cli, "s3://bucket/", "--endpoint-url", "http://127.0.0.1:9")["LIST"]
+    assert check["found"].endswith("AWS_SESSION_TOKEN must be printable ASCII without spaces")
+    assert check["advice"] == "no request was sent: copy the value again, in one line and without quotes"
+
+
+def test_the_advice_for_rejected_credentials_does_not_end_in_nothing(cli, bucket, control):
+    bucket.write("k", b"1")
+    for code in ("InvalidToken", "InvalidSecurity"):
+        control.faults({"operation": "ListObjectsV2", "action": {"status": 400, "code": code}})
+        advice = checks_of(cli, bucket.url)["LIST"]["advice"]
+        assert "rejects the credentials" in advice and not advice.rstrip().endswith(":")
 
 
 def test_doctor_of_a_prefix_without_objects_names_the_next_step(cli, bucket):

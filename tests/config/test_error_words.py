@@ -1,11 +1,16 @@
 """How errors and warnings about a store's settings begin, and what they suggest."""
 
+import contextlib
 import datetime
 import http.server
 import json
 import logging
+import os
+import shutil
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -94,6 +99,14 @@ def test_errors_of_refused_and_missing_objects_name_the_endpoint(strict_server, 
             call()
 
 
+@pytest.mark.parametrize("force_sdk", [False, True])
+@pytest.mark.parametrize("path", ["/minio", "/a/b/"])
+def test_errors_name_the_path_of_the_endpoint(strict_server, force_sdk, path):
+    settings = s3_config(endpoint_url=f"{strict_server.endpoint}{path}", profile="strict", force_sdk=force_sdk)
+    with pytest.raises(exceptions.StoreError, match=f"the endpoint is {strict_server.endpoint}{path.rstrip('/')}; "):
+        torchobj.Store("s3://any", config=settings).get("k")
+
+
 def test_an_endpoint_with_a_path_warns_once(strict_server, caplog):
     caplog.set_level(logging.WARNING)
     settings = s3_config(endpoint_url=f"{strict_server.endpoint}/bucket", profile="strict", max_attempts=1)
@@ -113,8 +126,8 @@ def test_a_region_with_a_line_break_is_a_wrong_setting(strict_server, monkeypatc
             torchobj.Store("s3://any", config=config(strict_server, force_sdk=force_sdk)).get("k")
 
 
-def self_signed(folder):
-    """Creates a CA certificate that a server uses as its own, as `openssl req -x509` does."""
+def self_signed(folder, *, is_ca=True):
+    """Creates a certificate that a server uses as its own: that of a CA, as `openssl req -x509` does, or not."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -131,7 +144,7 @@ def self_signed(folder):
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
     form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -141,15 +154,15 @@ def self_signed(folder):
     return files
 
 
-def test_the_error_of_a_self_signed_certificate_has_a_hint(tmp_path):
-    certificate, key = self_signed(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+@contextlib.contextmanager
+def listening(answer):
+    """A server that calls a function with each connection. Yields its host and port."""
 
     def serve(listener):
         while True:
             try:
-                context.wrap_socket(listener.accept()[0], server_side=True).close()
+                with listener.accept()[0] as connection:
+                    answer(connection)
             except ssl.SSLError:
                 pass
             except OSError:
@@ -157,16 +170,109 @@ def test_the_error_of_a_self_signed_certificate_has_a_hint(tmp_path):
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
-        endpoint = f"https://localhost:{listener.getsockname()[1]}"
-        settings = s3_config(endpoint_url=endpoint, anonymous=True, ca_bundle=certificate, max_attempts=1)
-        with pytest.raises(exceptions.StoreError, match="basicConstraints=CA:FALSE"):
+        yield f"localhost:{listener.getsockname()[1]}"
+
+
+def with_tls(certificate, key):
+    """A function for `listening`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return lambda connection: context.wrap_socket(connection, server_side=True).close()
+
+
+def test_the_error_of_a_self_signed_certificate_has_a_hint(tmp_path):
+    certificate, key = self_signed(tmp_path)
+    with listening(with_tls(certificate, key)) as host:
+        settings = s3_config(endpoint_url=f"https://{host}", anonymous=True, ca_bundle=certificate, max_attempts=1)
+        with pytest.raises(exceptions.StoreError, match="the self-signed certificate of the server"):
             torchobj.Store("s3://any", config=settings).get("k")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes the certificate")
+def test_the_error_of_a_certificate_of_version_1_says_so(tmp_path):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    request = ["openssl", "req", "-new", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key]
+    made = subprocess.run(request, capture_output=True, check=True).stdout
+    # Without extensions, it has version 1.
+    sign = ["openssl", "x509", "-req", "-signkey", key, "-out", certificate]
+    subprocess.run(sign, input=made, capture_output=True, check=True)
+    with listening(with_tls(certificate, key)) as host:
+        settings = s3_config(endpoint_url=f"https://{host}", anonymous=True, ca_bundle=certificate, max_attempts=1)
+        with pytest.raises(exceptions.StoreError, match=r"X\.509 version 1, which is not supported"):
+            torchobj.Store("s3://any", config=settings).get("k")
+
+
+NGINX = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
+GO = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+PAGE = b"<html><body>The plain HTTP request was sent to HTTPS port</body></html>"
+ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
+
+
+@pytest.mark.parametrize(
+    "response", [NGINX % (len(PAGE), PAGE), GO, ALERT, b""], ids=["nginx", "Go", "alert", "closed"]
+)
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_plain_request_to_a_port_of_tls_suggests_https(monkeypatch, scheme, response):
+    def answer(connection):
+        head = connection.recv(1 << 20)
+        connection.sendall(response.partition(b"<html>")[0] if head.startswith(b"HEAD ") else response)
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    with listening(answer) as host:
+        options = {"endpoint_url": f"http://{host}", "anonymous": True}
+        settings = s3_config(**options, max_attempts=1)
+        if scheme == "gs":
+            settings = torchobj.StoreConfig(gcs=torchobj.GCSOptions(**options), max_attempts=1)
+        store = torchobj.Store(f"{scheme}://bucket", config=settings)
+        for call in (lambda: store.get("k"), lambda: store.head("k"), lambda: list(store.list())):
+            with pytest.raises(exceptions.StoreError, match="if the server uses TLS, begin endpoint_url with https://"):
+                call()
+
+
+def test_other_responses_to_a_plain_request_suggest_nothing_about_tls():
+    body = b"<Error><Code>InvalidArgument</Code><Message>HTTPS</Message></Error>"
+    response = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)
+
+    def answer(connection):
+        connection.recv(1 << 20)
+        connection.sendall(response)
+
+    with listening(answer) as host:
+        settings = s3_config(endpoint_url=f"http://{host}", anonymous=True, max_attempts=1)
+        with pytest.raises(exceptions.StoreError) as error:
+            torchobj.Store("s3://bucket", config=settings).get("k")
+    assert "if the server uses TLS" not in str(error.value)
+
+
+PROXIED = """
+import sys, torchobj
+options = torchobj.S3Options(endpoint_url=sys.argv[1], anonymous=True)
+for seconds in (5, 6):
+    config = torchobj.StoreConfig(s3=options, max_attempts=1, first_byte_timeout_s=seconds)
+    try: torchobj.Store("s3://bucket", config=config).get("k")
+    except torchobj.StoreError: pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "endpoint", "count"),
+    [
+        ({"HTTP_PROXY": "http://proxy:1"}, "http://127.0.0.1:9", 1),
+        ({"HTTP_PROXY": "http://proxy:1", "no_proxy": "127.0.0.1"}, "http://127.0.0.1:9", 0),
+        ({"HTTP_PROXY": "http://proxy:1", "http_proxy": "http://127.0.0.1:9"}, "http://127.0.0.1:9", 0),
+        ({"HTTP_PROXY": "http://proxy:1"}, "https://127.0.0.1:9", 0),
+    ],
+)
+def test_that_the_variable_http_proxy_in_upper_case_is_ignored_is_logged_once(variables, endpoint, count):
+    script = [sys.executable, "-c", PROXIED, endpoint]
+    done = subprocess.run(script, env=os.environ | variables, capture_output=True, text=True, check=True)
+    assert done.stderr.count("HTTP_PROXY is ignored") == count, done.stderr
 
 
 def test_the_error_of_an_unknown_ca_names_the_setting(credentials):
     with launch.start("strict", "--tls") as server:
         credentials("words", server)
-        with pytest.raises(exceptions.StoreError, match="set ca_bundle to the PEM file of the CA"):
+        with pytest.raises(exceptions.StoreError, match="set ca_bundle to the PEM file of the CA .* AWS_CA_BUNDLE"):
             torchobj.Store("s3://any", config=config(server, profile="words")).get("k")
 
 

@@ -71,6 +71,12 @@ _PERMISSIONS = {
 _UNSIGNED = "no credentials are used"
 #: How OpenSSL names an answer in plain text.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+_NEEDS_TLS = "if the server uses TLS, begin the endpoint with https://"
+#: Headers with the id of a request, of which every response of S3 or Google Cloud Storage has one.
+_OF_STORES = {"x-amz-request-id", "x-amz-id-2", "x-guploader-uploadid"}
+#: Codes of OpenSSL (verify(1)) for certificates whose CA is not known, and for those of other hosts.
+_UNKNOWN_CA = (2, 18, 19, 20, 21)
+_OTHER_HOST = (62, 64)
 _EXPECTED = "expected http://host:port; special characters of a password are written as %2F"
 
 
@@ -332,6 +338,8 @@ def _network(url: Url, config: StoreConfig) -> Iterator[Check]:
         yield Check("endpoint", "failed", f"not a valid URL ({where})", _EXPECTED)
         return
     proxy = _proxy(endpoint)
+    if proxy is None and endpoint.startswith("http://") and os.environ.get("HTTP_PROXY"):
+        yield Check("proxy", "note", "none: HTTP_PROXY is ignored", "http_proxy names the proxy of http:// endpoints")
     if proxy is not None:
         if not _is_valid(proxy):
             yield Check("proxy", "failed", "not a valid URL", _EXPECTED)
@@ -367,16 +375,18 @@ def _addresses(endpoint: str) -> Check:
 def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
     """What an unsigned HEAD of the bucket tells: the clock of the server, and the region of the bucket."""
     try:
-        headers, took = _head(url, endpoint, config)
+        status, headers, took = _head(url, endpoint, config)
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = reason if isinstance(reason, Exception) else error
-        advice = "check the endpoint, proxies, firewalls and --endpoint-url"
-        if isinstance(reason, ssl.SSLError) and reason.reason in _NO_TLS:
-            advice = "the server does not use TLS: begin the endpoint with http://"
-        yield Check("connection", "failed", f"{shown_url(endpoint)}: {type(reason).__name__}: {reason}", advice)
+        found = f"{shown_url(endpoint)}: {type(reason).__name__}: {reason}"
+        yield Check("connection", "failed", found, _connection_advice(url, endpoint, reason))
         return
-    yield Check("connection", "ok", f"response after {took}" + (", with TLS" if endpoint.startswith("https") else ""))
+    if status == 400 and endpoint.startswith("http://") and not headers.keys() & _OF_STORES:
+        yield Check("connection", "warning", f"response after {took}: 400, without the id of a store", _NEEDS_TLS)
+    else:
+        with_tls = ", with TLS" if endpoint.startswith("https") else ""
+        yield Check("connection", "ok", f"response after {took}{with_tls}")
     if url.scheme == "s3":
         given = config.s3.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         found = headers.get("x-amz-bucket-region")
@@ -400,7 +410,28 @@ def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
         yield Check("clock", "ok", f"the server's is within {max(1, abs(round(skew)))} s of this machine's")
 
 
-def _head(url: Url, endpoint: str, config: StoreConfig) -> tuple[dict[str, str], str]:
+def _connection_advice(url: Url, endpoint: str, error: Exception) -> str:
+    """The next step if there is no response."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _certificate_advice(url.scheme, error)
+    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        return "the server does not use TLS: begin the endpoint with http://"
+    advice = "check the endpoint, proxies, firewalls and --endpoint-url"
+    is_other = isinstance(error, http.client.HTTPException | ConnectionResetError)
+    return f"{_NEEDS_TLS}; {advice}" if is_other and endpoint.startswith("http://") else advice
+
+
+def _certificate_advice(scheme: str, error: ssl.SSLCertVerificationError) -> str:
+    """The next step for a certificate that is not trusted, by the reason of OpenSSL."""
+    if error.verify_code in _UNKNOWN_CA:
+        where = "SSL_CERT_FILE" if scheme == "gs" else "AWS_CA_BUNDLE"
+        return f"set {where} to the PEM file of the CA that signed the server's certificate"
+    if error.verify_code in _OTHER_HOST:
+        return "the endpoint must have a name that is in the server's certificate"
+    return "the server's certificate is not valid: its operator must renew it, or the clock of this machine is wrong"
+
+
+def _head(url: Url, endpoint: str, config: StoreConfig) -> tuple[int, dict[str, str], str]:
     bundle = config.ca_bundle if url.scheme == "gs" else _torchobj.s3_ca_bundle(config)
     context = ssl.create_default_context(cafile=None if bundle is None else os.fspath(bundle))
     if not config.verify_tls:
@@ -416,12 +447,13 @@ def _head(url: Url, endpoint: str, config: StoreConfig) -> tuple[dict[str, str],
     try:
         # `_network` has checked the scheme.
         with opener.open(urllib.request.Request(address, method="HEAD"), timeout=_LIMIT_S) as response:  # noqa: S310
-            headers = response.headers
+            status, headers = response.status, response.headers
     except urllib.error.HTTPError as error:
         # A store refuses the request, which has no signature; its headers are those of any response.
         with error:
-            headers = error.headers
-    return {name.lower(): value for name, value in headers.items()}, duration(time.perf_counter() - started)
+            status, headers = error.code, error.headers
+    took = duration(time.perf_counter() - started)
+    return status, {name.lower(): value for name, value in headers.items()}, took
 
 
 def _proxy(endpoint: str) -> str | None:
@@ -447,9 +479,11 @@ def _failed(name: str, source: Check | None, error: TorchobjError) -> Check:
     step = next_step(error)
     text = described(error).removesuffix("" if step is None else f"; {escaped(step)}")
     left = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
-    if isinstance(error, CredentialsError) and error.status is None:
-        return Check(name, "failed", f"{text}{left}", "no request was sent: see the check of credentials")
     message, _, hint = text.rpartition("; ")
+    if isinstance(error, CredentialsError) and error.status is None:
+        if source is not None and source.state == "ok" and message:
+            return Check(name, "failed", f"{message}{left}", f"no request was sent: {hint}")
+        return Check(name, "failed", f"{text}{left}", "no request was sent: see the check of credentials")
     advice = _advice(error, source, hint if message else "")
     return Check(name, "failed", f"{message or hint}{left}", advice or step or "")
 
@@ -469,7 +503,7 @@ def _advice(error: TorchobjError, source: Check | None, hint: str) -> str:
     if source.found.startswith(_UNSIGNED) and isinstance(error, AccessDeniedError):
         return f"the bucket is not public, and {source.found}"
     if isinstance(error, CredentialsError):
-        return f"the store rejects the credentials ({source.found}): {hint}"
+        return f"the store rejects the credentials ({source.found}): {hint or 'renew them where they come from'}"
     if isinstance(error, AccessDeniedError):
         granted = _PERMISSIONS.get(error.operation or "")
         if granted is not None:

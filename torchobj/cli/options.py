@@ -38,14 +38,21 @@ _NEXT_STEPS: tuple[tuple[type[Exception], str | None], ...] = (
     (exceptions.PreconditionFailedError, "the object exists, or another writer has replaced it"),
 )
 
+#: The same for local files, which have no credentials and no endpoint.
+_NEXT_STEPS_OF_FILES: tuple[tuple[type[Exception], str | None], ...] = (
+    (exceptions.AccessDeniedError, "check the permissions of the file and of the folders above it"),
+    (exceptions.PreconditionFailedError, "the file exists, or another writer has replaced it"),
+)
+
 #: How the library names the option of the command line.
 _OPTION = re.compile(r"(S3|GCS)Options\(anonymous=True\)")
 
 
 def next_step(error: BaseException) -> str | None:
     """What to do about an error; None if its message says it."""
-    step = next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), None)
     url = getattr(error, "url", None)
+    steps = _NEXT_STEPS_OF_FILES if url is not None and url.startswith("file://") else _NEXT_STEPS
+    step = next((step for kind, step in steps if isinstance(error, kind)), None)
     # A listing of buckets has none.
     if step is None or not url or url.endswith("://"):
         return step

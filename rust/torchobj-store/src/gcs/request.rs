@@ -219,7 +219,8 @@ impl Dialect for BucketDialect<'_> {
         }
         if matches!(response.status, 403 | 404) {
             let next = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
-            let hint = format!("the endpoint is {}{next}", account.origin.url());
+            let (url, path) = (account.origin.url(), String::from_utf8_lossy(&account.origin.path));
+            let hint = format!("the endpoint is {url}{}{next}", path.trim_end_matches('/'));
             // A permanent refusal of a request that has reached the object is none of the endpoint.
             return if error.kind() == ErrorKind::InvalidRequest { error } else { error.with_hint(hint) };
         }

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use torchobj_core::buffer::Dest;
 use torchobj_core::error::ErrorKind;
 
+use super::failure::NEEDS_TLS;
 use super::head::Head;
 use super::{Failure, Framing, Transport};
 
@@ -167,11 +168,11 @@ impl Connection {
             match self.transport.read(&mut self.buffer[self.end..]).await {
                 Ok(0) if self.end == 0 && self.used => return Err(stale(None)),
                 Ok(0) => {
-                    return Err(Failure::new(ErrorKind::Reset, "the server closed the connection without a response"));
+                    return Err(self.no_response("the server closed the connection without a response", None));
                 }
                 Ok(count) => self.end += count,
                 Err(error) if self.end == 0 && self.used => return Err(stale(Some(error))),
-                Err(error) => return Err(Failure::broken("the connection broke before the response", error)),
+                Err(error) => return Err(self.no_response("the connection broke before the response", Some(error))),
             }
         }
         self.start = self.head.end;
@@ -182,6 +183,11 @@ impl Connection {
         };
         (self.extension_bytes, self.last_chunk) = (None, self.head.framing != Framing::Chunked);
         Ok(())
+    }
+
+    fn no_response(&self, message: &'static str, source: Option<std::io::Error>) -> Failure {
+        let hint = (self.end == 0 && self.transport.is_plain()).then_some(NEEDS_TLS);
+        Failure { source, hint, ..Failure::new(ErrorKind::Reset, message) }
     }
 
     /// The framing of the current body.

@@ -14,6 +14,9 @@ use super::date::skew_s;
 pub(crate) const OTHER_SERVER: &str = "another server has answered, such as a proxy or a login page: check endpoint_url and the \
     proxy variables of the environment";
 
+/// The next step if a server does not answer a request without TLS as one of HTTP.
+pub(super) const NEEDS_TLS: &str = "if the server uses TLS, begin endpoint_url with https://";
+
 /// The next step after an object was written again.
 pub(crate) const CHANGED: &str = "it was written again after it was listed or first read: list or open it again; a dataset \
     of a manifest file reads it as it is now with on_change=\"accept\"";

@@ -3,9 +3,13 @@
 use torchobj_core::error::ErrorKind;
 
 use super::Failure;
+use super::failure::NEEDS_TLS;
 
 /// Maximum number of headers. S3 sends about 12, plus one for each entry of metadata.
 const MAX_HEADERS: usize = 128;
+
+/// The first bytes of an alert, with which a server of TLS answers a plain request (RFC 8446, section 5.1).
+const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// Start and end of the name and of the value of a header, in the bytes of a head.
 type Span = (u16, u16, u16, u16);
@@ -47,6 +51,10 @@ impl Head {
         self.end = match response.parse(bytes) {
             Ok(httparse::Status::Complete(end)) => end,
             Ok(httparse::Status::Partial) => return Ok(false),
+            Err(_) if bytes.starts_with(&TLS_ALERT) => {
+                let failure = Failure::new(ErrorKind::InvalidRequest, "the server answered a plain request with TLS");
+                return Err(Failure { hint: Some(NEEDS_TLS), ..failure });
+            }
             Err(_) => return Err(malformed),
         };
         self.status = response.code.unwrap_or_default();

@@ -142,6 +142,9 @@ async fn close_expired(pool: Weak<ConnectionPool>, keep_alive: Duration) {
     }
 }
 
+/// The next step if the server does not answer as one of TLS.
+const NO_TLS: &str = "if the server does not use TLS, begin endpoint_url with http://";
+
 /// Classifies the failure of a connect. Copies the error, because the SDK owns its errors.
 pub(crate) fn connect_failure(error: &io::Error) -> Failure {
     let (kind, message) = match error.kind() {
@@ -160,14 +163,26 @@ fn hint(error: &io::Error) -> Option<&'static str> {
     if is_out_of_descriptors(error) {
         return Some("raise the limit on open files: ulimit -n");
     }
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return Some(NO_TLS);
+    }
     match error.get_ref()?.downcast_ref()? {
-        rustls::Error::InvalidMessage(_) => Some("if the server does not use TLS, begin endpoint_url with http://"),
-        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
-            Some("set ca_bundle to the PEM file of the CA that signed the server's certificate")
+        rustls::Error::InvalidMessage(_) => Some(NO_TLS),
+        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => Some(
+            "set ca_bundle to the PEM file of the CA that signed the server's certificate, by the variable AWS_CA_BUNDLE \
+                for s3:// and SSL_CERT_FILE for gs://",
+        ),
+        rustls::Error::InvalidCertificate(CertificateError::Other(other))
+            if other.to_string().contains("UnsupportedCertVersion") =>
+        {
+            Some(
+                "the server's certificate is of X.509 version 1, which is not supported: create one of version 3, such as by \
+                `openssl req -x509 -addext subjectAltName=DNS:host -addext basicConstraints=CA:FALSE`",
+            )
         }
         rustls::Error::InvalidCertificate(CertificateError::Other(_)) => Some(
-            "if ca_bundle is the self-signed certificate of the server: it must not be a CA certificate; create it with \
-             basicConstraints=CA:FALSE, or sign it with a CA and set ca_bundle to the certificate of that CA",
+            "the self-signed certificate of the server must not be a CA certificate, also if ca_bundle (AWS_CA_BUNDLE) \
+             contains it: create it with basicConstraints=CA:FALSE, or sign it with a CA and set ca_bundle to that of the CA",
         ),
         _ => None,
     }
@@ -184,6 +199,11 @@ pub(crate) struct Lease {
 impl Lease {
     fn new(pool: &Arc<ConnectionPool>, connection: Connection) -> Self {
         Self { pool: pool.clone(), connection: Some(connection) }
+    }
+
+    /// Whether the connection uses TLS.
+    pub(super) fn is_tls(&self) -> bool {
+        self.pool.server().tls
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Once;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -20,7 +21,12 @@ pub(super) struct Proxies {
     https: Option<Proxy>,
     http: Option<Proxy>,
     no_proxy: Vec<String>,
+    /// Whether `HTTP_PROXY` is set, and no variable that is used in its place.
+    ignores_http: bool,
 }
+
+/// Completed when it was logged that `HTTP_PROXY` is ignored.
+static IGNORED: Once = Once::new();
 
 /// An HTTP proxy.
 #[derive(Clone)]
@@ -43,7 +49,9 @@ impl Proxies {
         let proxy = |names: &[&'static str]| env::first_of(names).map(|(name, url)| parse(name, &url)).transpose();
         let no_proxy = env::first_of(&env::NO_PROXY).map(|(_, hosts)| hosts).unwrap_or_default();
         let no_proxy = no_proxy.split(',').map(|host| host.trim().to_ascii_lowercase()).filter(|host| !host.is_empty());
-        Ok(Self { https: proxy(&env::HTTPS_PROXY)?, http: proxy(&env::HTTP_PROXY)?, no_proxy: no_proxy.collect() })
+        let http = proxy(&env::HTTP_PROXY)?;
+        let ignores_http = http.is_none() && env::first_of(&["HTTP_PROXY"]).is_some();
+        Ok(Self { https: proxy(&env::HTTPS_PROXY)?, http, no_proxy: no_proxy.collect(), ignores_http })
     }
 
     #[cfg(test)]
@@ -54,6 +62,15 @@ impl Proxies {
     /// The proxy for `server`; `None`: connections to it are direct.
     pub(super) fn for_server(&self, server: &HostAddress) -> Option<&Proxy> {
         let proxy = if server.tls { self.https.as_ref() } else { self.http.as_ref() };
+        if self.ignores_http && !server.tls && !IGNORED.is_completed() && !self.is_direct(&server.host, server.port) {
+            IGNORED.call_once(|| {
+                log::warn!(
+                    "HTTP_PROXY is ignored, as by curl, because clients of a CGI program can set it: requests to http://{} \
+                     use no proxy. Set http_proxy for one, or add the host to NO_PROXY.",
+                    server.authority()
+                );
+            });
+        }
         proxy.filter(|_| !self.is_direct(&server.host, server.port))
     }
 

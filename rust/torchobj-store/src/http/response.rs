@@ -3,6 +3,7 @@
 use torchobj_core::error::{Error, Operation, Result};
 
 use super::dialect::{Dialect, error_of};
+use super::failure::NEEDS_TLS;
 use super::{ErrorResponse, Failure, Framing, Lease, OTHER_SERVER, sanitize};
 
 /// Maximum size of the body of an error. Those of S3 have a few hundred bytes; a larger page of a proxy is not read.
@@ -80,7 +81,20 @@ impl Response {
         let body = self.error_body().await;
         let header = |name: &str| self.header(name).map(str::to_owned);
         let response = ErrorResponse { status: self.status, header: &header, body: &body };
-        error_of(dialect, operation, key, &response).await
+        let error = error_of(dialect, operation, key, &response).await;
+        if self.status != 400 || error.code().is_some() || self.lease.is_tls() {
+            return error;
+        }
+        // The words of nginx, Go and Apache. A response to HEAD has no body.
+        let body = String::from_utf8_lossy(&body);
+        if body.contains("HTTPS") || body.contains("SSL-enabled") {
+            return error.with_hint(NEEDS_TLS);
+        }
+        if operation != Operation::Head || error.request_id().is_some() {
+            return error;
+        }
+        let other = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+        error.with_hint(format!("{NEEDS_TLS}{other}"))
     }
 
     /// Receives the body of an error; empty if the response has none or it cannot be received.

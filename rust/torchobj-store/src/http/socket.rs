@@ -18,6 +18,11 @@ pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Sync + Unpin {
     /// Returns whether the connection is open and has no unread bytes.
     fn is_idle(&self) -> bool;
 
+    /// Returns whether the server receives the requests without TLS and without a proxy.
+    fn is_plain(&self) -> bool {
+        false
+    }
+
     /// Returns whether a proxy forwards the requests.
     fn is_forwarded(&self) -> bool {
         false
@@ -70,6 +75,10 @@ impl Socket {
 impl Transport for Socket {
     fn is_idle(&self) -> bool {
         matches!(self.stream.own().try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    fn is_plain(&self) -> bool {
+        !self.is_forwarded
     }
 
     fn is_forwarded(&self) -> bool {

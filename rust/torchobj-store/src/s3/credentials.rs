@@ -226,7 +226,10 @@ impl Loader<Identity> for SdkChain {
             secret_key: loaded.secret_access_key().to_owned(),
             session_token: loaded.session_token().map(str::to_owned),
         };
-        check_text(&identity).map_err(|message| failed(&message))?;
+        check_text(&identity).map_err(|message| {
+            let hint = Some("copy the value again, in one line and without quotes".to_owned());
+            Arc::new(Refused { message: format!("no credentials: {message}"), hint }) as LoadError
+        })?;
         log::debug!("requests are signed with credentials of {}", provider.found.name);
         Ok(Fresh { identity, expires: loaded.expiry() })
     }

@@ -106,6 +106,13 @@ pub(super) fn is_region(region: &str) -> bool {
 }
 
 impl Address {
+    /// The endpoint with its path, without the bucket, for messages.
+    pub(super) fn endpoint(&self, bucket: &str) -> String {
+        let path = String::from_utf8_lossy(&self.origin.path);
+        let path = if self.bucket_in_host { &path } else { path.strip_suffix(&format!("/{bucket}/")).unwrap_or(&path) };
+        format!("{}{}", self.origin.url(), path.trim_end_matches('/'))
+    }
+
     /// The origin of the same bucket at `server`; `None` if `server` does not belong to the same store.
     pub(super) fn redirected(&self, server: &HostAddress, bucket: &str, pools: &PoolMap) -> Option<Origin> {
         let (host, bucket_in_host) = redirect::accept(&server.host, &self.endpoint_host, bucket)?;
@@ -165,6 +172,7 @@ mod tests {
         assert_eq!((address.origin.host.as_str(), address.origin.path.as_slice()), ("10.0.0.1:9000", &b"/base/b/"[..]));
         assert_eq!(address.origin.path_of(b"a%20b//c"), b"/base/b/a%20b//c");
         assert_eq!(address.origin.path_of(b""), b"/base/b");
+        assert_eq!(address.endpoint("b"), "http://10.0.0.1:9000/base");
     }
 
     #[tokio::test]

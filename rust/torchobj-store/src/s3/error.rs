@@ -67,7 +67,7 @@ pub(super) const CLOCK: &str = "set the clock of this machine";
 pub(super) fn kind_of(operation: Operation, status: u16, code: Option<&str>) -> ErrorKind {
     match code {
         Some("NoSuchKey") => return ErrorKind::NotFound,
-        Some("NoSuchBucket") => return ErrorKind::NoBucket,
+        Some("NoSuchBucket" | "InvalidBucketName") => return ErrorKind::NoBucket,
         Some("NoSuchUpload") => return ErrorKind::UploadGone,
         Some(
             "SlowDown"

@@ -131,8 +131,8 @@ impl Dialect for BucketDialect<'_> {
     async fn recover(&self, operation: Operation, response: &ErrorResponse<'_>, mut error: Error) -> Error {
         let bucket = self.bucket;
         let (status, header) = (response.status, response.header);
-        if matches!(status, 401 | 403 | 404) {
-            let endpoint = self.address.origin.url();
+        if matches!(status, 401 | 403 | 404) || error.kind() == ErrorKind::NoBucket {
+            let endpoint = self.address.endpoint(&bucket.name);
             let next = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
             let hint = format!("the endpoint is {endpoint}{next}");
             // A permanent refusal of a request that has reached the object is none of the endpoint.
