@@ -8,17 +8,21 @@ import os
 import random
 import re
 import signal
+import struct
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch.utils.data.dataloader as torch_loader
 
 import torchobj
 from tests.support import warm_python
 from tests.support.killing import state_of
 from tests.support.prefetching import eventually, stats
+from torchobj.loader import killed_worker
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
 COUNT = 200
@@ -71,6 +75,92 @@ def test_a_killed_trainer_leaves_no_process_no_memory_and_no_file(folder, tmp_pa
 def first_byte(reader):
     PAUSE.wait(0.003)
     return bytes(reader)[0]
+
+
+def of_torchs_worker(name):
+    """A variable of the function that torch runs in this worker."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != "_worker_loop":
+        frame = frame.f_back
+    return frame.f_locals[name]
+
+
+def holding_the_lock_of_the_event():
+    of_torchs_worker("done_event")._cond.acquire()
+
+
+def sending_results():
+    queue = of_torchs_worker("data_queue")
+    queue._wlock.acquire()
+    os.write(queue._writer.fileno(), struct.pack("!i", 1000) + b"a part of it")
+
+
+def sending_a_length():
+    queue = of_torchs_worker("data_queue")
+    queue._wlock.acquire()
+    os.write(queue._writer.fileno(), b"\0\0")
+
+
+class Dying:
+    """A transform after which the worker of one object is killed."""
+
+    def __init__(self, last):
+        self.last = last
+
+    def __call__(self, reader):
+        if reader.key.endswith("k020"):
+            self.last()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return bytes(reader)[0]
+
+
+@pytest.fixture
+def unseen_deaths(monkeypatch):
+    """Deaths are reported to code that ignores the error, and torch looks at its workers often."""
+    monkeypatch.setattr(torch_loader._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+    before = signal.getsignal(signal.SIGCHLD)
+    yield lambda: signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("last", [holding_the_lock_of_the_event, sending_results, sending_a_length])
+@pytest.mark.parametrize("attached", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_a_worker_that_is_killed_with_a_lock_or_a_part_of_a_message_is_an_error(
+    folder, last, attached, unseen_deaths, monkeypatch
+):
+    monkeypatch.setattr(killed_worker, "_LOCKED_S", 0.1)
+    data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=Dying(last))
+    settings = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork"}
+    make = torch_loader.DataLoader if attached else torchobj.DataLoader
+    loader = make(data, **settings)
+    if attached:
+        torchobj.attach(loader)
+    iterator = iter(loader)
+    unseen_deaths()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(iterator)
+    workers = iterator._workers
+    del iterator
+    gc.collect()
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", [0, 1, 20_000, 3 << 20])
+def test_a_message_is_received_when_all_of_it_has_arrived(size):
+    reading, writing = multiprocessing.Pipe(duplex=False)
+    received = killed_worker._WholeMessages(reading)
+    assert not received.poll()
+    messages = [os.urandom(size), b"", os.urandom(5)]
+    with ThreadPoolExecutor(1) as thread:
+        sent = thread.submit(lambda: [writing.send_bytes(message) for message in messages])
+        assert [bytes(received.recv_bytes()) for _ in messages] == messages
+        sent.result()
+    assert not received.poll()
+    writing.close()
+    with pytest.raises(EOFError):
+        received.poll(1)
 
 
 @pytest.mark.matrix

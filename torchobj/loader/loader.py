@@ -26,6 +26,7 @@ from torchobj.loader import page, whole_pass
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iterable_position, resume
 from torchobj.loader.iterator import LoaderIterator, Progress
+from torchobj.loader.killed_worker import not_waiting_for_killed_workers
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.packed_batch import packing_loader
 from torchobj.loader.report import report
@@ -128,7 +129,7 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
             )
             try:
                 with self._timed_collate():
-                    return super()._get_iterator()
+                    return not_waiting_for_killed_workers(super()._get_iterator())
             finally:
                 self.worker_init_fn = init_fn
 
