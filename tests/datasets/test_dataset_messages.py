@@ -9,7 +9,7 @@ import pytest
 import torch.utils.data
 
 import torchobj
-from torchobj.datasets import worker_process
+from torchobj.datasets import worker_process, wrappers
 from torchobj.exceptions import ConfigError
 
 COUNT = 6
@@ -180,6 +180,31 @@ def test_workers_that_list_are_warned_of_once_in_all_epochs(folder, log_file, mo
     expected = int(kind is torch.utils.data.DataLoader)
     assert log_file.read_text().count("each DataLoader worker lists the prefix itself") == expected
     assert (f"{COUNT} objects" in repr(inner)) is not bool(expected)
+
+
+class Hiding(list):
+    def __iter__(self):
+        raise RuntimeError("not permitted")
+
+
+def test_a_loader_looks_at_few_of_the_values_of_any_dataset():
+    class Counted(list):
+        looked = 0
+
+        def __iter__(self):
+            for each in super().__iter__():
+                Counted.looked += 1
+                yield each
+
+    inner = torchobj.ObjectMapDataset("memory://searched/", allow_empty=True)
+    rows = Counted(Counted(Counted((x, y)) for y in range(200)) for x in range(200))
+    samples = Counted(Counted(["a"] * 900) for _ in range(900))
+    data = Within({"rows": rows, "samples": samples, "large": Counted(range(10**5)), "held": [[inner]]}, None)
+    wrappers.prepare_workers(data)
+    assert "0 objects" in repr(inner)
+    assert Counted.looked < 20_000
+    # What cannot be looked at is skipped.
+    wrappers.prepare_workers(Within(Hiding([inner]), None))
 
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])

@@ -4,10 +4,11 @@ What is asked of a dataset is asked of the datasets within it: the objects of sa
 workers inherit. Does no I/O itself.
 """
 
+import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +20,9 @@ from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.passes import PassDataset
 from torchobj.datasets.sharding import Order
 
-#: Maximum number of items of a container among which datasets are looked for: larger ones hold samples.
-_MAX_HELD = 1000
+#: Maximum number of items of a container among which datasets are looked for, and of all values that are looked at,
+#: before each epoch: more than these are samples.
+_MAX_HELD, _MAX_SEARCHED = 1000, 10_000
 
 #: Pairs of source number and index, which identify objects for the prefetcher.
 Objects = list[tuple[int, int]]
@@ -150,34 +152,56 @@ def prepare_workers(dataset: Any) -> None:
 
     A dataset of another library, or of the user, may have datasets of torchobj as attributes, in containers too.
     """
-    for each in _all_within(dataset, set()):
+    for each in _all_within(dataset, _Search()):
         if isinstance(each, MapStyleDataset):
             each._torchobj_prepare()
         else:
             each.prepare()
 
 
-def _all_within(dataset: Any, seen: set[int]) -> Iterator[Any]:
+class _Search:
+    """What was looked at in a search for datasets."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        #: Number of values that may still be looked at.
+        self.left = _MAX_SEARCHED
+
+
+def _all_within(dataset: Any, search: _Search) -> Iterator[Any]:
     """The datasets of torchobj within a dataset, and itself, from the inside."""
-    if id(dataset) in seen:
+    if id(dataset) in search.seen:
         return
-    seen.add(id(dataset))
+    search.seen.add(id(dataset))
     parts = parts_of(dataset)
     is_own = isinstance(dataset, (MapStyleDataset, PassDataset, CompositeDataset))
-    inner = parts.datasets if parts is not None else [] if is_own else _held(dataset)
+    inner = parts.datasets if parts is not None else [] if is_own else _held(dataset, search)
     for part in inner:
-        yield from _all_within(part, seen)
+        yield from _all_within(part, search)
     if is_own:
         yield dataset
 
 
-def _held(value: Any) -> list[Any]:
-    """The datasets that a dataset of another library has as attributes, and containers, which may hold some."""
-    if isinstance(value, (list, tuple)):
-        found: Iterable[Any] = value
-    elif isinstance(value, dict):
-        found = value.values()
-    else:
-        found = list(getattr(value, "__dict__", {}).values())
-    some = itertools.islice(found, _MAX_HELD)
-    return [each for each in some if isinstance(each, (torch.utils.data.Dataset, dict, list, tuple))]
+def _held(dataset: Any, search: _Search) -> list[Any]:
+    """The datasets that a dataset of another library has as attributes, and in containers within each other.
+
+    Containers of samples may have millions of others within them: the search goes from the outside to the inside, at
+    each level from the smallest to the largest container, and ends after a number of values.
+    """
+    found: list[Any] = []
+    level: list[Any] = [getattr(dataset, "__dict__", {})]
+    # Containers of users may raise anything at any access.
+    with contextlib.suppress(Exception):
+        while level:
+            inner: list[Any] = []
+            for container in sorted(level, key=len):
+                values = container.values() if isinstance(container, dict) else container
+                for each in itertools.islice(values, min(_MAX_HELD, search.left)):
+                    search.left -= 1
+                    if isinstance(each, torch.utils.data.Dataset):
+                        found.append(each)
+                    elif isinstance(each, (dict, list, tuple)) and id(each) not in search.seen:
+                        search.seen.add(id(each))
+                        inner.append(each)
+            level = inner
+    return found
