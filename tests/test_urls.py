@@ -37,6 +37,10 @@ def test_gcs_is_another_name_of_gs(key):
         ("memory://name\x7f/key", "no control characters"),
         ("s3://\0/key", "no control characters"),
         ("file://host/key", "three slashes"),
+        ("pipe:aws s3 cp s3://b/t-{000..007}.tar -", "a command, as in webdataset, which torchobj does not run; pass"),
+        ("pipe:aws s3 cp s3://b/t-{000..007}.tar -", "the URL of the object: s3://b/t-{000..007}.tar"),
+        ("pipe:gsutil cat 'gs://b/t.tar'|cat", "the URL of the object: gs://b/t.tar"),
+        ("pipe:cat /data/t.tar", "the URL of the object: s3://bucket/train-{000..127}.tar"),
         (b"s3://b/k", "must be a str"),
         (None, "must be a str"),
         (Path("s3://b/k"), "converting a URL to a path removes slashes"),
@@ -47,6 +51,13 @@ def test_an_invalid_object_url_is_refused_with_the_expected_form(url, words):
         with pytest.raises(ConfigError) as caught:
             use(url)
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torchobj.TarIterableDataset, torchobj.TarMapDataset, torchobj.ObjectMapDataset])
+@pytest.mark.parametrize("command", ["curl -s -L http://server/t.tar || true", "aws s3 cp s3://b/t.tar -"])
+def test_a_command_of_webdataset_is_refused_by_datasets(kind, command):
+    with pytest.raises(ConfigError, match="a command, as in webdataset, which torchobj does not run"):
+        kind(f"pipe:{command}")
 
 
 def test_an_object_needs_a_url_with_a_key():

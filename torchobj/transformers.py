@@ -110,7 +110,13 @@ class LoaderLogCallback(TrainerCallback):
         ```
     """
 
-    def __init__(self, trainer: Any, *, ranks: bool = False) -> None:
+    def __init__(self, trainer: Any = None, *, ranks: bool = False) -> None:
+        if not callable(getattr(trainer, "log", None)):
+            given = "" if trainer is None else f"{trainer!r}"
+            raise TypeError(
+                f"LoaderLogCallback({given}): must have the Trainer, whose log it calls; create it after the Trainer: "
+                "trainer.add_callback(LoaderLogCallback(trainer))"
+            )
         self._trainer, self._ranks = trainer, ranks
 
     def on_step_end(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:  # noqa: ARG002  transformers' signature

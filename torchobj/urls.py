@@ -20,6 +20,9 @@ _ARN = re.compile(
     r"(?P<resource>(outpost[:/][^:/]+[:/])?accesspoint[:/][^:/]+)(?=/|\Z)"
 )
 
+#: The URL of an object in a command, as webdataset reads it: `pipe:aws s3 cp s3://bucket/key -`.
+_IN_COMMAND = re.compile(r"\b(?:s3|gs|gcs)://[^\s'\"|;]+")
+
 #: Control characters of ASCII and Latin-1.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -95,6 +98,13 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
         )
     if not isinstance(url, str):
         raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key")
+    if url.startswith("pipe:"):
+        read = _IN_COMMAND.search(url)
+        expected = shown_url(read[0]) if read else "s3://bucket/train-{000..127}.tar"
+        raise ConfigError(
+            f"url={shown_url(url)!r}: a command, as in webdataset, which torchobj does not run; pass the URL of the "
+            f"object: {expected}"
+        )
     scheme, separator, rest = canonical_url(url).partition("://")
     if not separator:
         local = ", or file:///folder/name for a local one" if "file" in schemes else ""

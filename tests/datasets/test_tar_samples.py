@@ -1,6 +1,7 @@
 """Samples of tar shards as dicts: missing fields are named with their sample, and decoders that match nothing."""
 
 import copy
+import json
 import logging
 import pickle
 import traceback
@@ -45,6 +46,23 @@ def test_a_missing_field_is_named_with_its_sample(pattern, kind, workers, settin
         list(loader(kind(pattern, transform=transform), num_workers=workers, **settings))
     assert "no field 'jpg' in '2', file://" in str(raised.value)
     assert MESSAGE in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"decode": {"cls": json.loads}},
+        {"transform": lambda sample: json.loads(sample["cls"])},
+        {"transform": lambda sample: sample["cls"].split()},
+        {"decode": {"cls": int.from_bytes}, "transform": lambda sample: sample["jpg"] + b""},
+    ],
+)
+def test_a_buffer_that_is_used_as_bytes_is_an_error_that_names_the_conversion(pattern, kind, workers, settings):
+    with pytest.raises((TypeError, AttributeError)) as raised:
+        list(torchobj.DataLoader(kind(pattern, **settings), batch_size=None, num_workers=workers))
+    assert "pass bytes(buffer), or buffer.decode()" in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_missing_field_is_named_where_the_sample_is_used(pattern):

@@ -93,3 +93,10 @@ def test_the_trainer_of_transformers_logs_the_exposed_data_time(data, tmp_path):
     found = [record for record in trainer.state.log_history if "torchobj.exposed.share" in record]
     assert [record["step"] for record in found] == [4, 8]
     assert all(0 < record["torchobj.exposed.share"] <= 1 for record in found)
+
+
+@pytest.mark.parametrize("given", [(), (None,), (object(),)])
+def test_a_callback_without_a_trainer_says_how_to_create_it(given):
+    pytest.importorskip("transformers")
+    with pytest.raises(TypeError, match=r"trainer\.add_callback\(LoaderLogCallback\(trainer\)\)"):
+        torchobj.transformers.LoaderLogCallback(*given)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torchobj
 from tests.support import warm_python
 from tests.support.prefetching import Taken
 from tests.support.ranks import environment_of, job_store
+from torchobj.datasets import lookahead_warning, worker_process
 from torchobj.loader import _attach
 
 COUNT = 48
@@ -158,6 +160,27 @@ def test_accelerate_prepares_and_attach_announces(data, accelerator, workers, st
         # A StatefulDataLoader starts its first pass when Accelerate reads its state in prepare().
         if epoch == 1 or not stateful:
             assert (taken.announced, taken.misses) == (COUNT, 0)
+
+
+@pytest.mark.parametrize("kind", [torch.utils.data.DataLoader, torchobj.DataLoader])
+def test_a_prepared_loader_in_a_state_has_a_state_or_says_how_to_have_one(data, accelerator, kind, tmp_path):
+    manager = torchobj.CheckpointManager(tmp_path.as_uri())
+    prepared = accelerator.prepare(kind(data, batch_size=5))
+    for loader in (prepared, torchobj.attach(prepared)):
+        with pytest.raises(
+            torchobj.TorchobjError, match=r"^train.loader: .* Accelerate .*use_stateful_dataloader=True"
+        ):
+            manager.save(1, {"train": {"loader": loader}})
+    accelerator.dataloader_config.use_stateful_dataloader = True
+    manager.save(1, {"loader": accelerator.prepare(torch.utils.data.DataLoader(data, batch_size=5))})
+
+
+def test_a_loader_that_prepare_replaced_is_told_to_attach_the_prepared_one(data, accelerator, caplog, monkeypatch):
+    monkeypatch.setattr(lookahead_warning, "_disabled", False)
+    monkeypatch.setattr(lookahead_warning, "_batches", 0)
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
+    assert sorted(keys(accelerator.prepare(torchobj.DataLoader(data, batch_size=2)))) == list(range(COUNT))
+    assert "call torchobj.attach(accelerator.prepare(loader)), because prepare returns another loader" in caplog.text
 
 
 @pytest.mark.parametrize("batches", [torch.utils.data.BatchSampler, torchobj.LookaheadBatchSampler])

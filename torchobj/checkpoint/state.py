@@ -165,9 +165,20 @@ def take_state(state: Mapping[Any, Any], *, sharded: bool) -> TakenState:
     return taken
 
 
+def _state_of(value: Any, path: Path) -> Any:
+    # That of Accelerate has the methods, but a state only if it was asked for.
+    if isinstance(value, DataLoader) and getattr(value, "use_stateful_dataloader", True) is False:
+        raise ConfigError(
+            f"{name_of(path)}: a loader that Accelerate prepared has no state; create "
+            "Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True)), which needs "
+            "torchdata, or leave it out of the state"
+        )
+    return value.state_dict()
+
+
 def _take(value: Any, path: Path, taken: TakenState) -> Any:
     if is_stateful(value):
-        state = value.state_dict()
+        state = _state_of(value, path)
         is_of_rank = isinstance(value, DataLoader | Dataset | Sampler)
         is_module = isinstance(value, torch.nn.Module)
         if is_of_rank:

@@ -38,6 +38,9 @@ class Failure(NamedTuple):
     def noted(cls, error: Exception, what: str, url: str, index: int) -> Self:
         """A failure whose exception has a note that names the sample."""
         add_sample_note(error, what, url, index)
+        if isinstance(error, (AttributeError, TypeError)) and "Buffer" in str(error):
+            # webdataset has bytes in its place.
+            error.add_note("A Buffer is not bytes: pass bytes(buffer), or buffer.decode() where text is expected.")
         return cls(url, error)
 
     def exception(self) -> Exception:

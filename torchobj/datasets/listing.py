@@ -219,6 +219,15 @@ class DatasetListing:
         return f"{self._url} with {chosen}" if chosen else str(self._url)
 
     @property
+    def _action(self) -> str:
+        """What the first use does, in messages."""
+        if isinstance(self._source, ManifestFile):
+            return "loads it"
+        if isinstance(self._source, Shards):
+            return "finds the shards"
+        return "lists the prefix" if self._url is not None and self._url.key else "lists the bucket"
+
+    @property
     def named(self) -> str:
         """Identifies objects that the caller has named, which may differ from rank to rank; empty for others."""
         source = self._source
@@ -260,8 +269,7 @@ class DatasetListing:
             elif self._manifest is None:
                 name = self.name
                 if warns and worker_process.is_first_to_repeat("listing"):
-                    is_file = isinstance(self._source, ManifestFile)
-                    logger.warning(BY_WORKERS, name, "loads it" if is_file else "lists the prefix")
+                    logger.warning(BY_WORKERS, name, self._action)
                 with worker_process.logged_once(f"listing of {name}"):
                     found = manifest_broadcast.broadcast(name, self._load, Manifest)
                 if self._url is None:

@@ -58,7 +58,9 @@ def note_batch(dataset: Any) -> None:
     if _batches == _MIN_BATCHES and worker_process.is_first_warning("announcement"):
         logger.warning(
             "batches are read only when they are needed, because the DataLoader does not announce them. Use "
-            "torchobj.DataLoader or torchobj.attach(loader) to read ahead. Pass lookahead=0 to silence this warning."
+            "torchobj.DataLoader or torchobj.attach(loader) to read ahead. With Accelerate call "
+            "torchobj.attach(accelerator.prepare(loader)), because prepare returns another loader, also for a "
+            "torchobj.DataLoader. Pass lookahead=0 to silence this warning."
         )
 
 

@@ -135,7 +135,7 @@ def checked_urls(urls: object) -> list[str]:
     ok = bool(given) and all(isinstance(url, str) and url for url in given)
     check("urls", urls, "a URL or a list of URLs: names, braces, globs, or prefixes that end with a slash", ok=ok)
     for url in given:
-        if "://" not in url:
+        if "://" not in url and not url.startswith("pipe:"):
             raise ConfigError(f"urls={url!r}: must be a URL; that of a local file is file:///folder/file")
         parse_url(url)
     return given
