@@ -16,8 +16,8 @@ RUST = sorted(path for path in (ROOT / "rust").rglob("*.rs") if "/src/" in str(p
 #: The packages and modules of `torchobj` from the bottom, a layer a line: a module imports from its own package and from
 #: lower layers.
 LAYERS = [
-    ["exceptions", "stateful"],
-    ["urls"],
+    ["exceptions"],
+    ["stateful", "urls"],
     ["config"],
     ["_torchobj"],
     ["_shutdown", "decode", "telemetry"],

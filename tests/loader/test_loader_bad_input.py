@@ -88,6 +88,76 @@ def test_a_sampler_that_raises_does_so_when_torch_does(folder, workers):
     assert all_free()
 
 
+class Unfinished(torch.utils.data.SequentialSampler):
+    """Has the methods of a state, which raise."""
+
+    def state_dict(self):
+        raise NotImplementedError("not in this version")
+
+    load_state_dict = state_dict
+
+
+@pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, torchobj.DataLoader])
+def test_a_sampler_whose_state_cannot_be_taken_is_drawn_and_its_error_is_that_of_state_dict(folder, loader_class):
+    data = dataset(folder)
+    loader = torchobj.attach(loader_class(data, batch_size=8, sampler=Unfinished(data)))
+    assert sum(map(len, loader)) == COUNT
+    iterator = iter(loader)
+    next(iterator)
+    if loader_class is torchobj.DataLoader:
+        with pytest.raises(torchobj.TorchobjError, match="Unfinished raised NotImplementedError: not in this version"):
+            loader.state_dict()
+
+
+class Uncopyable(list):
+    """Indices that cannot be copied."""
+
+    def __copy__(self):
+        raise TypeError("not copyable")
+
+    __deepcopy__ = __reduce_ex__ = __copy__
+
+
+class Hidden(tuple):
+    """Indices whose number cannot be determined, but which can be iterated over."""
+
+    __slots__ = ()
+
+    def __len__(self):
+        raise RuntimeError("no length")
+
+
+@pytest.mark.parametrize("of", [iter, Uncopyable, Hidden, lambda indices: map(int, indices)])
+def test_batches_of_indices_of_any_type_are_read_as_by_torch(folder, of):
+    def batches():
+        return [of([0, 1, 2]), of([3, 4])]
+
+    data = dataset(folder)
+    stock = [batch.tolist() for batch in torch.utils.data.DataLoader(data, batch_sampler=batches())]
+    for lookahead in (None, 8):
+        found = torchobj.DataLoader(data, batch_sampler=batches(), lookahead=lookahead)
+        assert [batch.tolist() for batch in found] == stock
+        assert found.stats().samples == 5
+
+
+class Unknown:
+    """An index that raises when it is used as one."""
+
+    def __index__(self):
+        raise LookupError("unknown")
+
+
+@pytest.mark.parametrize("wrong", [Unknown(), 2**70], ids=["raises", "large"])
+def test_an_index_that_raises_when_it_is_announced_is_an_error_of_its_sample(folder, wrong):
+    subset = torch.utils.data.Subset(dataset(folder), [5, wrong, 7])
+    loader = torchobj.DataLoader(subset, batch_size=1, lookahead=8)
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [5]
+    with pytest.raises((LookupError, IndexError, OverflowError)):
+        next(iterator)
+    assert next(iterator).tolist() == [7]
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, torchobj.DataLoader])
 def test_an_empty_dataset_gives_no_batches(tmp_path, loader_class, workers):

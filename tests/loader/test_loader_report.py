@@ -137,6 +137,74 @@ def test_samples_are_counted_from_the_content_of_a_batch(batch, batch_size, by_d
     assert samples_in(batch, batch_size, collated_by_default=by_default) == count
 
 
+def raising(*_):
+    raise RuntimeError("not permitted")
+
+
+class WithoutTruth(dict):
+    """As a TensorDict: a mapping of tensors whose truth value is an error."""
+
+    __bool__ = raising
+
+
+class WithoutLength(tuple):
+    __slots__ = ()
+    __len__ = raising
+
+
+class WithoutValues(dict):
+    values = raising
+
+
+class WithoutClass:
+    @property
+    def __class__(self):
+        raise RuntimeError("not permitted")
+
+
+class Recursive(dict):
+    def values(self):
+        return [self]
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda: WithoutTruth(image=torch.zeros(5, 3)), 5),
+        (WithoutTruth, 0),
+        (lambda: (WithoutTruth(image=torch.zeros(5, 3)),), 5),
+        (WithoutLength, 8),
+        (lambda: WithoutValues(image=torch.zeros(5, 3)), 8),
+        (WithoutClass, 8),
+        (Recursive, 0),
+        (lambda: [None, torch.zeros(5)], 8),
+    ],
+)
+def test_a_batch_that_raises_when_it_is_counted_has_the_size_that_was_requested(make, count):
+    assert samples_in(make(), 8, collated_by_default=True) == count
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_batch_that_raises_when_it_is_counted_is_returned(folder, attached):
+    data = ObjectIterableDataset(f"file://{folder}/", transform=key_of)
+    kind = torch.utils.data.DataLoader if attached else torchobj.DataLoader
+    loader = kind(ObjectMapDataset(f"file://{folder}/", transform=key_of) if attached else data, 36, collate_fn=Opaque)
+    if attached:
+        torchobj.attach(loader)
+    assert [len(batch.samples) for batch in loader] == [36, 36, 24]
+    assert loader.stats().batches == 3
+
+
+class Opaque:
+    """A batch that raises whatever is done with it."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    __len__ = __bool__ = __iter__ = __eq__ = __getitem__ = __repr__ = raising
+    __hash__ = None
+
+
 def start_slowly(_):
     threading.Event().wait(0.5)
 

@@ -328,6 +328,29 @@ class Unpicklable(Stateful):
         return {"done": lambda: None}
 
 
-def test_a_state_that_cannot_be_pickled_is_the_error_of_its_batch():
-    with pytest.raises(Exception, match="pickle"):
-        next(iter(loader_of(Unpicklable(), 1)))
+class Unfinished(Stateful):
+    def state_dict(self):
+        raise NotImplementedError("not in this version")
+
+
+class UnfinishedIterators(OfIterators):
+    def __iter__(self):
+        iterator = super().__iter__()
+        iterator.state_dict = Unfinished().state_dict
+        return iterator
+
+
+@pytest.mark.parametrize("workers", [0, 1, "persistent"])
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Unpicklable, "pickle"), (Unfinished, "not in this version"), (UnfinishedIterators, "not in th")]
+)
+def test_a_state_that_cannot_be_taken_is_the_error_of_who_requests_it(kind, said, workers):
+    loader, stock = loader_of(kind(), workers), torch.utils.data.DataLoader(kind(), 3, num_workers=int(workers != 0))
+    iterator = iter(loader)
+    first = next(iterator)
+    if not (kind is Unpicklable and workers == 0):
+        with pytest.raises((torchobj.TorchobjError, NotImplementedError), match=said):
+            loader.state_dict()
+    assert [listed(first), *map(listed, iterator)] == list(map(listed, stock)) or workers == "persistent"
+    # The next epoch too.
+    assert len(list(loader)) > 1

@@ -28,7 +28,7 @@ from torchobj.datasets.shared_values import SharedNumber
 from torchobj.exceptions import ConfigError
 from torchobj.loader.sampler_state import packed, preserved_rng, unpacked
 from torchobj.loader.view import changed_view, starting_with
-from torchobj.stateful import is_stateful
+from torchobj.stateful import FailedState, checked, is_stateful
 
 logger = logging.getLogger("torchobj")
 
@@ -58,7 +58,7 @@ class BatchWithState(NamedTuple):
     worker: int
     """Number of the worker."""
     state: bytes | None
-    """A pickled `PassState`; None for a placeholder batch."""
+    """A pickled `PassState` or `FailedState`; None for a placeholder batch."""
 
 
 class TrackedDataset(torch.utils.data.IterableDataset[Any]):
@@ -192,9 +192,14 @@ def _collate(dataset: TrackedDataset, collate_fn: Callable[[Any], Any], samples:
     if (samples[0] if type(samples) is list and samples else samples) is _NOTHING:
         return BatchWithState(None, info.id, None)
     batch = collate_fn(samples)
-    state = dataset.state()
-    # By value: torch's queues would send each tensor of the state through a shared-memory file of its own.
-    return batch if state is None else BatchWithState(batch, info.id, pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
+    try:
+        state: PassState | FailedState | None = dataset.state()
+        # By value: torch's queues would send each tensor of the state through a shared-memory file of its own.
+        pickled = pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001  raised when the state is requested
+        state = FailedState.of(dataset.dataset, error)
+        pickled = pickle.dumps(state)
+    return batch if state is None else BatchWithState(batch, info.id, pickled)
 
 
 def _show_dataset() -> None:
@@ -222,7 +227,7 @@ class IterablePass:
         before: "IterablePass | None",
     ) -> None:
         #: The start of each process: one state per worker, or one for the process of the loop.
-        states = _no_states(loader) if before is None else before.ended()
+        states: list[Any] = _no_states(loader) if before is None else before.ended()
         #: Number of the worker that returned the last batch; -1 before the first batch.
         self.last_worker = -1
         found = None if loaded is None or _is_of_another_epoch(loader.dataset, loaded) else _saved(loaded)
@@ -247,7 +252,7 @@ class IterablePass:
         )
         self._in_workers = loader.num_workers > 0
         #: Pickled, as received, until they are needed.
-        self._states: list[PassState | bytes | None] = list(states)
+        self._states: list[PassState | FailedState | bytes | None] = list(states)
 
     def count(self) -> None:
         """Counts the pass, whose first batch is requested: some loops create an iterator that they never use."""
@@ -271,15 +276,15 @@ class IterablePass:
         """Records the position of the worker of a batch."""
         self.last_worker, self._states[batch.worker] = batch.worker, batch.state
 
-    def states(self) -> list[PassState | None]:
+    def states(self) -> list[PassState | FailedState | None]:
         """The position of each process after the last batch that was returned; None if it returned none."""
         if not self._in_workers:
             return [copy.deepcopy(self.tracked.state())]
         return [pickle.loads(state) if isinstance(state, bytes) else state for state in self._states]  # noqa: S301  of our own worker
 
-    def ended(self) -> list[PassState | None]:
+    def ended(self) -> list[PassState | FailedState | None]:
         """The start of the next pass of each process."""
-        return [None if state is None else state._replace(within=False) for state in self.states()]
+        return [state._replace(within=False) if isinstance(state, PassState) else state for state in self.states()]
 
 
 def _no_states(loader: Any) -> list[PassState | None]:
@@ -310,7 +315,8 @@ def iterable_position(loader: Any, latest: IterablePass | None, *, within_epoch:
         within_epoch: Whether that pass continues and has returned a batch.
     """
     dataset, is_ours = loader.dataset, isinstance(loader.dataset, PassDataset)
-    states, parent = _no_states(loader), None
+    states: list[Any] = _no_states(loader)
+    parent = None
     if latest is not None and within_epoch:
         states = latest.states()
     elif not is_ours and loader.num_workers == 0 and is_stateful(dataset):
@@ -323,7 +329,7 @@ def iterable_position(loader: Any, latest: IterablePass | None, *, within_epoch:
         parent = copy.deepcopy(dataset.state_dict())
     own = None
     if parent is not None or any(state is not None for state in states):
-        workers = [None if state is None else tuple(state) for state in states]
+        workers = [None if state is None else tuple(checked(state)) for state in states]
         last_worker = latest.last_worker if latest is not None and within_epoch else -1
         own = packed({"dataset": parent, "workers": workers, "last_worker": last_worker})
     # The position within an epoch is in `sampler`, so that the keys of this dict are always the same.

@@ -15,6 +15,11 @@ from torchobj.loader.iterable_state import BatchWithState, IterablePass
 from torchobj.loader.sampler_state import PassPosition
 from torchobj.telemetry.ranges import profiled
 
+_NOTHING = object()
+
+#: Maximum number of containers within each other in which the rows of a batch are looked for: one may contain itself.
+_MAX_NESTED = 16
+
 
 def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool, is_batched: bool = False) -> int:
     """Number of samples of a batch, at most `batch_size`; `batch_size` if it cannot be determined.
@@ -26,17 +31,25 @@ def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool,
     """
     if batch_size is None and not is_batched:
         return 1
-    found = batch
-    while isinstance(found, (Mapping, tuple, list)) and found:
-        first = next(iter(found.values())) if isinstance(found, Mapping) else found[0]
-        if isinstance(first, (str, bytes)) or (isinstance(found, list) and not collated_by_default):
-            break
-        found = first
     try:
-        count = len(found)
-    except TypeError:
+        count = len(_rows_of(batch, collated_by_default=collated_by_default))
+    except Exception:  # noqa: BLE001  a batch of users may raise anything at any access
         return batch_size or 1
     return min(count, batch_size or count)
+
+
+def _rows_of(batch: Any, *, collated_by_default: bool) -> Any:
+    """What has one row or item per sample of a batch."""
+    found = batch
+    for _ in range(_MAX_NESTED):
+        if not isinstance(found, (Mapping, tuple, list)):
+            break
+        first = next(iter(found.values() if isinstance(found, Mapping) else found), _NOTHING)
+        is_of_samples = isinstance(found, list) and not collated_by_default
+        if first is _NOTHING or isinstance(first, (str, bytes)) or is_of_samples:
+            break
+        found = first
+    return found
 
 
 class Progress:

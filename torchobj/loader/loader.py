@@ -35,6 +35,7 @@ from torchobj.loader.sampler_state import check, drawing_from_a_copy, in_batches
 from torchobj.loader.stats import LoaderStats, Meter
 from torchobj.loader.timeline import charts
 from torchobj.loader.view import starting_with
+from torchobj.stateful import checked
 
 __all__ = ["AnnouncingLoader", "DataLoader"]
 
@@ -394,12 +395,17 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         Returns:
             A picklable dict of plain values and bytes.
         """
+
+        Raises:
+            TorchobjError: The `state_dict` of the sampler or dataset raised at this position, or returned what cannot
+                be copied or pickled.
         loaded = self._pending()
         stay = self._iterator is not None if loaded is None else _workers_stay(loaded)
         # Negative if the next pass has the persistent workers of this one. Not a key of its own: those of a sharded
         # checkpoint do not change.
         state = self._position_state() | {"num_workers": -self.num_workers if stay else self.num_workers}
         if self._is_inexact(state):
+        checked(state["sampler"])
             _warn_inexact("saved")
         digest = manifest_digest(self.dataset)
         # Otherwise absent, because a sharded checkpoint must have the keys of the state that it is loaded into.

@@ -24,11 +24,11 @@ import torch
 from torchobj import _torchobj
 from torchobj.datasets.memory_budget import AHEAD_SHARE
 from torchobj.datasets.wrappers import ObjectFinder
-from torchobj.exceptions import ConfigError
+from torchobj.exceptions import ConfigError, TorchobjError
 from torchobj.loader.iterator import Progress
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.sampler_state import Order, PassPosition, SamplerStates, in_batches, load
-from torchobj.stateful import is_stateful
+from torchobj.stateful import checked, is_stateful
 
 logger = logging.getLogger("torchobj")
 
@@ -160,7 +160,7 @@ class _StatefulLookahead(Lookahead):
 
     def state_dict(self) -> Any:
         """The state of the sampler after the last item that was requested, regardless of what was drawn ahead."""
-        return self.sampler.state_dict() if self._state is None else copy.deepcopy(self._state)
+        return self.sampler.state_dict() if self._state is None else copy.deepcopy(checked(self._state))
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Restores the sampler."""
@@ -178,11 +178,23 @@ def _batching(sampler: Any) -> tuple[Any, ...]:
 
 
 def kept(item: Any) -> Any:
-    """An item, copied as far as its sampler may change it after the next one is drawn. Its type stays the same."""
+    """An item, copied as far as its sampler may change it after the next one is drawn. Its type stays the same.
+
+    Of an iterator it is a list, because the indices of an item are used twice.
+    """
+    if isinstance(item, Iterator):
+        return list(item)
+    try:
+        return _copied(item)
+    except Exception:  # noqa: BLE001  a type of users that cannot be copied
+        return item
+
+
+def _copied(item: Any) -> Any:
     if isinstance(item, torch.Tensor):
         return item.clone()
     if isinstance(item, tuple):
-        parts = [kept(part) for part in item]
+        parts = [_copied(part) for part in item]
         if all(part is before for part, before in zip(parts, item, strict=True)):
             return item
         return item._make(parts) if hasattr(item, "_make") else type(item)(parts)
@@ -192,15 +204,18 @@ def kept(item: Any) -> Any:
     if isinstance(item, (list, dict)):
         for key, part in item.items() if isinstance(item, dict) else enumerate(item):
             if type(part) is not int:
-                copied[key] = kept(part)
+                copied[key] = _copied(part)
     return copied
 
 
 def indices_of(item: Any) -> list[Any]:
     """The indices of an item of a sampler or batch sampler: a list, a tuple, an array or tensor, or one index."""
+    if isinstance(item, (str, bytes)):
+        return [item]
     try:
-        return list(item)
-    except TypeError:
+        # Of its iterator: a length that raises is not asked for.
+        return list(iter(item))
+    except Exception:  # noqa: BLE001  a type of users may raise anything
         return [item]
 
 
@@ -292,8 +307,10 @@ class DrawnItems:
             return 0
         try:
             objects = self._find_objects(indices)
-        except (IndexError, TypeError):
-            # Not an index of the dataset: the dataset raises when the sample is read.
+        except TorchobjError:
+            # That of the listing.
+            raise
+        except Exception:  # noqa: BLE001  not an index of the dataset, which raises when the sample is read
             return 0
         if objects:
             if self._announcer is None:
@@ -407,7 +424,7 @@ class _StatefulIterator(LookaheadIterator):
     def state_dict(self) -> Any:
         """The state of that iterator after the last item that was requested, regardless of what was drawn ahead."""
         if isinstance(self._position, SamplerStates):
-            return copy.deepcopy(self._position.iterator)
+            return copy.deepcopy(checked(self._position.iterator))
         return self._drawn.order.iterator.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:

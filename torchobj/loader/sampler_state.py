@@ -19,7 +19,7 @@ import torch
 import torch.utils.data
 
 from torchobj.exceptions import ConfigError
-from torchobj.stateful import is_stateful
+from torchobj.stateful import is_stateful, state_if_possible
 
 logger = logging.getLogger("torchobj")
 
@@ -176,13 +176,13 @@ class Order(Iterator[Any]):
 
     def mark(self) -> PassPosition:
         """The position after the last item that was yielded."""
-        own = None if self._own is None else copy.deepcopy(self._own.state_dict())
+        own = None if self._own is None else state_if_possible(self._own)
         return PassPosition(self._batches, own, self._origin or self._current_origin())
 
     def states(self) -> SamplerStates:
         """The states of the sampler and of its iterator after the last item that was yielded."""
         both = (self.sampler, self.iterator)
-        return SamplerStates(*(copy.deepcopy(each.state_dict()) if is_stateful(each) else None for each in both))
+        return SamplerStates(*(state_if_possible(each) if is_stateful(each) else None for each in both))
 
     def _current_origin(self) -> Origin:
         at_first_item = (_get_rng(self._generator),) if self._at_iter else ()
@@ -241,7 +241,7 @@ def state_of(mark: PassPosition, sampler: Any) -> dict[str, Any]:
 def state_between_passes(sampler: Any) -> dict[str, Any]:
     """The state of `sampler` before its next pass starts."""
     keeper, generator = _stateful_sampler(sampler), generator_of(sampler)
-    own = None if keeper is None else copy.deepcopy(keeper.state_dict())
+    own = None if keeper is None else state_if_possible(keeper)
     rng = (generator.get_state(),) if own is None and generator is not None else ()
     return _state(sampler, 0, rng, own, _int_attribute(sampler, "epoch"), within_epoch=False)
 
