@@ -67,6 +67,7 @@ class _Imports(threading.local):
     """The time that this thread has spent on imports of libraries."""
 
     seconds = 0.0
+    is_measuring = False
 
 
 imports = _Imports()
@@ -76,10 +77,11 @@ def _module(name: str) -> Any:
     # As each decoded sample finds it.
     if name in sys.modules:
         return importlib.import_module(name)
-    began = time.perf_counter()
+    began, imports.is_measuring = time.perf_counter(), True
     try:
         return importlib.import_module(name)
     finally:
+        imports.is_measuring = False
         imports.seconds += time.perf_counter() - began
 
 

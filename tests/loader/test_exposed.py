@@ -144,6 +144,25 @@ def slow_rank(place):
     return found[0]
 
 
+def in_budget_of_a_stream(place, workers):
+    torchobj.set_memory_budget(1 << 20)
+    data = torchobj.ObjectIterableDataset(place.url, config=place.config, transform=key_of, enable_sharding=True)
+    return looped(loader_of(data, num_workers=workers), from_batch=3)
+
+
+def importing(reader):
+    import slow_library  # noqa: F401
+
+    return key_of(reader)
+
+
+def with_a_transform_that_imports(place, settings):
+    (place.folder / "library").mkdir()
+    (place.folder / "library" / "slow_library.py").write_text("import time, json\ntime.sleep(1)\n")
+    sys.path.insert(0, str(place.folder / "library"))
+    return looped(loader_of(place.local(importing), **settings), from_batch=0)
+
+
 def throttled(place):
     place.control.clear_faults()
     place.control.faults({"operation": "GetObject", "action": {"status": 503, "code": "SlowDown"}, "times": 8})
@@ -210,6 +229,26 @@ CASES = {
         "budget",
         "The memory budget of 1 MiB is the limit",
         lambda place: larger_than_the_budget(place),
+    ),
+    "a small budget of a stream": (
+        "budget",
+        "The memory budget of 1 MiB is the limit",
+        lambda place: in_child(in_budget_of_a_stream, place, 0),
+    ),
+    "a small budget of a stream in workers": (
+        "budget",
+        "The memory budget of 1 MiB is the limit",
+        lambda place: in_child(in_budget_of_a_stream, place, 2),
+    ),
+    "a transform that imports": (
+        "startup",
+        "Imports in transforms took 1.",
+        lambda place: in_child(with_a_transform_that_imports, place, {}),
+    ),
+    "a transform that imports in workers": (
+        "startup",
+        "Imports in transforms took",
+        lambda place: in_child(with_a_transform_that_imports, place, {"num_workers": 2}),
     ),
     "a worker that starts slowly": (
         "startup",

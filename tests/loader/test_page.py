@@ -45,6 +45,23 @@ def test_charts_have_rates_and_current_values():
     assert found["Time to first byte, since the start"].lines["median"] == [20.0]
 
 
+def test_charts_begin_at_the_first_batch():
+    timeline = Timeline()
+    timeline.begin(Sample(elapsed_s=32.0, waited_s=0.0, startup_s=32.0, samples=8, found={}))
+    assert timeline.due_s > 32.0
+    timeline.add(Sample(elapsed_s=33.0, waited_s=0.25, startup_s=32.0, samples=24, found={}))
+    waiting, samples, *_ = charts(timeline.samples)
+    assert waiting.seconds == [1.0]
+    assert waiting.lines == {"waiting for data": [25.0], "startup": [0.0]}
+    assert samples.lines["samples"] == [16.0]
+
+
+def test_the_charts_of_a_loader_begin_at_its_first_batch(loader):
+    first, *others = loader._meter.timeline.samples
+    assert first.samples == 8
+    assert others
+
+
 @pytest.fixture
 def loader():
     store = torchobj.Store("memory://page")

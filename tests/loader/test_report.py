@@ -59,7 +59,7 @@ READS = dataclasses.replace(
 )
 SHORT = dataclasses.replace(READS, waited_for_store_s=0.0, waited_for_budget_s=0.8)
 COLLATES = dataclasses.replace(WAITS, waited_for_decode_s=0.3, waited_for_collate_s=0.7)
-STARTS = dataclasses.replace(CALM, elapsed_s=39.8, startup_s=29.6, waited_s=2.0, waited_share=0.05)
+STARTS = dataclasses.replace(CALM, elapsed_s=39.8, startup_s=29.6, waited_s=0.4, waited_share=0.01)
 #: The workers read for themselves.
 UNSEEN = dataclasses.replace(WAITS, hits=0, bytes_per_s=0.0)
 UNREAD = "lookahead=0 is set"
@@ -88,6 +88,53 @@ CASES = {
         {},
         ["Importing decoders took 28.0 of the 39.8 s, once.", "Apart from that"],
         ["workers", "Decoding is"],
+    ),
+    "decoders that are imported slowly and decode slowly": (
+        dataclasses.replace(
+            STARTS,
+            elapsed_s=37.0,
+            startup_s=32.0,
+            imports_s=32.0,
+            waited_s=4.1,
+            waited_share=4.1 / 37,
+            waited_for_decode_s=4.0,
+            waited_for_store_s=0.1,
+        ),
+        {},
+        [
+            "The loop waited 82% of the 5.0 s without startup: 2% for the network or the store, 80% for decoding.",
+            "Importing decoders took 32.0 of the 37.0 s, once.",
+            "Decoding is the limit",
+        ],
+        ["11%", "not the bottleneck", "Starting"],
+    ),
+    "transforms of workers that import": (
+        dataclasses.replace(STARTS, startup_s=29.6, transform_imports_s=29.0),
+        {},
+        [
+            "Imports in transforms took 29.0 of the 39.8 s.",
+            "Import these modules before the loop, so that workers inherit them.",
+            "Apart from that",
+        ],
+        ["Decoding is", "Starting", "once"],
+    ),
+    "transforms of spawned workers that import": (
+        dataclasses.replace(STARTS, startup_s=29.6, transform_imports_s=29.0),
+        {"start_method": "spawn"},
+        ["persistent_workers=True does so once for all epochs."],
+        ["before the loop"],
+    ),
+    "a transform that imports, without workers": (
+        dataclasses.replace(STARTS, startup_s=29.6, transform_imports_s=29.6, workers=0),
+        {},
+        ["Imports in transforms took 29.6 of the 39.8 s, once."],
+        ["Decoding is", "workers"],
+    ),
+    "a run of which nothing but startup was measured": (
+        dataclasses.replace(CALM, elapsed_s=3.0, startup_s=3.0, waited_s=0.0, waited_share=0.0),
+        {},
+        ["The loop waited 0% of the 0.0 s without startup", "0.0 s without startup are too short"],
+        [],
     ),
     "workers that start slowly and decode slowly": (
         dataclasses.replace(STARTS, waited_s=8.0, waited_share=0.2, waited_for_decode_s=8.0),
@@ -276,10 +323,18 @@ def test_waiting_is_divided_in_proportion_to_the_time_on_each_stage():
     asleep = Totals(elapsed_s=10.0, waited_s=8.0, objects=10, **spent).exposed(2)
     assert asleep == pytest.approx((1.0, 0.0, 6.5, 0.5, 0.0))
     assert Totals().exposed(2) == (0.0,) * 5
+    # Imports of workers are startup.
+    imports = Totals(elapsed_s=10.0, waited_s=4.0, startup_s=1.0, importing_s=7.0, decoding_s=1.0).exposed(2)
+    assert imports == pytest.approx((0.0, 0.0, 0.5, 0.0, 4.5))
 
 
 def test_waiting_for_objects_is_that_for_the_budget_if_memory_limited_the_reads():
     reads = Totals(elapsed_s=10.0, waited_s=4.0, reading_s=4.0, objects=100)
+    # An iterable dataset announced no more.
+    assert reads._replace(unannounced=90).exposed(0).budget == pytest.approx(4.0)
+    assert reads._replace(unannounced=90, request_limited=20).exposed(0).budget == pytest.approx(4.0)
+    assert reads._replace(unannounced=90, request_limited=80).exposed(0).store == pytest.approx(4.0)
+    assert reads._replace(unannounced=5).exposed(0).store == pytest.approx(4.0)
     assert reads._replace(memory_limited=50, request_limited=30).exposed(0).budget == pytest.approx(4.0)
     assert reads._replace(memory_limited=50, request_limited=60).exposed(0).store == pytest.approx(4.0)
     assert reads._replace(memory_limited=5).exposed(0).store == pytest.approx(4.0)

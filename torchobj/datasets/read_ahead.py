@@ -24,6 +24,7 @@ from torchobj.datasets.listing import DatasetListing
 from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Order, in_order
+from torchobj.datasets.shared_values import of_loader
 from torchobj.manifest import Manifest
 
 #: Number of objects per request to the prefetcher.
@@ -133,7 +134,10 @@ def read_ahead(
     iterator = None if source is None else _torchobj.SourceIterator(source)
     share = _ahead_bytes(budget_bytes() if iterator is None else iterator.budget())
     limit = share if max_bytes is None else min(share, max_bytes)
-    read = _in_threads(reader, groups(limit)) if iterator is None else _announced(iterator, groups(limit), limit)
+    if iterator is None:
+        read = _in_threads(reader, groups(limit))
+    else:
+        read = _announced(iterator, groups(limit), limit, by_budget=limit == share)
     return ((group, _readers(reader, group.keys, found, _forks)) for group, found in read)
 
 
@@ -159,9 +163,11 @@ def sharing(iterators: int) -> AbstractContextManager[None]:
 
 
 def _announced(
-    iterator: "_torchobj.SourceIterator", groups: Iterator[Group[Any]], limit: int
+    iterator: "_torchobj.SourceIterator", groups: Iterator[Group[Any]], limit: int, *, by_budget: bool
 ) -> Iterator[tuple[Group[Any], list[Any]]]:
-    """Reads groups of objects, of which at most `limit` bytes are announced and not read."""
+    """Reads groups of objects, of which at most `limit` bytes are announced and not read. With `by_budget` this limit
+    is that of the memory budget.
+    """
     pending: collections.deque[Group[Any]] = collections.deque()
     announced = 0
     while True:
@@ -176,6 +182,8 @@ def _announced(
             announced += group.size
         if not pending:
             return
+        if by_budget and announced >= limit and (counters := of_loader()) is not None:
+            counters.limited.add(len(pending[0].keys))
         group = pending.popleft()
         announced -= group.size
         yield group, iterator.read(group.keys, to_announce)

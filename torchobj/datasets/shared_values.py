@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -155,8 +155,8 @@ class SharedCounter(_Shared):
 
     def add(self) -> None:
         """Adds one, also to the counter of the loader that reads."""
-        of_loader = _of_reading_loader.get() or _of_loader.get(_torchobj.process_number())
-        for counter in (self, of_loader):
+        counters = of_loader()
+        for counter in (self, None if counters is None else counters.failed):
             if counter is not None:
                 try:
                     os.write(counter._own().descriptor, b"\0")
@@ -190,26 +190,44 @@ class SharedSums(_Shared):
 
     def totals(self) -> list[int]:
         """The sums over all processes."""
-        return [int(total) for total in self._values().reshape(_ADDING, -1).sum(axis=0)]
+        return [int(total) for total in self.by_worker().sum(axis=0)]
+
+    def by_worker(self) -> npt.NDArray[np.int64]:
+        """A copy of the sums of each worker, one row for each."""
+        return self._values().reshape(_ADDING, -1).copy()
 
 
-#: The counter of the loader for which this thread reads.
-_of_reading_loader: ContextVar[SharedCounter | None] = ContextVar("torchobj_failures_of_loader", default=None)
+class LoaderCounters(NamedTuple):
+    """What the datasets of a loader count for it, in its process and its workers."""
 
-#: That of the loader of this worker, by number of the process, because a fork copies it.
-_of_loader: dict[int, SharedCounter] = {}
-
-
-def also_counting(counter: SharedCounter) -> contextlib.AbstractContextManager[None]:
-    """Within the block, what this thread adds to any counter is also added to that of a loader."""
-    return setting(_of_reading_loader, counter)
+    failed: SharedCounter
+    """Failed samples."""
+    limited: SharedSums
+    """Objects after which an iterable dataset announced no more, because of the memory budget."""
 
 
-def count_also(counter: SharedCounter) -> None:
-    """In a worker: what is added to any counter is also added to that of its loader."""
+#: Those of the loader for which this thread reads.
+_of_reading_loader: ContextVar[LoaderCounters | None] = ContextVar("torchobj_counters_of_loader", default=None)
+
+#: Those of the loader of this worker, by number of the process, because a fork copies it.
+_of_loader: dict[int, LoaderCounters] = {}
+
+
+def of_loader() -> LoaderCounters | None:
+    """The counters of the loader for which this thread, or this worker, reads."""
+    return _of_reading_loader.get() or _of_loader.get(_torchobj.process_number())
+
+
+def also_counting(counters: LoaderCounters) -> contextlib.AbstractContextManager[None]:
+    """Within the block, what this thread counts is also counted for a loader."""
+    return setting(_of_reading_loader, counters)
+
+
+def count_also(counters: LoaderCounters) -> None:
+    """In a worker: what it counts is also counted for its loader."""
     _of_reading_loader.set(None)
     _of_loader.clear()
-    _of_loader[_torchobj.process_number()] = counter
+    _of_loader[_torchobj.process_number()] = counters
 
 
 class SharedFile:

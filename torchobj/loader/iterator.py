@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from torchobj import decode
 from torchobj.exceptions import ConfigError
+from torchobj.loader.import_timer import Imported, imported
 from torchobj.loader.iterable_state import BatchWithState, IterablePass
 from torchobj.loader.sampler_state import PassPosition
 from torchobj.telemetry.ranges import profiled
@@ -107,16 +107,16 @@ class MeteredIterator(Iterator[Any]):
         self._returned_at: float | None = None
 
     def __next__(self) -> Any:
-        requested_at, imported_s = time.perf_counter(), decode.imports.seconds
+        requested_at, before = time.perf_counter(), imported()
         try:
             with profiled("torchobj.next_batch"):
                 batch = self._next()
         except StopIteration:
             if self._ends_workers and self._started is None:
                 self._started = requested_at
-            self._record(requested_at, imported_s, 0)
+            self._record(requested_at, before, 0)
             raise
-        self._record(requested_at, imported_s, self._count(batch))
+        self._record(requested_at, before, self._count(batch))
         return batch
 
     def _next(self) -> Any:
@@ -130,11 +130,10 @@ class MeteredIterator(Iterator[Any]):
         by_default, is_batched = self._collated_by_default, self._is_batched
         return samples_in(batch, self._batch_size, collated_by_default=by_default, is_batched=is_batched)
 
-    def _record(self, requested_at: float, imported_s: float, samples: int) -> None:
+    def _record(self, requested_at: float, before: Imported, samples: int) -> None:
         started, self._started = self._started, None
-        importing_s = decode.imports.seconds - imported_s
         self._returned_at = self._meter.record(
-            requested_at, self._returned_at, samples, started=started, importing_s=importing_s
+            requested_at, self._returned_at, samples, started=started, importing=imported().since(before)
         )
 
     def __len__(self) -> int:

@@ -180,8 +180,9 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
 
         Args:
             path: A local file that receives them with charts of the run, from at most 500 samples: waiting, throughput,
-                requests, memory and latency over the time within epochs. `.html` is a page that loads nothing else,
-                `.png` a picture, which needs matplotlib. An existing file is replaced. None: no file.
+                requests, memory and latency over the time within epochs, from the first batch on. `.html` is a page
+                that loads nothing else, `.png` a picture, which needs matplotlib. An existing file is replaced. None:
+                no file.
 
         Raises:
             ConfigError: Another ending, or matplotlib is not installed.
@@ -394,18 +395,18 @@ class DataLoader(AnnouncingLoader[Batch_co]):
 
         Returns:
             A picklable dict of plain values and bytes.
-        """
 
         Raises:
             TorchobjError: The `state_dict` of the sampler or dataset raised at this position, or returned what cannot
                 be copied or pickled.
+        """
         loaded = self._pending()
         stay = self._iterator is not None if loaded is None else _workers_stay(loaded)
         # Negative if the next pass has the persistent workers of this one. Not a key of its own: those of a sharded
         # checkpoint do not change.
         state = self._position_state() | {"num_workers": -self.num_workers if stay else self.num_workers}
-        if self._is_inexact(state):
         checked(state["sampler"])
+        if self._is_inexact(state):
             _warn_inexact("saved")
         digest = manifest_digest(self.dataset)
         # Otherwise absent, because a sharded checkpoint must have the keys of the state that it is loaded into.

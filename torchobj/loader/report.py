@@ -7,7 +7,7 @@ from torchobj.telemetry.names import CAUSES
 #: Minimum measured time, without startup, before the report names the limit: a short pass has few batches
 #: and begins with nothing read ahead.
 _MIN_MEASURED_S = 2.0
-#: Below this share of waiting the input pipeline is not the bottleneck.
+#: Below this share of waiting, of the time without startup, the input pipeline is not the bottleneck.
 _NOT_LIMITING = 0.1
 #: From this share of the time on, the report mentions the imports of decoders, or the start of workers.
 _LONG_STARTUP = 0.1
@@ -47,7 +47,7 @@ def report(
     if not stats.batches:
         return "No batch was returned yet."
     startup = _startup(stats, start_method, persistent_workers=persistent_workers)
-    measured_s = stats.elapsed_s - stats.startup_s
+    measured_s = _measured_s(stats)
     if unread is None and measured_s < _MIN_MEASURED_S:
         measured = f"{measured_s:.1f} s without startup"
         limit = [f"{measured} are too short to tell what limits the loader: {_MIN_MEASURED_S:.0f} s are needed."]
@@ -56,19 +56,31 @@ def report(
     return "\n".join([*_done(stats), *startup, *limit, *_slowest(slowest), *_failures(stats)])
 
 
+def _measured_s(stats: LoaderStats) -> float:
+    """The time without startup, of which all shares in the report are."""
+    return stats.elapsed_s - stats.startup_s
+
+
+def _waited_share(stats: LoaderStats) -> float:
+    measured_s = _measured_s(stats)
+    return min(1.0, stats.waited_share * stats.elapsed_s / measured_s) if measured_s > 0 else 0.0
+
+
 def _done(stats: LoaderStats) -> list[str]:
     # Reads of workers that do not use the prefetcher are not counted here.
     read = f", {stats.bytes_per_s / 1e6:.1f} MB/s from the store" if stats.bytes_per_s else ""
+    measured_s = _measured_s(stats)
     shares = [
-        f"{seconds / stats.elapsed_s:.0%} for {_WORDS[cause]}"
+        f"{seconds / measured_s:.0%} for {_WORDS[cause]}"
         for cause, seconds in zip(CAUSES, _waited_for(stats), strict=True)
-        if seconds >= _LISTED * stats.elapsed_s
+        if seconds >= _LISTED * measured_s > 0
     ]
     # Where the time of reads is not known, it counts as decoding.
     causes = f": {', '.join(shares)}" if shares and stats.bytes_per_s else ""
+    of = f"the {measured_s:.1f} s without startup" if stats.startup_s >= _LONG_STARTUP * stats.elapsed_s else "the time"
     return [
         f"{_count(stats.samples, 'sample')} in {stats.elapsed_s:.1f} s: {stats.samples_per_s:.0f} per second{read}.",
-        f"The loop waited {stats.waited_share:.0%} of the time{causes}.",
+        f"The loop waited {_waited_share(stats):.0%} of {of}{causes}.",
     ]
 
 
@@ -94,9 +106,19 @@ def _slowest(slowest: SlowestRank | None) -> list[str]:
 
 
 def _startup(stats: LoaderStats, start_method: str, *, persistent_workers: bool) -> list[str]:
-    of, lines, workers_s = f"of the {stats.elapsed_s:.1f} s", [], stats.startup_s - stats.imports_s
+    of, lines = f"of the {stats.elapsed_s:.1f} s", []
+    workers_s = stats.startup_s - stats.imports_s - stats.transform_imports_s
     if stats.imports_s >= _LONG_STARTUP * stats.elapsed_s:
         lines.append(f"Importing decoders took {stats.imports_s:.1f} {of}, once.")
+    if stats.transform_imports_s >= _LONG_STARTUP * stats.elapsed_s:
+        took = f"Imports in transforms took {stats.transform_imports_s:.1f} {of}"
+        lines.append(f"{took}." if stats.workers else f"{took}, once.")
+        if stats.workers:
+            lines.append(
+                "Each worker repeats them: persistent_workers=True does so once for all epochs."
+                if start_method == "spawn"
+                else "Import these modules before the loop, so that workers inherit them."
+            )
     if workers_s < _LONG_STARTUP * stats.elapsed_s:
         return lines
     took = f"Starting and stopping workers took {workers_s:.1f} {of}"
@@ -109,7 +131,7 @@ def _startup(stats: LoaderStats, start_method: str, *, persistent_workers: bool)
 
 
 def _limit(stats: LoaderStats, unread: str | None, max_in_flight: int | None, *, starts_slowly: bool) -> list[str]:
-    if stats.waited_share <= _NOT_LIMITING:
+    if _waited_share(stats) <= _NOT_LIMITING:
         if starts_slowly:
             return ["Apart from that, the input pipeline is not the bottleneck."]
         return ["The training step is the bottleneck, not the input pipeline.", "Nothing needs to change."]

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch.distributed
 
 from torchobj import _torchobj
 from torchobj.datasets import shared_values
+from torchobj.loader import import_timer
 from torchobj.loader.exposed import SlowestRank, TimedCollate, Totals
 from torchobj.loader.timeline import Sample, Timeline
 from torchobj.telemetry.epochs import EPOCHS
@@ -32,9 +34,11 @@ class LoaderStats:
         batches: Number of batches returned to the loop.
         samples: Number of samples in them.
         elapsed_s: Time within epochs.
-        startup_s: Part of `elapsed_s` spent importing decoders, starting workers, until the first batch and until the
-            last worker has started, and stopping them.
+        startup_s: Part of `elapsed_s` spent on imports, starting workers, until the first batch and until the last
+            worker has started, and stopping them.
         imports_s: Part of `startup_s` in which this process imported decoders.
+        transform_imports_s: Part of `startup_s` in which the loop waited for other imports, of transforms, and of
+            workers.
         waited_s: Part of the remaining time in which the loop waited for its next batch.
         samples_per_s: Samples per second of `elapsed_s`.
         bytes_per_s: Bytes read from the store for this loader, per second of `elapsed_s`; 0 before the first batch.
@@ -83,6 +87,7 @@ class LoaderStats:
     elapsed_s: float
     startup_s: float
     imports_s: float
+    transform_imports_s: float = 0.0
     waited_s: float
     samples_per_s: float
     bytes_per_s: float
@@ -154,9 +159,12 @@ class Meter:
     def __init__(self) -> None:
         self.loader = next(_numbers)
         self._batches = self._samples = 0
-        self._elapsed_s = self._startup_s = self._waited_s = self.imports_s = 0.0
-        self._failed: shared_values.SharedCounter | None = None
+        self._elapsed_s = self._startup_s = self._waited_s = self.imports_s = self._transform_imports_s = 0.0
+        self._counters: shared_values.LoaderCounters | None = None
         self._collated: shared_values.SharedSums | None = None
+        # The imports of each worker when the pass began, and the sum of those until the first batch of each pass.
+        self._imports_before: Any = 0
+        self._importing_in_startup_ns = 0
         # When the last worker had started, in nanoseconds.
         self._workers_started: shared_values.SharedNumber | None = None
         # At the last call of `log`: its step, and the totals.
@@ -175,21 +183,21 @@ class Meter:
         if remove is not None:
             remove(self.loader)
 
-    def _failures(self) -> shared_values.SharedCounter:
-        if self._failed is None:
-            self._failed = shared_values.SharedCounter()
-        return self._failed
+    def _counted(self) -> shared_values.LoaderCounters:
+        if self._counters is None:
+            self._counters = shared_values.LoaderCounters(shared_values.SharedCounter(), shared_values.SharedSums(1))
+        return self._counters
 
     def timed(self, collate_fn: Callable[[Any], Any], *, in_worker: bool) -> TimedCollate:
         """A collate function that is measured for this loader, in workers or in this process."""
         if self._collated is None:
-            self._collated = shared_values.SharedSums(2)
+            self._collated = shared_values.SharedSums(3)
         return TimedCollate(collate_fn, self._collated, in_worker=in_worker)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Within the block, what this thread reads is counted as this loader's."""
-        with shared_values.also_counting(self._failures()):
+        """Within the block, what this thread reads is counted as this loader's, and its imports are measured."""
+        with shared_values.also_counting(self._counted()), import_timer.measured():
             before = _torchobj.enter_loader(self.loader) if _COUNTED else 0
             try:
                 yield
@@ -199,7 +207,7 @@ class Meter:
 
     def counted_in_worker(self) -> Callable[[], None]:
         """The first call in a worker: what it reads is counted as this loader's."""
-        return functools.partial(_count_for, self.loader, self._failures())
+        return functools.partial(_count_for, self.loader, self._counted())
 
     def started_in_worker(self) -> Callable[[], None]:
         """The call of a worker that has started: the loop waited for its start until then."""
@@ -209,8 +217,18 @@ class Meter:
 
     def begin(self, workers: int) -> None:
         """Begins a pass with this number of workers. From now on, the metrics of the process include this loader."""
-        self._workers = workers
+        self._workers, self._imports_before = workers, self._imports_of_workers()
         EPOCHS.add(self)
+
+    def _imports_of_workers(self) -> Any:
+        """Nanoseconds of imports by worker."""
+        return 0 if self._collated is None else self._collated.by_worker()[:, 2]
+
+    def _note_imports_of_startup(self, startup_s: float) -> None:
+        """Records the imports of workers until the first batch, which are part of `startup_s`."""
+        new = np.asarray(self._imports_of_workers() - self._imports_before)
+        self._transform_imports_s += min(startup_s, float(new.max()) / 1e9)
+        self._importing_in_startup_ns += int(new.sum())
 
     def record(
         self,
@@ -219,7 +237,7 @@ class Meter:
         samples: int,
         *,
         started: float | None = None,
-        importing_s: float = 0.0,
+        importing: import_timer.Imported = import_timer.NOTHING,
     ) -> float:
         """Records that the loop has received a batch, or that the epoch has ended.
 
@@ -228,21 +246,24 @@ class Meter:
             returned_at: The return value for the previous batch of this epoch; None for the first.
             samples: Number of samples; 0 for the end of the epoch.
             started: Time at which workers began to be started or stopped, for the first batch or the end.
-            importing_s: Time since the request in which the loop imported decoders.
+            importing: Time since the request in which the loop imported.
 
         Returns:
             The current time.
         """
         now = time.perf_counter()
         since = requested_at if returned_at is None else returned_at
-        self.imports_s += importing_s
+        self.imports_s += importing.decoders
+        self._transform_imports_s += importing.transforms
         if started is None:
             workers_started_s = 0.0 if self._workers_started is None else self._workers_started.get() / 1e9
-            startup_s = importing_s + max(0.0, min(now, workers_started_s) - requested_at)
+            startup_s = sum(importing) + max(0.0, min(now, workers_started_s) - requested_at)
             self._startup_s += startup_s
             self._waited_s += now - requested_at - startup_s
             self._elapsed_s += now - since
         else:
+            if samples:
+                self._note_imports_of_startup(now - started)
             self._startup_s += now - started
             self._elapsed_s += now - min(since, started)
         self._batches += samples > 0
@@ -250,10 +271,10 @@ class Meter:
         if not samples:
             # The loader may be deleted before the metrics of the process are read next.
             EPOCHS.add(self)
-        if self._elapsed_s >= self.timeline.due_s:
-            self.timeline.add(
-                Sample(self._elapsed_s, self._waited_s, self._startup_s, self._samples, self._prefetch_stats())
-            )
+        is_first = samples > 0 and self._batches == 1
+        if is_first or self._elapsed_s >= self.timeline.due_s:
+            put = self.timeline.begin if is_first else self.timeline.add
+            put(Sample(self._elapsed_s, self._waited_s, self._startup_s, self._samples, self._prefetch_stats()))
         return now
 
     def _prefetch_stats(self) -> dict[str, Any]:
@@ -264,6 +285,8 @@ class Meter:
         found = self._prefetch_stats()
         elapsed_s, totals = self._elapsed_s, self._totals(found)
         exposed = totals.exposed(workers)
+        # The loop waited for imports of workers.
+        importing_s = exposed.startup - self._startup_s
 
         def per_s(count: float) -> float:
             return count / elapsed_s if elapsed_s else 0.0
@@ -277,12 +300,13 @@ class Meter:
             "batches": self._batches,
             "samples": self._samples,
             "elapsed_s": elapsed_s,
-            "startup_s": self._startup_s,
+            "startup_s": exposed.startup,
             "imports_s": self.imports_s,
-            "waited_s": self._waited_s,
+            "transform_imports_s": self._transform_imports_s + importing_s,
+            "waited_s": self._waited_s - importing_s,
             "samples_per_s": per_s(self._samples),
             "bytes_per_s": per_s(totals.bytes),
-            "waited_share": per_s(self._waited_s),
+            "waited_share": per_s(self._waited_s - importing_s),
             "workers": workers,
             "exposed_share": per_s(sum(exposed)),
             "waited_for_store_s": exposed.store,
@@ -290,7 +314,7 @@ class Meter:
             "waited_for_decode_s": exposed.decode,
             "waited_for_collate_s": exposed.collate,
             "reading_share": min(1.0, per_s(totals.reading_s) / max(workers, 1)),
-            "failed_samples": 0 if self._failed is None else self._failed.total(),
+            "failed_samples": 0 if self._counters is None else self._counters.failed.total(),
             "memory_limited_share": totals.memory_limited_share,
             "request_limited_share": totals.request_limited_share,
         }
@@ -298,7 +322,7 @@ class Meter:
 
     def _totals(self, found: dict[str, Any]) -> Totals:
         """What was counted so far, with the statistics `found` of the prefetcher."""
-        collating_ns, decoding_ns = (0, 0) if self._collated is None else self._collated.totals()
+        collating_ns, decoding_ns, importing_ns = (0, 0, 0) if self._collated is None else self._collated.totals()
         return Totals(
             batches=self._batches,
             samples=self._samples,
@@ -308,11 +332,13 @@ class Meter:
             reading_s=found.get("waited_s", 0),
             decoding_s=decoding_ns / 1e9,
             collating_s=collating_ns / 1e9,
+            importing_s=(importing_ns - self._importing_in_startup_ns) / 1e9,
             objects=found.get("objects", 0),
             bytes=found.get("bytes", 0),
             memory_limited=found.get("memory_limited", 0),
             request_limited=found.get("request_limited", 0),
             over_budget=found.get("over_budget", 0),
+            unannounced=0 if self._counters is None else sum(self._counters.limited.totals()),
         )
 
     def measured(self) -> dict[str, float]:
@@ -366,7 +392,8 @@ def _set_time(number: shared_values.SharedNumber) -> None:
     number.set(time.perf_counter_ns())
 
 
-def _count_for(loader: int, failed: shared_values.SharedCounter) -> None:
-    shared_values.count_also(failed)
+def _count_for(loader: int, counters: shared_values.LoaderCounters) -> None:
+    shared_values.count_also(counters)
+    import_timer.begin_worker()
     if _COUNTED:
         _torchobj.work_for_loader(loader)

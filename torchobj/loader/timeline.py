@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 MAX_SAMPLES = 500
 #: Time within epochs between the first samples, in seconds. Doubles whenever there are `MAX_SAMPLES`.
 _FIRST_INTERVAL_S = 0.1
+#: Time between the begin and the first sample, in seconds: a short run has charts too.
+_SOON_S = 1e-6
 
 
 class Sample(NamedTuple):
@@ -27,8 +29,12 @@ class Timeline:
     def __init__(self) -> None:
         self.samples = [Sample(elapsed_s=0.0, waited_s=0.0, startup_s=0.0, samples=0, found={})]
         #: The time within epochs from which the next sample is due, in seconds. No two samples are of the same time.
-        self.due_s = 1e-6
+        self.due_s = _SOON_S
         self._interval_s = _FIRST_INTERVAL_S
+
+    def begin(self, sample: Sample) -> None:
+        """Begins at the first batch: what came before are imports and the start of workers."""
+        self.samples, self.due_s = [sample], sample.elapsed_s + _SOON_S
 
     def add(self, sample: Sample) -> None:
         """Adds a sample that is due."""
@@ -39,7 +45,7 @@ class Timeline:
 
 
 class Chart(NamedTuple):
-    """Lines over the time within epochs."""
+    """Lines over the time within epochs, from the first batch on."""
 
     title: str
     unit: str
@@ -59,7 +65,7 @@ def charts(samples: list[Sample]) -> list[Chart]:
         values = [now.found.get(name) for _, now in pairs]
         return [None if value is None else factor * value for value in values]
 
-    seconds, mib = [now.elapsed_s for _, now in pairs], 1 / (1 << 20)
+    seconds, mib = [now.elapsed_s - samples[0].elapsed_s for _, now in pairs], 1 / (1 << 20)
     return [
         Chart(
             "Exposed data time",
