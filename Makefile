@@ -124,7 +124,7 @@ mypy: venv
 rust: servers ## Tests of the Rust crates, with the servers that they start
 	$(take)
 	$(TESTED) test --locked --release -p torchobj-core
-	$(TESTED) test --locked --release -p torchobj-store -- --include-ignored
+	$(TESTED) test --locked --release -p torchobj-store -- --include-ignored --skip emulator::
 
 # `+`: the progress is shown at once.
 py: build servers ## Tests of the Python package
@@ -151,7 +151,8 @@ unit-py: venv
 strict: build servers ## The tests of the strict servers themselves, with their long tables
 	$(PYTEST) tests/strict_server
 
-matrix: build servers ## The long tables, and the properties with new examples
+matrix: build servers ## The long tables, the properties with new examples, and emulators of other programs
+	$(TESTED) test --locked --release -p torchobj-store --test servers --no-run
 	$(PYTEST) -m 'matrix or hypothesis' --hypothesis-profile random --timeout 3600 --durations 0 --durations-min 1
 
 bench: build venv ## The benchmarks, with their tables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .install import BINARIES, InstallFailed, install
+from .install import BINARIES, EMULATORS, InstallFailed, install
 from .strict.s3 import DEFAULT_BASE_DOMAIN
 
 
@@ -28,6 +28,8 @@ def _parser() -> argparse.ArgumentParser:
     kinds.add_parser("moto", help="moto's S3, with keep-alive connections")
     kinds.add_parser("versitygw", help="versitygw over its own temporary directory")
     kinds.add_parser("fake-gcs-server", help="fake-gcs-server, an emulator of GCS's JSON API, with objects in memory")
+    for kind, program in EMULATORS.items():
+        kinds.add_parser(kind, help=f"{kind} {program.version}, an emulator, which is installed first if it is missing")
     return parser
 
 
@@ -58,6 +60,10 @@ def main() -> None:
             from . import fake_gcs_server
 
             fake_gcs_server.serve()
+        elif arguments.kind in EMULATORS:
+            from . import emulators
+
+            emulators.serve(arguments.kind)
     except InstallFailed as error:
         raise SystemExit(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Builds versitygw and fake-gcs-server from their Go modules once and keeps them. The modules of these names run them."""
+"""Installs servers once and keeps them: programs in Go, and packages of PyPI, npm and Maven. Other modules run them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,11 @@ _GO = "1.27.3"
 
 
 class InstallFailed(Exception):
-    """A binary could not be built; the message names what is missing or contains Go's output."""
+    """A server could not be installed; the message contains the output of the installer."""
+
+
+class ToolsMissing(InstallFailed):
+    """Programs that a server needs are not on PATH; the message names them."""
 
 
 class GoBinary(NamedTuple):
@@ -32,13 +37,52 @@ class GoBinary(NamedTuple):
         return self.module.rpartition("/")[2]
 
 
-#: The programs, by the kind of the server that runs them.
+class Package(NamedTuple):
+    """A server of another registry. `command` runs in an empty folder, and has put `file` there when it ends.
+
+    tools: programs that installing and running it need.
+    """
+
+    version: str
+    tools: Sequence[str]
+    command: Sequence[str]
+    file: str
+
+
+def _of_pypi(name: str, version: str) -> Package:
+    # In a folder of its own: what it requires does not change the environment of the tests.
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", ".", f"{name}=={version}")
+    return Package(version, (), pip, name.replace("-", "_"))
+
+
+def _of_npm(name: str, version: str) -> Package:
+    npm = ("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", ".", f"{name}@{version}")
+    return Package(version, ("node", "npm"), npm, f"node_modules/{name}/bin/{name}.js")
+
+
+def _of_maven(group: str, name: str, version: str) -> Package:
+    """The archive that contains the dependencies."""
+    classifier = "jar-with-dependencies"
+    artifact, plugin = f"{group}:{name}:{version}:jar:{classifier}", "org.apache.maven.plugins:maven-dependency-plugin"
+    mvn = ("mvn", "--batch-mode", f"{plugin}:3.8.1:copy", f"-Dartifact={artifact}", "-DoutputDirectory=.")
+    return Package(version, ("java", "mvn"), mvn, f"{name}-{version}-{classifier}.jar")
+
+
+#: What the servers of `make test` run, by their kind.
 BINARIES = {
     binary.name: binary
     for binary in (
         GoBinary("github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
         GoBinary("github.com/fsouza/fake-gcs-server", "v1.56.1"),
     )
+}
+#: The emulators of `make matrix`, which are installed when a test first starts them.
+EMULATORS: dict[str, GoBinary | Package] = {
+    "ministack": _of_pypi("ministack", "1.5.33"),
+    "s3rver": _of_npm("s3rver", "3.7.1"),
+    "gofakes3": GoBinary("github.com/johannesboyne/gofakes3/cmd/gofakes3", "v1.2.0"),
+    "s3proxy": _of_maven("org.gaul", "s3proxy", "4.1.0"),
+    "gcp-storage-emulator": _of_pypi("gcp-storage-emulator", "2026.7.19"),
 }
 
 
@@ -50,9 +94,13 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchobj"
 
 
+def _program(kind: str) -> GoBinary | Package:
+    return BINARIES[kind] if kind in BINARIES else EMULATORS[kind]
+
+
 def binary_path(kind: str) -> Path:
-    """Returns the path of the pinned version of a binary, whether or not it exists yet."""
-    return cache_directory() / "bin" / f"{kind}-{BINARIES[kind].version}"
+    """Returns the path of the pinned version of a binary or of the folder of a package, whether or not it exists yet."""
+    return cache_directory() / "bin" / f"{kind}-{_program(kind).version}"
 
 
 def _go() -> str:
@@ -73,42 +121,60 @@ def _go() -> str:
     return str(folder / go)
 
 
-def _build(binary: GoBinary, target: Path) -> None:
-    go, source = _go(), f"{binary.module}@{binary.version}"
-    # Build in the same folder, so that a rename publishes the finished binary.
+def _run(command: Sequence[str], directory: str, **variables: str) -> None:
+    """Runs an installer in a folder; InstallFailed with the end of its output if it fails."""
+    environment = os.environ | variables
+    if not os.access(Path.home(), os.W_OK):
+        cache = cache_directory()
+        environment |= {"GOPATH": f"{cache}/go-path", "GOCACHE": f"{cache}/go-build"}
+        environment |= {"npm_config_cache": f"{cache}/npm", "MAVEN_OPTS": f"-Dmaven.repo.local={cache}/maven"}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_BUILD_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InstallFailed(f"{' '.join(command)}: not done after {_BUILD_LIMIT_S:.0f} s") from error
+    if done.returncode != 0:
+        raise InstallFailed(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-4000:]}")
+
+
+def _build(program: GoBinary | Package, target: Path) -> None:
+    # In the same file system, so that a rename publishes what is complete.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as directory:
-        command = [go, "install", source]
-        environment = os.environ | {"GOBIN": directory}
-        if not os.access(Path.home(), os.W_OK):
-            environment |= {"GOPATH": f"{cache_directory()}/go-path", "GOCACHE": f"{cache_directory()}/go-build"}
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                cwd=directory,
-                capture_output=True,
-                text=True,
-                timeout=_BUILD_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise InstallFailed(f"{' '.join(command)}: not done after {_BUILD_LIMIT_S:.0f} s") from error
-        if done.returncode != 0:
-            raise InstallFailed(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-4000:]}")
-        os.replace(Path(directory) / binary.name, target)
+        if isinstance(program, GoBinary):
+            _run([_go(), "install", f"{program.module}@{program.version}"], directory, GOBIN=directory)
+            os.replace(Path(directory) / program.name, target)
+            return
+        package = Path(directory) / "package"
+        package.mkdir()
+        _run(program.command, str(package))
+        if not (package / program.file).exists():
+            raise InstallFailed(f"{' '.join(program.command)}: has not installed {program.file}")
+        package.rename(target)
 
 
 def install(kind: str) -> Path:
-    """Returns the path of the binary of a kind of server; builds it first if it is missing.
+    """Returns the path of what a kind of server runs; installs it first if it is missing.
 
-    Raises InstallFailed if Go is missing or fails. Concurrent processes build once.
+    Raises InstallFailed if that fails or a tool is missing. Concurrent processes install once.
     """
-    target = binary_path(kind)
+    target, program = binary_path(kind), _program(kind)
+    file = target / program.file if isinstance(program, Package) else target
+    tools = program.tools if isinstance(program, Package) else ()
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        raise ToolsMissing(f"{kind} needs {' and '.join(missing)}, which PATH does not have")
     if target.exists():
-        return target
+        return file
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.with_name("lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            _build(BINARIES[kind], target)
-    return target
+            _build(program, target)
+    return file

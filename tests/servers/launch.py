@@ -14,7 +14,7 @@ from typing import IO, Self
 
 from . import announcement
 from .announcement import Announcement
-from .install import BINARIES, install
+from .install import BINARIES, EMULATORS, install
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _STOP_LIMIT_S = 10.0
@@ -95,12 +95,12 @@ def _first_line(descriptor: int, timeout_s: float) -> bytes | None:
 def start(kind: str, *options: str, timeout_s: float = 30.0) -> Server:
     """Starts a server in its own process and returns when it accepts connections.
 
-    kind: "strict", "strict-gcs", "moto", "versitygw" or "fake-gcs-server"; options: those of
+    kind: "strict", "strict-gcs", "moto", "versitygw", "fake-gcs-server" or one of EMULATORS; options: those of
         `python -m tests.servers serve <kind>`.
-    timeout_s: maximum start time; building a missing binary does not count.
+    timeout_s: maximum start time; installing a missing server does not count.
     Errors: StartFailed with the end of the server's stderr.
     """
-    if kind in BINARIES:
+    if kind in BINARIES or kind in EMULATORS:
         install(kind)
     command = [sys.executable, "-m", "tests.servers", "serve", kind, *options]
     # A file instead of a pipe: nothing reads it while the server runs, and a full pipe would block the server.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod commits;
+mod emulator;
 mod faults;
 mod file;
 mod gcs;
