@@ -108,7 +108,7 @@ def _is_gcs(kind):
     return kind == "gcp-storage-emulator"
 
 
-@pytest.fixture(scope="module", params=[pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in EMULATORS])
+@pytest.fixture(scope="module", params=EMULATORS)
 def emulator(request, credentials):
     try:
         # The virtual machine of Java starts slowly on a busy machine.
