@@ -1,6 +1,7 @@
 """A restore is complete, or raises before anything is changed; it runs no code of the checkpoint."""
 
 import collections
+import copy
 import datetime
 import pathlib
 
@@ -309,3 +310,78 @@ def test_a_tensor_without_memory_is_refused_by_name_when_it_is_saved(open_manage
             save(1, {"model": model})
     assert manager.steps() == []
     assert manager.leftovers() == []
+
+
+STRUCTURES = {
+    "grown": ([{"loss": 0.5}], []),
+    "shrunk": ([], [{"loss": 1.0}]),
+    "longer": ([{"a": 1}, {"a": 2, "b": [{"c": "x"}]}], [{"a": 0}]),
+    "other keys": ([{"a": 1}], [{"b": 0, "c": 1}]),
+    "tensors": ([torch.ones(2), {"y": torch.full((3,), 2.0)}], [torch.zeros(2)]),
+    "other shapes": ([torch.ones(2)], [torch.zeros(3), torch.zeros(1)]),
+    "plain values": ([1, 2, 3], [{"a": 1}]),
+    "nested": ([[{"a": [1]}], [[2], {"b": 1}]], [[]]),
+    "a dict for None": ({"loss": 1, "step": {"n": 2}}, None),
+    "a tensor for a number": (torch.ones(2), 0),
+    "a number for a list": (5, [{"a": 1}]),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_values_that_are_replaced_may_have_another_structure(open_manager, sharded, name):
+    saved, here = copy.deepcopy(STRUCTURES[name])
+    manager = open_manager(sharded=sharded)
+    manager.save(1, {"hist": saved, "inner": {"hist": saved}, "object": Counts(saved), "x": torch.ones(2)})
+    into = {"hist": here, "inner": {"hist": here}, "object": Counts(here), "x": torch.zeros(2)}
+    manager.restore(into=into)
+    for restored in (into["hist"], into["inner"]["hist"], into["object"].counts):
+        assert same(restored, saved)
+    assert into["x"].tolist() == [1, 1]
+
+
+def test_keys_in_lists_are_those_of_the_list_here(open_manager):
+    manager, into = open_manager(sharded=True), {"hist": [{30: 0}]}
+    manager.save(1, {"hist": [{30: 1}, {30: 2}]})
+    assert manager.restore(into=into)["hist"][0] == {30: 1}
+
+
+def test_two_entries_of_one_name_are_named_by_their_keys(open_manager):
+    manager = open_manager(sharded=True)
+    for state, keys in (
+        ({"a.b": 1, "a": {"b": 2}}, r"state\['a\.b'\] and \['a'\]\['b'\]: both have the name 'a\.b'"),
+        ({"x": {"a": {"b.c": torch.ones(1)}, "a.b": {"c": 2}}}, r"'b\.c'\] and \['x'\]\['a\.b'\]\['c'\]: both"),
+        ({"x": {"1": 1, 1: 2}}, "both have the name 'x.1'"),
+        ({"x": {"y": [torch.ones(1)], "y.0": 2}}, r"\['x'\]\['y'\]\[0\] and \['x'\]\['y\.0'\]: both"),
+    ):
+        for save in (manager.save, manager.save_async):
+            with pytest.raises(exceptions.ConfigError, match=f"{keys}.*rename one"):
+                save(1, state)
+    assert manager.steps() == []
+    manager.save(1, {"a": {"b": 2}})
+    with pytest.raises(exceptions.CheckpointError, match=r"two entries of into have the same name: .*\['a'\]\['b'\]"):
+        manager.restore(into={"a.b": 1, "a": {"b": 2}})
+    whole = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}
+    open_manager().save(2, whole)
+    into = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}
+    assert same(open_manager().restore(into=into), whole)
+
+
+@BOTH
+def test_switches_of_torch_lift_weights_only_for_no_restore(open_manager, tmp_path, sharded, monkeypatch):
+    manager = open_manager(sharded=sharded)
+    manager.save(1, {"odd": Runs(tmp_path / "ran"), "x": torch.ones(2)})
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    for given in ({}, {"weights_only": True}, {"weights_only": None}):
+        with pytest.raises(exceptions.CheckpointError, match="weights_only=False"):
+            manager.restore(into={"odd": 0}, **given)
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    into = {"x": torch.zeros(2)}
+    with pytest.raises(exceptions.ConfigError, match=r"TORCH_FORCE_WEIGHTS_ONLY_LOAD and .* are both set"):
+        manager.restore(into=into)
+    assert into["x"].tolist() == [0, 0]
+    monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    with pytest.raises(exceptions.CheckpointError, match="getattr"):
+        manager.restore(into={"odd": 0}, weights_only=False)
+    assert not (tmp_path / "ran").exists()

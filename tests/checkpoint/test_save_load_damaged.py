@@ -165,6 +165,26 @@ def test_a_site_may_force_weights_only_as_for_torch(bucket, monkeypatch):
         load(bucket, "code.pt", weights_only=False)
 
 
+def test_a_user_may_lift_weights_only_where_it_was_not_passed_as_for_torch(bucket, monkeypatch):
+    put_stock(bucket, "code.pt", Weird())
+    buffer = io.BytesIO(bucket.body("code.pt"))
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    for read in (lambda **passed: load(bucket, "code.pt", **passed), lambda **passed: torch.load(buffer, **passed)):
+        with pytest.warns(UserWarning, match="TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD .*weights_only=False") as warned:
+            with pytest.raises(SystemError, match="it ran"):
+                read()
+        assert len(warned) == 1
+        buffer.seek(0)
+    with pytest.raises(exceptions.CheckpointError, match=r"builtins\.exec"):
+        load(bucket, "code.pt", weights_only=True)
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    for passed in ({}, {"weights_only": True}, {"weights_only": False}):
+        with pytest.raises(exceptions.ConfigError, match="are both set"):
+            load(bucket, "code.pt", **passed)
+        with pytest.raises(RuntimeError, match="both were set"):
+            torch.load(buffer, **passed)
+
+
 def test_allowed_globals_are_not_refused(bucket):
     put_stock(bucket, "random.pt", {"point": Point(1, 2)})
     with pytest.raises(exceptions.CheckpointError, match="Point"):

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._traverse import traverse_state_dict
 
 from torchobj.exceptions import ConfigError
 
@@ -17,6 +19,7 @@ __all__ = [
     "Path",
     "assigned",
     "checked_keys",
+    "flattened",
     "listed",
     "name_of",
     "pairs_of",
@@ -44,6 +47,30 @@ _LISTED = 5
 def name_of(path: Path) -> str:
     """Returns the name of an entry."""
     return ".".join(map(str, path))
+
+
+def flattened(tree: dict[Any, Any]) -> dict[str, Any]:
+    """Returns the entries of a state by the names that they have in a distributed checkpoint.
+
+    Raises:
+        ConfigError: Two entries have the same name, such as those of the keys "a.b" and "b" in "a".
+    """
+    try:
+        entries: dict[str, Any] = flatten_state_dict(tree)[0]
+    except ValueError:
+        paths: dict[str, Path] = {}
+
+        def check(path: Path, _: Any) -> None:
+            first = paths.setdefault(name_of(path), path)
+            if first is not path:
+                both = " and ".join("".join(f"[{key!r}]" for key in each) for each in (first, path))
+                raise ConfigError(
+                    f"state{both}: both have the name {name_of(path)!r} in a sharded checkpoint; rename one of the keys"
+                ) from None
+
+        traverse_state_dict(tree, check)
+        raise
+    return entries
 
 
 def wrapper_remedy(missing: Iterable[str], unknown: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ import operator
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,12 +32,13 @@ from torchobj.store.file_objects import open_reader, store_of
 from torchobj.store.transfers import ByteProgress, ProgressOption, byte_progress
 from torchobj.telemetry.ranges import profiled
 
-__all__ = ["is_switched_on", "load", "load_counted"]
+__all__ = ["effective_weights_only", "is_switched_on", "load", "load_counted"]
 
 logger = logging.getLogger("torchobj")
 
-#: A switch of torch.load that overrides the argument: a site's rule that no checkpoint runs code.
-_FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+#: Switches of torch.load. The first overrides the argument: a site's rule that no checkpoint runs code. The second
+#: changes its default.
+_FORCED, _LIFTED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 def is_switched_on(name: str) -> bool:
@@ -44,10 +46,32 @@ def is_switched_on(name: str) -> bool:
     return os.environ.get(name, "0").lower() in ("1", "y", "yes", "true")
 
 
+def effective_weights_only(weights_only: bool | None) -> bool:  # noqa: FBT001  as in torch.load
+    """Returns the argument `weights_only` as the switches of `torch.load` change it.
+
+    Args:
+        weights_only: The argument; None if the caller did not pass it.
+
+    Raises:
+        ConfigError: Both switches are set.
+    """
+    is_forced, is_lifted = is_switched_on(_FORCED), is_switched_on(_LIFTED)
+    if is_forced and is_lifted:
+        raise ConfigError(f"{_FORCED} and {_LIFTED} are both set, and exclude each other: unset one of them")
+    if is_lifted and weights_only is None:
+        message = (
+            f"{_LIFTED} is set, and `weights_only` was not passed: loading with weights_only=False, which runs code"
+        )
+        # At the line of the caller of `load`.
+        warnings.warn(f"{message} that the file names", UserWarning, stacklevel=3)
+        return False
+    return is_forced or weights_only is None or bool(weights_only)
+
+
 def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     url: str,
     map_location: MapLocation = None,
-    weights_only: bool = True,  # noqa: FBT001, FBT002  as in torch.load
+    weights_only: bool | None = None,  # noqa: FBT001  as in torch.load
     keys: Sequence[str] | None = None,
     verify: bool = True,  # noqa: FBT001, FBT002
     into: Any = None,
@@ -65,7 +89,9 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     Args:
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
         map_location: As for `torch.load`. Tensors of a GPU pass through 256 MiB of pinned memory; `"meta"` reads none.
-        weights_only: As for `torch.load`: whether to refuse pickles that could run code.
+        weights_only: As for `torch.load`: whether to refuse pickles that could run code. None: True, unless the
+            environment variable `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD` is set, which warns. With
+            `TORCH_FORCE_WEIGHTS_ONLY_LOAD` it is always True.
         keys: Load only these entries, named by the keys of mappings joined by ".": each selects the entry with this
             name and those whose name starts with it and ".", such as `model.layer1`. Other tensors are not read.
         verify: Whether to compare the CRC-32 of each record with the file's. Files without CRC-32 load too.
@@ -81,7 +107,8 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         The object; with `keys`, the same mappings with these entries only; with `into`, `into`.
 
     Raises:
-        ConfigError: The URL does not name an object, a key selects nothing, or `into` does not match.
+        ConfigError: The URL does not name an object, a key selects nothing, `into` does not match, or both of these
+            variables are set.
         CheckpointError: The file is not a checkpoint, is damaged, or is refused by `weights_only`.
         IntegrityError: The bytes of a tensor differ from what was saved; the message names it.
         StoreError: The store refused a request, or failed after all retries.
@@ -97,7 +124,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     loaded = load_counted(
         url,
         map_location,
-        weights_only=weights_only,
+        weights_only=effective_weights_only(weights_only),
         keys=keys,
         verify=verify,
         into=into,
@@ -121,10 +148,12 @@ def load_counted(
     settings: StoreConfig,
     counted: ByteProgress | None,
 ) -> Any:
-    """`load` as a part of an operation, whose progress is `counted`. Arguments and errors are those of `load`."""
+    """`load` as a part of an operation, whose progress is `counted`. Arguments and errors are those of `load`.
+
+    `weights_only` is what `effective_weights_only` returned.
+    """
     wanted = None if keys is None else entries.checked_keys(keys)
     parsed, store = store_of(url, settings)
-    weights_only = weights_only or is_switched_on(_FORCED)
     try:
         records = Records(store, parsed.key, str(parsed))
         plan = _Plan(records, map_location, weights_only=weights_only, verify=verify, counted=counted)

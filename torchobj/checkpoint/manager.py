@@ -19,7 +19,7 @@ from torchobj.checkpoint import leftovers
 from torchobj.checkpoint.commit_format import STATE_FILE, Commit, checked_step
 from torchobj.checkpoint.commits import Commits
 from torchobj.checkpoint.leftovers import Leftover
-from torchobj.checkpoint.load import load_counted
+from torchobj.checkpoint.load import effective_weights_only, load_counted
 from torchobj.checkpoint.pending_save import PendingSave, SaveHandle
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import restore_file, restore_shards
@@ -255,10 +255,12 @@ class CheckpointManager:
         Args:
             step: Number of the step, or the latest.
             into: A dict as passed to `save`: its tensors are filled in place, its objects load their states, its dicts
-                are entered, and other values are replaced. It may have fewer entries than the checkpoint, but each of
+                are entered, and other values are replaced, also by lists of another length. In a sharded checkpoint the
+                keys of dicts in lists are strings, unless the list here has them. It may have fewer entries than the checkpoint, but each of
                 them must be complete. Required for sharded checkpoints.
             map_location: Device of tensors without `into`, as for `torch.load`.
-            weights_only: Refuse everything but plain data, as `torch.load` does.
+            weights_only: Refuse everything but plain data, as `torch.load` does. Always with the environment variable
+                `TORCH_FORCE_WEIGHTS_ONLY_LOAD`.
             progress: As for `torchobj.load`, on the calling rank. An exception that it raises is raised on all ranks.
 
         Returns:
@@ -277,6 +279,7 @@ class CheckpointManager:
         source, folder = f"{self.url}, step {found.step}", f"{self.url}/{found.attempt.folder}"
         with self._ranks.together():
             self._check_restore(found, into, map_location, source)
+            weights_only = effective_weights_only(weights_only is not False)
             counted = byte_progress(progress)
         try:
             if into is None:

@@ -25,6 +25,7 @@ from torchobj.checkpoint.commit_format import STATE_FILE, Attempt, Commit, Kind,
 from torchobj.checkpoint.commits import Commits, CommittedByAnotherError, UnreadableCommitError
 from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.storage import StorageWriter
+from torchobj.checkpoint.entries import flattened
 from torchobj.checkpoint.ranks import RankGoneError, Ranks, collective
 from torchobj.checkpoint.retention import Retention, expired
 from torchobj.checkpoint.save import save
@@ -141,6 +142,7 @@ class PendingSave:
             if self._sharded:
                 if copy is False:
                     raise ConfigError("stage=False: a sharded state is always copied first")
+                flattened(taken.tree)
                 self._state = stager.stage_shard(taken.tree) if copy else taken.tree
             elif self._ranks.is_first:
                 if copy is False:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy
 import torch
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -24,7 +23,7 @@ from torch.futures import Future
 
 from torchobj.checkpoint.commit_format import STATE_FILE
 from torchobj.checkpoint.dcp.storage import StorageReader
-from torchobj.checkpoint.entries import Path, listed, name_of, wrapper_remedy
+from torchobj.checkpoint.entries import Path, flattened, listed, name_of, wrapper_remedy
 from torchobj.checkpoint.load import load_counted
 from torchobj.checkpoint.ranks import Ranks, collective
 from torchobj.checkpoint.staging import with_containers
@@ -37,6 +36,9 @@ from torchobj.store.transfers import ByteProgress
 __all__ = ["restore_file", "restore_shards"]
 
 logger = logging.getLogger("torchobj")
+
+#: Objects that do not accept a state of another structure.
+_OWN_STRUCTURE = (torch.nn.Module, torch.optim.Optimizer)
 
 
 def restore_file(
@@ -350,13 +352,16 @@ class _Checkpoint:
         #: Size and dtype of tensors, by name.
         self._described = metadata.state_dict_metadata
         paths = metadata.planner_data or {}
+        #: Whether the checkpoint has them; otherwise indices of lists are strings.
+        self._has_paths = bool(paths)
         #: The keys that lead to an entry; strings, except for indices of lists.
         self._paths: dict[str, Path] = {name: paths.get(name) or tuple(name.split(".")) for name in self._described}
 
     def fit(self, into: Mapping[Any, Any], tree: dict[Any, Any]) -> dict[str, Any]:
-        """Gives optimizers in `tree` the entries that the checkpoint has for them, and returns all entries by name.
+        """Gives `tree` the entries that the checkpoint has for some values, and returns all entries by name.
 
-        An optimizer without a state gets memory for the saved one.
+        An optimizer without a state gets memory for the saved one. Values that are replaced, such as lists, get the
+        structure of the saved ones.
 
         Args:
             into: The objects to restore.
@@ -366,11 +371,12 @@ class _Checkpoint:
             CheckpointError: An optimizer has fewer parameters, or two entries have the same name.
         """
         self._fit_optimizers(into, tree, ())
+        if self._has_paths:
+            self._fit_values(into, tree, self._nested())
         try:
-            entries: dict[str, Any] = flatten_state_dict(tree)[0]
-        except ValueError as error:
+            return flattened(tree)
+        except ConfigError as error:
             raise CheckpointError(f"{self._source}: two entries of into have the same name: {error}") from error
-        return entries
 
     def contained(self, entries: Mapping[str, Any]) -> bytes:
         """Returns a bit for each entry of the checkpoint: whether it is one of these."""
@@ -444,6 +450,57 @@ class _Checkpoint:
                 value = self._new_tensor(name, parameters[int(number)])
             state.setdefault(int(number), {})[inner[0]] = value
         return state
+
+    def _nested(self) -> dict[Any, Any]:
+        """Returns the names of the entries by their keys, nested."""
+        nested: dict[Any, Any] = {}
+        for name, (*outer, last) in self._paths.items():
+            inner = nested
+            for key in outer:
+                inner = inner.setdefault(key, {})
+            inner[last] = name
+        return nested
+
+    def _fit_values(self, into: Any, tree: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
+        """Gives the values of `tree` that are neither mappings nor tensors the structure of the saved ones.
+
+        Args:
+            into: The mapping whose state `tree` is, or the object.
+            tree: Its state.
+            saved: Names of entries by their keys, nested, below the same path.
+        """
+        for key, value in tree.items():
+            below, of_key = saved.get(str(key)), into.get(key) if isinstance(into, Mapping) else None
+            if below is None or isinstance(value, torch.Tensor) or isinstance(of_key, _OWN_STRUCTURE):
+                continue
+            if not isinstance(value, Mapping):
+                tree[key] = self._replaced(below, value)
+            elif isinstance(below, dict):
+                self._fit_values(of_key, value, below)  # type: ignore[arg-type]  # a container of `tree`
+
+    def _replaced(self, saved: Any, value: Any) -> Any:
+        """Returns what the saved value is read into, in place of `value`: its tensors are used again where they fit.
+
+        Args:
+            saved: The name of the entry; for lists and mappings the names of their entries, nested.
+            value: The value that is replaced.
+        """
+        if isinstance(saved, str):
+            described = self._described[saved]
+            if not isinstance(described, TensorStorageMetadata):
+                return None
+            # A tensor, or what is sharded as one.
+            if callable(getattr(value, "size", None)) and not _item_difference(value, described, is_direct=True):
+                return value
+            return torch.zeros(described.size, dtype=described.properties.dtype, device="cpu")
+        if all(isinstance(key, int) for key in saved):
+            values = dict(enumerate(value)) if isinstance(value, list) else {}
+            # An empty mapping in a list has no entry, which torch does not restore: `match` names it.
+            indices = range(max(saved) + 1)
+            return [self._replaced(saved[at], values.get(at)) if at in saved else None for at in indices]
+        values = value if isinstance(value, Mapping) else {}
+        keys = ((_actual_key(values, key), inner) for key, inner in saved.items())
+        return {key: self._replaced(inner, values.get(key)) for key, inner in keys}
 
     def _new_tensor(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """Returns memory for a tensor of an optimizer's state, sharded as its parameter."""
