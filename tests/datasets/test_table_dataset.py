@@ -56,9 +56,23 @@ def hugging_face(table):
     return pytest.importorskip("datasets").Dataset.from_pandas(table)
 
 
+class OfAnotherLibrary:
+    """A table as that of polars: with Arrow's interface for C, and texts as views."""
+
+    def __init__(self, frame):
+        arrow = pa.Table.from_pandas(frame)
+        kinds = (pa.string_view() if kind == arrow.schema.field("image").type else kind for kind in arrow.schema.types)
+        self.table = arrow.cast(pa.schema(zip(arrow.column_names, kinds, strict=True)))
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
 KINDS = {"pandas": lambda table: table, "arrow": pa.Table.from_pandas, "datasets": hugging_face,
          "chunks": lambda table: pa.concat_tables([pa.Table.from_pandas(table[:9]), pa.Table.from_pandas(table[9:])]),
-         "categories": lambda table: table.assign(image=table["image"].astype("category"))}  # fmt: skip
+         "categories": lambda table: table.assign(image=table["image"].astype("category")),
+         "of another library": OfAnotherLibrary,
+         "batch": pa.RecordBatch.from_pandas}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

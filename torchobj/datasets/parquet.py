@@ -90,9 +90,9 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         batch_rows: Number of rows of a batch; the last batch of a worker may have fewer. Pass `batch_size=None` to the
             loader. None: a sample is a row, a dict of column → Python value; missing floats are NaN, other missing
             values None, which the default collation refuses with their column, row and file.
-        format: Type of a batch: `torch` is a dict of column → tensor for numbers (missing floats are NaN) and for lists
-            of a fixed size, a list of tensors for other lists of numbers, and a list for other columns; `arrow` is a
-            `pyarrow.Table`, which shares the memory of its row group.
+        format: Type of a batch: `torch` is a dict of column → tensor for numbers (missing floats are NaN), for lists of
+            a fixed size, also nested ones, and for tensors of a fixed shape; a list of tensors for other lists of
+            these, and a list for other columns; `arrow` is a `pyarrow.Table`, which shares the memory of its row group.
         transform: Converts a row or batch.
         shuffle: Whether to shuffle the row groups, in an order that depends on `seed` and the epoch only.
         shuffle_buffer: Number of rows that are held to draw the next one from. 0: rows have the order of their row
@@ -422,27 +422,38 @@ def _column(column: Any) -> Any:
     """A column as tensors if it contains numbers, otherwise as a list. Depends on its type and not on its values."""
     pyarrow = import_arrow()
     kinds, kind = pyarrow.types, column.type
-    is_list = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
-    if not _is_number(kind.value_type if is_list else kind):
+    is_list = kinds.is_list(kind) or kinds.is_large_list(kind)
+    if not _has_shape(kind.value_type if is_list else kind):
         # Dictionaries of several row groups are not merged: their indices may have 8 bits.
         return column.to_pylist()
     column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], kind)
     if not is_list:
         return _tensor(column)
-    if kinds.is_fixed_size_list(kind):
-        if column.null_count:
-            raise ValueError("a list is missing; a tensor cannot contain it")
-        return _tensor(column.flatten()).reshape(len(column), kind.list_size)
     return [None if each is None else _tensor(each) for each in (value.values for value in column)]
 
 
-def _is_number(kind: Any) -> bool:
-    kinds = import_arrow().types
+def _has_shape(kind: Any) -> bool:
+    """Whether all values of a type are numbers, or tensors of numbers of one shape."""
+    pyarrow = import_arrow()
+    kinds = pyarrow.types
+    if kinds.is_fixed_size_list(kind) or isinstance(kind, pyarrow.FixedShapeTensorType):
+        return _has_shape(kind.value_type)
     return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind))
 
 
 def _tensor(values: Any) -> torch.Tensor:
-    """Numbers as a tensor. Missing floats are NaN."""
-    if values.null_count and not import_arrow().types.is_floating(values.type):
+    """Numbers, or tensors of numbers of one shape, as a tensor. Missing floats are NaN."""
+    pyarrow = import_arrow()
+    kinds, kind = pyarrow.types, values.type
+    if isinstance(kind, pyarrow.FixedShapeTensorType):
+        # In the order of memory, which a permutation changes.
+        stored = _tensor(values.storage).reshape(len(values), *kind.shape)
+        return stored.permute(0, *(number + 1 for number in kind.permutation or range(len(kind.shape))))
+    if kinds.is_fixed_size_list(kind):
+        if values.null_count:
+            raise ValueError("a list is missing; a tensor cannot contain it")
+        parts = _tensor(values.flatten())
+        return parts.reshape(len(values), kind.list_size, *parts.shape[1:])
+    if values.null_count and not kinds.is_floating(kind):
         raise ValueError("a value is missing; a tensor cannot contain it")
     return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())

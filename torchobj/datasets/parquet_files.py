@@ -6,6 +6,7 @@ pyarrow decodes, from ranges that the caller has read. It is imported when it is
 
 import bisect
 import io
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,16 @@ _MAX_GAP_BYTES = 64 << 10
 
 #: Maximum size of a footer, so that a damaged length does not allocate more.
 _MAX_FOOTER_BYTES = 256 << 20
+
+#: pyarrow's own limits for parts of a footer, 100 MB and a million, are lower.
+_LIMITS = {"thrift_string_size_limit": _MAX_FOOTER_BYTES, "thrift_container_size_limit": _MAX_FOOTER_BYTES}
+
+#: The first version of parquet-mr whose columns are as long as its footer says, and how much longer earlier ones are:
+#: pyarrow's limit for the header of a dictionary.
+_PADDED_BEFORE, _MAX_DICTIONARY_HEADER_BYTES = (1, 2, 9), 100
+
+#: What to do with an encrypted file, for which there are no arguments.
+_DECRYPT = "torchobj takes no keys; decrypt it with pyarrow.parquet"
 
 #: Length of the footer and magic bytes at the end of a file.
 _TAIL_BYTES = 8
@@ -47,6 +58,10 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 8, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBL
 _CODECS = {0: "none", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 
 
+class EncryptedError(ParquetError):
+    """The footer, or a selected column, is encrypted."""
+
+
 class RowGroup(NamedTuple):
     """A row group of a file."""
 
@@ -54,12 +69,15 @@ class RowGroup(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
     """Bytes of the selected columns, in order, as start and end."""
     measured: "array[int]"
-    """Start, end and compression of the columns whose decoded size does not follow from the number of rows."""
+    """Start, end, number of values and compression of the columns whose decoded size does not follow from the number of
+    rows."""
 
 
 class Leaf(NamedTuple):
     """A selected column with data: a struct has several."""
 
+    path: str
+    """Its name, nested ones with dots."""
     number: int
     width: int | None
     """Bytes of a decoded value; None: those of a text."""
@@ -90,10 +108,13 @@ def missing_footer_bytes(tail: Any, size: int, url: str) -> int:
 
     Raises:
         ParquetError: It is not a Parquet file.
+        EncryptedError: Its footer is encrypted.
     """
     end = bytes(memoryview(tail)[-_TAIL_BYTES:])
     if len(end) < _TAIL_BYTES or end[4:] not in (b"PAR1", b"PARE"):
         raise ParquetError(f"{url}: not a Parquet file: its last bytes are {end[4:]!r}")
+    if end[4:] == b"PARE":
+        raise EncryptedError(f"{url}: its footer is encrypted: {_DECRYPT}")
     length = int.from_bytes(end[:4], "little") + _TAIL_BYTES
     if length > min(size, _MAX_FOOTER_BYTES):
         raise ParquetError(f"{url}: its footer has {length} bytes: must be at most {min(size, _MAX_FOOTER_BYTES)}")
@@ -113,10 +134,11 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
     Raises:
         ConfigError: A column does not exist.
         ParquetError: The footer is damaged, names bytes outside of the file, or has a selected column twice.
+        EncryptedError: A selected column is encrypted.
     """
     parquet = import_arrow("pyarrow.parquet")
     try:
-        reader = parquet.ParquetFile(io.BytesIO(footer)).reader
+        reader = parquet.ParquetFile(io.BytesIO(footer), **_LIMITS).reader
         metadata, described = reader.metadata, read_footer(memoryview(footer))
         kinds, names = metadata.schema, reader.schema_arrow.names
     except Exception as error:
@@ -139,7 +161,8 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
         raise ParquetError(f"{url}: has {names.count(twice[0])} columns {twice[0]!r}; pass columns= without it")
     selected = sorted({index for each in chosen.values() for index, _ in each})
     leaves = tuple(_leaf(index, kinds.column(index)) for index in selected)
-    groups = tuple(_row_group(url, rows, chunks, leaves, size) for rows, chunks in described.groups)
+    padding = _dictionary_padding(metadata.created_by)
+    groups = tuple(_row_group(url, rows, chunks, leaves, size, padding=padding) for rows, chunks in described.groups)
     try:
         schema = reader.read_row_groups([], column_indices=selected).schema
     except Exception as error:
@@ -160,31 +183,49 @@ def _find(columns_of: dict[str, list[tuple[int, str]]], column: str) -> tuple[st
 
 def _leaf(number: int, kind: Any) -> Leaf:
     width = kind.length if kind.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(kind.physical_type)
-    return Leaf(number, width, kind.max_repetition_level > 0)
+    return Leaf(kind.path, number, width, kind.max_repetition_level > 0)
 
 
 def _check_rows(url: str, rows: int, groups: list[int], size: int) -> None:
-    if min(groups, default=0) < 0 or sum(groups) != rows:
-        raise ParquetError(f"{url}: its footer has {rows} rows, its row groups have {sum(groups)}")
+    counted = sum(groups)
+    # Writers that do not know the total leave it 0.
+    if min(groups, default=0) < 0 or (rows not in (0, -1) and rows != counted):
+        raise ParquetError(f"{url}: its footer has {rows} rows, its row groups have {counted}")
     limit = max(_MAX_ROWS, _MAX_ROWS_PER_BYTE * size)
-    if rows > limit:
-        raise ParquetError(f"{url}: its footer has {rows} rows in {size} bytes: must be at most {limit}")
+    if counted > limit:
+        raise ParquetError(f"{url}: its footer has {counted} rows in {size} bytes: must be at most {limit}")
 
 
-def _row_group(url: str, rows: int, columns: list[Chunk], leaves: tuple[Leaf, ...], size: int) -> RowGroup:
+def _dictionary_padding(writer: str | None) -> int:
+    """Bytes by which a column may be longer than its footer says.
+
+    The sizes of parquet-mr before 1.2.9 lack the header of the dictionary (PARQUET-816, IMPALA-694).
+    """
+    named = re.match(r"parquet-mr\b(?: version (\d+)\.(\d+)(?:\.(\d+))?)?", writer or "", re.IGNORECASE)
+    version = tuple(int(number or 0) for number in named.groups()) if named else _PADDED_BEFORE
+    return _MAX_DICTIONARY_HEADER_BYTES if version < _PADDED_BEFORE else 0
+
+
+def _row_group(
+    url: str, rows: int, columns: list[Chunk], leaves: tuple[Leaf, ...], size: int, *, padding: int
+) -> RowGroup:
     if len(columns) <= max((leaf.number for leaf in leaves), default=-1):
         raise ParquetError(f"{url}: a row group has {rows} rows and {len(columns)} columns")
-    measured = array("q")
+    measured, ranges = array("q"), list[tuple[int, int]]()
     for leaf in leaves:
-        begin, end, values, codec = columns[leaf.number]
+        begin, end, values, codec, is_encrypted = columns[leaf.number]
+        if is_encrypted:
+            raise EncryptedError(f"{url}: column {leaf.path!r} is encrypted: {_DECRYPT}, or pass columns= without it")
         if not 0 <= begin <= end <= size:
             raise ParquetError(f"{url}: its footer names bytes {begin}..{end} of {size}")
         if values < rows or (values > rows and not leaf.is_repeated):
             raise ParquetError(f"{url}: a row group has {rows} rows, but column {leaf.number} has {values} values")
+        end = min(end + padding, size)
+        ranges.append((begin, end))
         if leaf.is_measured:
-            measured.extend((begin, end, codec))
+            measured.extend((begin, end, values, codec))
     merged: list[tuple[int, int]] = []
-    for begin, end, *_ in sorted(columns[leaf.number] for leaf in leaves):
+    for begin, end in sorted(ranges):
         if merged and begin - merged[-1][1] <= _MAX_GAP_BYTES:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
@@ -264,7 +305,7 @@ def read_row_group(file: ParquetFile, number: int, buffers: Sequence[Any], size:
     group = file.row_groups[number]
     source = RangesFile(group.ranges, buffers, size)
     try:
-        reader = parquet.ParquetFile(source, metadata=file.metadata).reader
+        reader = parquet.ParquetFile(source, metadata=file.metadata, **_LIMITS).reader
         _check_decoded(file, number, source, reader)
         table = reader.read_row_group(number, column_indices=[leaf.number for leaf in file.leaves], use_threads=False)
     except Exception as error:
@@ -288,10 +329,10 @@ def _check_decoded(file: ParquetFile, number: int, source: RangesFile, reader: A
         sizes = [0, 0]
         measured = iter(group.measured)
         for leaf in (leaf for leaf in file.leaves if leaf.is_measured):
-            begin, end, codec = next(measured), next(measured), next(measured)
+            begin, end, values, codec = next(measured), next(measured), next(measured), next(measured)
             source.seek(begin)
-            pages = source.read_buffer(end - begin)
-            sizes[leaf.is_repeated] += sum(_decoded_sizes(pages, leaf.width, _CODECS.get(codec) if is_exact else None))
+            pages, codec_name = source.read_buffer(end - begin), _CODECS.get(codec) if is_exact else None
+            sizes[leaf.is_repeated] += sum(_decoded_sizes(pages, values, leaf.width, codec_name))
         if fixed + sum(sizes) <= limit:
             return
     size, rows = fixed + sizes[1], max(1, group.rows * _STEP_BYTES // max(1, sizes[0]))
@@ -305,8 +346,11 @@ def _check_decoded(file: ParquetFile, number: int, source: RangesFile, reader: A
         raise ValueError(f"its columns have more than {limit} bytes; read fewer of them, or write smaller row groups")
 
 
-def _decoded_sizes(chunk: memoryview, width: int | None, codec: str | None) -> Iterator[int]:
-    """What each page decodes to at most, in bytes. With a codec, values of dictionaries are measured."""
+def _decoded_sizes(chunk: memoryview, values: int, width: int | None, codec: str | None) -> Iterator[int]:
+    """What each page decodes to at most, in bytes. With a codec, values of dictionaries are measured.
+
+    As in pyarrow, the pages end with that of the last of the values: padding may follow.
+    """
     longest = 0
     for page in pages_of(chunk, 0):
         # An offset and a level of each value.
@@ -314,12 +358,16 @@ def _decoded_sizes(chunk: memoryview, width: int | None, codec: str | None) -> I
         if page.kind == DICTIONARY_PAGE:
             longest = _longest_value(chunk, page, codec) if width is None else width
             yield max(page.sizes)
-        elif width is not None:
+            continue
+        if width is not None:
             yield own + page.values * width
         elif page.encoding in DICTIONARY - {0}:
             yield own + page.values * longest
         else:
             yield own + max(page.sizes) * (page.values if page.encoding == DELTA_TEXTS else 1)
+        values -= page.values
+        if values <= 0:
+            return
 
 
 def _longest_value(chunk: memoryview, page: Page, codec: str | None) -> int:

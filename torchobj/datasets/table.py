@@ -17,7 +17,7 @@ from torchobj.datasets.base import Sample_co
 from torchobj.datasets.csv_table import CsvFormat, csv_format, csv_table
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.objects import ObjectDataset
-from torchobj.datasets.parquet_files import missing_footer_bytes, open_file, read_row_group
+from torchobj.datasets.parquet_files import EncryptedError, missing_footer_bytes, open_file, read_row_group
 from torchobj.datasets.shared_table import SharedTable, import_arrow
 from torchobj.datasets.table_rows import TableRow, converted, float_parts, unconverted, with_nan
 from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError, ParquetError
@@ -29,8 +29,8 @@ from torchobj.urls import ALIASES, CLOUD_SCHEMES, SCHEMES, parse_url, shown_url
 __all__ = ["TableDataset"]
 
 
-#: Start and end of every Parquet file.
-_PARQUET = b"PAR1"
+#: Starts of Parquet files. The footer of the second is encrypted.
+_PARQUET = (b"PAR1", b"PARE")
 
 
 class TableDataset(ObjectDataset[Sample_co]):
@@ -42,8 +42,9 @@ class TableDataset(ObjectDataset[Sample_co]):
     machine. The table stays in the memory of Arrow, which workers share. Needs pyarrow.
 
     Args:
-        table: The path or URL of a CSV or Parquet file, which is read here; a `pandas.DataFrame`, a `pyarrow.Table` or
-            a `datasets.Dataset`. A CSV has a line of column names and is separated by commas; pyarrow infers the types.
+        table: The path or URL of a CSV or Parquet file, which is read here; a `pandas.DataFrame`, a `pyarrow.Table`, a
+            `datasets.Dataset`, or a table of another library that Arrow imports, such as a `polars.DataFrame`. A CSV
+            has a line of column names and is separated by commas; pyarrow infers the types.
             A column whose numbers would lose digits stays text, as with pandas, or becomes `uint64`; `0001` is the
             number 1, which is logged. The index of pandas, which its Parquet files contain, is no column.
         url_columns: Name of the column of URLs, or names of several.
@@ -266,6 +267,8 @@ def _chosen(table: Any, url_columns: list[str], columns: list[str] | None, name:
         if counts[column] != 1:
             problem = "no column" if counts[column] == 0 else f"{counts[column]} columns"
             message = f"{name}: {problem} {column!r}; its columns are {', '.join(names)}"
+            if counts[column] > 1:
+                message += ". Rename one of them, or pass columns= without them: a sample is a dict"
             if len(names) == 1 and re.search("[\t;]", names[0]):
                 message += ". Values separated by tabs or semicolons: read them with pandas.read_csv(sep=...) and pass "
                 message += "the DataFrame"
@@ -357,9 +360,16 @@ def _read(
         # All rows in the order of the dataset, which may have been shuffled or filtered.
         rows = table.with_format("arrow")[:]
         return rows.replace_schema_metadata(None), "the datasets.Dataset", SCHEMES
+    # The interface by which libraries such as polars pass tables on.
+    if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
+        name = f"the {type(table).__name__}"
+        try:
+            return arrow.table(table), name, SCHEMES
+        except (arrow.ArrowException, TypeError, ValueError) as error:
+            raise ConfigError(f"{name}: it is no table that Arrow can import: {error}") from error
     raise ConfigError(
-        f"table={type(table)}: must be the path or URL of a CSV or Parquet file, a pandas.DataFrame, a pyarrow.Table "
-        "or a datasets.Dataset"
+        f"table={type(table)}: must be the path or URL of a CSV or Parquet file, a pandas.DataFrame, a pyarrow.Table, "
+        "a datasets.Dataset, or a table with __arrow_c_stream__, such as a polars.DataFrame"
     )
 
 
@@ -376,13 +386,15 @@ def _read_table(data: Buffer, url: str, csv: CsvFormat) -> Any:
     """
     arrow = import_arrow()
     start = bytes(memoryview(data)[:8])
-    is_parquet = start[:4] == _PARQUET
+    is_parquet = start.startswith(_PARQUET)
     if not is_parquet and re.search(r"\.(parquet|pq)$", url, re.IGNORECASE):
-        raise ConfigError(f"{shown_url(url)}: not a Parquet file: it does not start with {_PARQUET!r}")
+        raise ConfigError(f"{shown_url(url)}: not a Parquet file: it does not start with {_PARQUET[0]!r}")
     if is_parquet and not csv.is_default:
         raise ConfigError(f"{shown_url(url)}: encoding and column_types are for a CSV; this is a Parquet file")
     try:
         return _parquet_table(data, url) if is_parquet else csv_table(data, start, url, csv)
+    except EncryptedError as error:
+        raise ConfigError(str(error)) from error
     except (arrow.ArrowException, OSError, ParquetError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{shown_url(url)}: not a CSV or Parquet file, or damaged: {reason}") from error

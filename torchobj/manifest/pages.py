@@ -52,6 +52,7 @@ class Chunk(NamedTuple):
     """Number of its values, with those that are missing."""
     codec: int
     """Number of the compression."""
+    is_encrypted: bool
 
 
 class Footer(NamedTuple):
@@ -134,10 +135,13 @@ def largest_column(data: memoryview, encodings: Sequence[frozenset[int] | None])
 
 
 def _chunk(column: dict[tuple[int, int], Any]) -> Chunk:
+    is_encrypted = (8, _STRUCT) in column
+    if is_encrypted:
+        return Chunk(0, 0, 0, 0, is_encrypted)
     metadata = column[3, _STRUCT]
     first, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
     first = dictionary if 0 < dictionary < first else first
-    return Chunk(first, first + metadata[7, _I64], metadata[5, _I64], metadata[4, _I32])
+    return Chunk(first, first + metadata[7, _I64], metadata[5, _I64], metadata[4, _I32], is_encrypted)
 
 
 def pages_of(data: memoryview, at: int) -> Iterator[Page]:
