@@ -1,8 +1,9 @@
 """Decodes objects: images, arrays, JSON, text, tensors. The libraries are imported at the first call of a function, or
 by a loader of torchobj before it starts workers (`import_libraries`).
 
-The functions can be pickled, and take what datasets pass on: a reader, a `Buffer`, or any object with the buffer
-protocol. A reader is decoded from its start, regardless of its position. Nothing here reads a bucket by itself.
+The functions can be pickled, and take what datasets pass on: a reader, a `Buffer`, any object with the buffer protocol,
+or the dict of `bytes` and `path` that a column of images or audio of Hugging Face datasets has. A reader is decoded
+from its start, regardless of its position. Nothing here reads a bucket by itself.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["image", "json", "npy", "npz", "pil", "pt", "safetensors", "text"]
 
 #: An object to decode.
-Data = ObjectReader | BufferProtocol
+Data = ObjectReader | BufferProtocol | dict[str, Any]
 
 #: Position and content of the first bytes of an image, in the formats that TorchCodec and torchvision decode as Pillow
 #: does. PNG is not among them: torchvision 0.29 ends the process with a segmentation fault at the first damaged byte.
@@ -92,8 +93,21 @@ def _imported(module: str, package: str, function: str) -> Any:
         raise ConfigError(f"torchobj.decode.{function} needs {package} ({error}): pip install {package}") from error
 
 
+def _content(data: Data) -> ObjectReader | BufferProtocol:
+    """The bytes in a dict of Hugging Face datasets, and anything else unchanged."""
+    if not isinstance(data, dict):
+        return data
+    content: BufferProtocol | None = data.get("bytes")
+    if content is None:
+        path = data.get("path")
+        reason = f"a dict of {', '.join(map(repr, data))}" if path is None else f"only the path {path!r}, and no bytes"
+        raise ConfigError(f"torchobj.decode: {reason}: pass the bytes of the object, such as torchobj.get(url)")
+    return content
+
+
 def _memory(data: Data) -> memoryview:
     """The bytes, shared if they are in memory."""
+    data = _content(data)
     if isinstance(data, ObjectReader):
         if data.buffer is not None:
             return data.getbuffer()
@@ -104,6 +118,7 @@ def _memory(data: Data) -> memoryview:
 
 def _file(data: Data) -> BinaryIO:
     """The bytes as a file, at its start."""
+    data = _content(data)
     if isinstance(data, ObjectReader):
         data.seek(0)
         return data

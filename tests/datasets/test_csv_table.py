@@ -125,3 +125,26 @@ def test_unsigned_integers_of_other_tables_are_kept(frame):
     assert [row["id"] for row in samples] == samples.column("id") == [2**64 - 1, 2**64 - 2]
     with pytest.raises(ConfigError, match="column 'id'"):
         next(iter(torchobj.DataLoader(samples, batch_size=2)))
+
+
+@pytest.mark.parametrize("encoding", [None, "utf-16"])
+def test_a_cell_of_several_megabytes_is_read_as_by_pandas(tmp_path, encoding):
+    file = tmp_path / "long.csv"
+    texts = ["short", "é" * 1_500_000, 'with "quotes"\nand lines' * 60_000, ""]
+    urls = [f"memory://csv/{number}" for number in range(4)]
+    frame = pd.DataFrame({"url": urls, "text": texts, "n": ["9007199254740993", 2, 3, 4]})
+    frame.to_csv(file, index=False, encoding=encoding)
+    table = torchobj.TableDataset(file, "url", encoding=encoding).table
+    expected = pd.read_csv(file, encoding=encoding, keep_default_na=False)
+    # Not with assert ==, whose difference would take minutes.
+    assert bool(table["text"].to_pylist() == expected["text"].tolist() == texts)
+    assert table["n"].to_pylist() == expected["n"].tolist()
+
+
+def test_columns_of_one_name_are_named_with_what_to_do(tmp_path):
+    file = tmp_path / "twice.csv"
+    file.write_bytes(b"url,a,a\nmemory://csv/1,1,2\n")
+    message = r"twice\.csv: 2 columns 'a'; its columns are url, a, a\. Rename one of them, or pass columns="
+    with pytest.raises(ConfigError, match=message):
+        torchobj.TableDataset(file, "url")
+    assert torchobj.TableDataset(file, "url", columns=["url"]).table.num_rows == 1

@@ -676,3 +676,17 @@ def test_importing_it_imports_no_library():
     assert (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
     )
+
+
+def test_a_dict_of_bytes_and_path_as_hugging_face_has_for_images_is_decoded():
+    data = encoded(noise("RGB"), "PNG")
+    for column in ({"bytes": data, "path": None}, {"bytes": data, "path": "a.png"}):
+        assert torch.equal(decode.image(column), decode.image(data))
+        assert decode.pil(column).tobytes() == decode.pil(data).tobytes()
+    assert decode.text({"bytes": b"text", "path": None}) == "text"
+    for column, message in (
+        ({"bytes": None, "path": "a.png"}, r"only the path 'a\.png', and no bytes: pass the bytes"),
+        ({"image": data}, "a dict of 'image': pass the bytes"),
+    ):
+        with pytest.raises(torchobj.exceptions.ConfigError, match=message):
+            decode.image(column)

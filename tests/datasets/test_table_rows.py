@@ -92,6 +92,8 @@ def test_rows_with_missing_floats_are_collated(kind, loader):
         ([{"a": 1}, {"a": None}], 1, "a missing value"),
         ([datetime.date(2020, 1, 2)] * 2, 0, "a value of type date"),
         ([[1], [1, 2]], 0, "a value of type list"),
+        (pa.array([1, 2**63 + 5], pa.uint64()), 1, "9223372036854775813, which is not in the range of int64,"),
+        ([{"bytes": b"x", "path": None}] * 2, 0, "a file of Hugging Face datasets, a dict of bytes and path,"),
     ],
 )
 def test_what_cannot_be_collated_is_named_with_its_column_row_and_table(kind, loader, column, row, described):
@@ -126,3 +128,26 @@ def test_a_row_is_pickled_and_copied_as_a_dict():
     for other in (pickle.loads(pickle.dumps(row)), copy.copy(row), copy.deepcopy(row)):
         assert type(other) is dict
         assert other == row == {"a": 1}
+
+
+@pytest.mark.parametrize("loader", [torchobj.DataLoader, torch.utils.data.DataLoader])
+def test_an_integer_that_no_int64_is_names_the_remedy_also_in_a_pair(loader):
+    labels = pa.array([1, 2**64 - 1], pa.uint64())
+    pairs = table(None, {"label": labels})
+    pairs.transform = lambda row: (0, row["label"])
+    with pytest.raises(
+        ConfigError, match=r"18446744073709551615 is not in the range .* dtype=torch\.uint64\) or float"
+    ):
+        list(loader(pairs, batch_size=2))
+    pairs.transform = lambda row: torch.tensor(row["label"], dtype=torch.uint64)
+    [batch] = loader(pairs, batch_size=2)
+    assert batch.tolist() == labels.to_pylist()
+    assert torch.utils.data.default_collate([1, -(2**63)]).tolist() == [1, -(2**63)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_one_of_two_tables_lacks_is_named_with_both(first):
+    tables = [parquet(f"columns-{number}", {"id": [1, 2]} | ({"extra": [3, 4]} if number else {})) for number in (0, 1)]
+    rows = [list(each) for each in tables]
+    with pytest.raises(ConfigError, match=r"columns-0/.*row group 0 has no column 'extra', which .*columns-1/.* has"):
+        torch.utils.data.default_collate([*rows[first], *rows[1 - first]])

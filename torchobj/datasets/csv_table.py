@@ -32,6 +32,13 @@ _OTHER_FORMATS = {
 _TYPES = {str: "string", int: "int64", float: "float64", bool: "bool", bytes: "binary"}
 
 
+#: Bytes that pyarrow parses at a time, in parallel. A row must not be longer.
+_BLOCK_BYTES = 1 << 20
+
+#: The largest block that pyarrow accepts, and how many bytes in UTF-8 one byte in another encoding becomes at most.
+_MAX_BLOCK_BYTES, _MAX_UTF8_RATIO = (1 << 31) - 1, 3
+
+
 class CsvFormat(NamedTuple):
     """How a CSV is read."""
 
@@ -114,12 +121,23 @@ def csv_table(data: Buffer, start: bytes, url: str, csv: CsvFormat) -> Any:
 
 def _parsed(data: Buffer, csv: CsvFormat, **options: Any) -> Any:
     arrow, reader = import_arrow(), import_arrow("pyarrow.csv")
-    return reader.read_csv(
-        arrow.BufferReader(arrow.py_buffer(data)),
-        reader.ReadOptions(encoding=csv.encoding or "utf8"),
-        reader.ParseOptions(newlines_in_values=True),
-        reader.ConvertOptions(**options),
-    )
+    size = memoryview(data).nbytes * (1 if csv.encoding is None else _MAX_UTF8_RATIO)
+
+    def parse(block_bytes: int) -> Any:
+        return reader.read_csv(
+            arrow.BufferReader(arrow.py_buffer(data)),
+            reader.ReadOptions(encoding=csv.encoding or "utf8", block_size=block_bytes),
+            reader.ParseOptions(newlines_in_values=True),
+            reader.ConvertOptions(**options),
+        )
+
+    try:
+        return parse(_BLOCK_BYTES)
+    except arrow.ArrowInvalid:
+        if size <= _BLOCK_BYTES:
+            raise
+    # A row may be longer than a block.
+    return parse(min(size, _MAX_BLOCK_BYTES))
 
 
 def _not_text(encoding: str | None) -> str:

@@ -106,33 +106,81 @@ def with_nan(value: Any, parts: Any) -> Any:
     return value
 
 
+_collate_int = default_collate_fn_map[int]
+
+#: How to convert integers that torch makes no tensor of.
+_TO_UINT64 = ", such as with torch.tensor(number, dtype=torch.uint64) or float"
+
+
+def _collate_integers(batch: Sequence[int], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
+    """Collates integers as torch does. Called by its `default_collate`.
+
+    Raises:
+        ConfigError: One of them, as columns of the type `uint64` have, is no `int64`.
+    """
+    try:
+        return _collate_int(batch, collate_fn_map=collate_fn_map)
+    except (RuntimeError, ValueError, OverflowError) as error:
+        large = next(filter(_is_too_large, batch), None)
+        if large is None:
+            raise
+        raise ConfigError(
+            f"{large} is not in the range of int64, the type of a batch of integers; pass a transform that converts "
+            f"it{_TO_UINT64}"
+        ) from error
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+
+
 def _collate_rows(
     batch: Sequence[TableRow], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
 ) -> dict[str, Any]:
     """Collates rows as dicts. Called by torch's `default_collate`.
 
     Raises:
-        ConfigError: A value cannot be collated; with its column, row and table.
+        ConfigError: A value cannot be collated; with its column, row and table. Or two rows have other columns.
     """
+    for row in batch:
+        if isinstance(row, TableRow) and row.keys() != batch[0].keys():
+            _check_columns(batch[0], row)
+            _check_columns(row, batch[0])
     collated = {}
     for name in batch[0]:
         try:
             collated[name] = collate([row[name] for row in batch], collate_fn_map=collate_fn_map)
         except Exception as error:
-            row, described = _culprit(batch, name)
+            row, described, example = _culprit(batch, name)
             raise ConfigError(
                 f"{row.table}: row {row.number}, column {name!r}: {described} cannot be collated; pass a transform "
-                "that converts it, columns= without it, or a collate_fn to the loader"
+                f"that converts it{example}, columns= without it, or a collate_fn to the loader"
             ) from error
     return collated
 
 
-def _culprit(batch: Sequence[TableRow], name: str) -> tuple[TableRow, str]:
-    """The first row whose value is missing, in whole or in part; otherwise the first row."""
+def _check_columns(row: TableRow, other: TableRow) -> None:
+    """Raises a ConfigError if a row lacks a column of another one, which is of another table."""
+    for name in other.keys() - row.keys():
+        raise ConfigError(
+            f"{row.table} has no column {name!r}, which {other.table} has: the rows of a batch must have the same "
+            "columns; pass columns= with those of both, or a transform that gives them the same"
+        )
+
+
+def _culprit(batch: Sequence[TableRow], name: str) -> tuple[TableRow, str, str]:
+    """The first row whose value cannot be collated, what it is, and how to convert it; without one, the first row."""
     for row in batch:
-        if name not in row or None in _values(row[name]):
-            return row, "a missing value"
-    return batch[0], f"a value of type {type(batch[0][name]).__name__}"
+        value = row[name]
+        if isinstance(value, dict) and value.keys() == {"bytes", "path"} and value["bytes"] is not None:
+            example = f", such as torchobj.decode.image(row[{name!r}])"
+            return row, "a file of Hugging Face datasets, a dict of bytes and path,", example
+        values = list(_values(value))
+        if None in values:
+            return row, "a missing value", ""
+        if large := next(filter(_is_too_large, values), None):
+            return row, f"{large}, which is not in the range of int64,", _TO_UINT64
+    return batch[0], f"a value of type {type(batch[0][name]).__name__}", ""
 
 
 def _values(value: Any) -> Iterator[Any]:
@@ -145,4 +193,4 @@ def _values(value: Any) -> Iterator[Any]:
         yield from _values(each)
 
 
-default_collate_fn_map[TableRow] = _collate_rows
+default_collate_fn_map |= {TableRow: _collate_rows, int: _collate_integers}
