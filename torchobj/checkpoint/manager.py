@@ -256,8 +256,8 @@ class CheckpointManager:
             step: Number of the step, or the latest.
             into: A dict as passed to `save`: its tensors are filled in place, its objects load their states, its dicts
                 are entered, and other values are replaced, also by lists of another length. In a sharded checkpoint the
-                keys of dicts in lists are strings, unless the list here has them. It may have fewer entries than the checkpoint, but each of
-                them must be complete. Required for sharded checkpoints.
+                keys of dicts in lists are strings, unless the list here has them. It may have fewer entries than the
+                checkpoint, but each of them must be complete. Required for sharded checkpoints.
             map_location: Device of tensors without `into`, as for `torch.load`.
             weights_only: Refuse everything but plain data, as `torch.load` does. Always with the environment variable
                 `TORCH_FORCE_WEIGHTS_ONLY_LOAD`.
