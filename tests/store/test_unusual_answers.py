@@ -271,6 +271,11 @@ def test_a_commit_without_an_etag_is_one_if_the_object_is_there():
         assert [sent.method for sent in server.requests].count("HEAD") == 1
 
 
+def test_a_listing_of_uploads_that_has_no_such_upload_is_empty():
+    with answering(lambda _: (404, {}, b"<Error><Code>NoSuchUpload</Code></Error>")) as server:
+        assert list(server.store("s3").unfinished_uploads()) == []
+
+
 def test_a_listing_in_another_order_is_a_fault_of_the_server():
     keys = "".join(f"<Contents><Key>{key}</Key></Contents>" for key in ("b", "a"))
     with answering(xml(f"<ListBucketResult>{keys}</ListBucketResult>")) as server:

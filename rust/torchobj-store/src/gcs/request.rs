@@ -118,7 +118,10 @@ impl Bucket {
         let text = text.map_err(|failure| failure.into_error(operation, self.url_of(key)))?;
         if text.len() <= MAX_ERROR_BYTES && is_error(&text) {
             let response = ErrorResponse { status: response.status, header: &|_| None, body: &text };
-            return Err(refusal(operation, &response).into_error(operation, self.url_of(key), &response));
+            let mut refusal = refusal(operation, &response);
+            let message = refusal.message.unwrap_or_default();
+            refusal.message = Some(format!("an error with status {}: {message}", response.status));
+            return Err(refusal.into_error(operation, self.url_of(key), &response));
         }
         // serde would take an array for an object without fields.
         let parsed = match text.trim_ascii_start().starts_with(b"[") {

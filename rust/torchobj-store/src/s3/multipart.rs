@@ -148,7 +148,11 @@ impl Bucket {
             let request = request.bucket(&self.name).prefix(requested).encoding_type(EncodingType::Url);
             let request = request.set_key_marker(key_marker).set_upload_id_marker(id_marker);
             let request = request.set_request_payer(self.request_payer());
-            let page = self.sdk_output(operation, Some(prefix), request.send()).await?;
+            let page = match self.sdk_output(operation, Some(prefix), request.send()).await {
+                // The response of gofakes3 if the bucket never had an upload.
+                Err(error) if error.kind() == ErrorKind::UploadGone => return Ok(uploads),
+                page => page?,
+            };
             let encoded = page.encoding_type == Some(EncodingType::Url);
             let decode = |key: String| {
                 let decoded = xml::listed_key(&key, encoded).map_err(|problem| wrong(&problem))?;
