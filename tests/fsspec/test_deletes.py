@@ -1,8 +1,11 @@
 """Markers of folders that a server refuses to delete."""
 
+import dataclasses
+
 import pytest
 
 from torchobj import exceptions
+from torchobj.fsspec import ObjectFileSystem
 
 KEYS = ("f/a", "f/in/", "f/in/b", "f/z/")
 
@@ -40,6 +43,18 @@ def test_a_marker_with_content_or_without_permission_is_an_error(refusing, contr
     with pytest.raises(exceptions.StoreError, match="DirectoryNotEmpty"):
         refusing.files.rm(f"{refusing.name}/f", recursive=True)
     assert refusing.keys() == ["f/z/"]
+
+
+def test_a_folder_is_moved_and_removed_where_no_key_can_be_a_marker(bucket):
+    s3 = dataclasses.replace(bucket.config.s3, key_rules="path")
+    files = ObjectFileSystem(dataclasses.replace(bucket.config, s3=s3))
+    for key in KEYS:
+        bucket.write(key, b"" if key.endswith("/") else b"x")
+    files.mv(f"{bucket.name}/f", f"{bucket.name}/g", recursive=True)
+    assert [key for key in bucket.keys() if not key.endswith("/")] == ["g/a", "g/in/b"]
+    files.rm(f"{bucket.name}/g", recursive=True, maxdepth=3)
+    files.rm(f"{bucket.name}/f", recursive=True)
+    assert [key for key in bucket.keys() if not key.endswith("/")] == []
 
 
 def test_an_object_that_the_server_refuses_to_delete_is_an_error(refusing, control):

@@ -4,6 +4,7 @@ import logging
 
 from torchobj.exceptions import (
     AccessDeniedError,
+    InvalidKeyError,
     ObjectNotFoundError,
     StoreConnectionError,
     StoreError,
@@ -56,7 +57,7 @@ def _delete_marker(store: Store, marker: str) -> None:
     except StoreError as error:
         try:
             size = store.head(marker).size
-        except ObjectNotFoundError:
+        except (InvalidKeyError, ObjectNotFoundError):
             return
         if size:
             raise

@@ -397,7 +397,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         targets = {f"{self._strip_protocol(source)}/": target for source, target in folders}
         found = []
         for marker, head in self._heads(targets).items():
-            if isinstance(head, ObjectNotFoundError):
+            if _is_missing(head):
                 continue
             if isinstance(head, Exception):
                 raise head
@@ -503,7 +503,8 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
 
 
 def _is_missing(info: ObjectInfo | Exception) -> bool:
-    return isinstance(info, ObjectNotFoundError)
+    # A store of files has no markers of folders.
+    return isinstance(info, (InvalidKeyError, ObjectNotFoundError))
 
 
 def _one_each(name: str, values: Any, count: int) -> Sequence[int | None]:
