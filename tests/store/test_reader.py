@@ -1,9 +1,11 @@
 """A reader is a binary file, whether its bytes are in memory or fetched as they are read."""
 
+import importlib
 import io
 import json
 import pickle
 
+import pyarrow
 import pytest
 import torch
 from hypothesis import given, settings
@@ -104,6 +106,24 @@ def test_pillow_torch_and_json_read_it(reader_of):
     assert json.load(reader_of(b'{"a": [1, 2]}')) == {"a": [1, 2]}
 
 
+@KINDS
+@pytest.mark.parametrize("form", ["ipc", "stream", "feather", "parquet", "orc", "csv"])
+def test_pyarrow_reads_it_as_a_file(reader_of, form):
+    table, file = pyarrow.table({"a": [1, 2], "b": ["x", None]}), io.BytesIO()
+    modules = {"feather": "pyarrow.feather", "parquet": "pyarrow.parquet", "orc": "pyarrow.orc", "csv": "pyarrow.csv"}
+    module = importlib.import_module(modules.get(form, "pyarrow.ipc"))
+    if form in ("ipc", "stream"):
+        make, read = (module.new_file, module.open_file) if form == "ipc" else (module.new_stream, module.open_stream)
+        with make(file, table.schema) as writer:
+            writer.write_table(table)
+        assert read(reader_of(file.getvalue())).read_all().equals(table)
+        return
+    write = {"feather": "write_feather", "csv": "write_csv"}.get(form, "write_table")
+    getattr(module, write)(table, file)
+    read = getattr(module, "read_csv" if form == "csv" else "read_table")
+    assert read(reader_of(file.getvalue()))["a"].equals(table["a"])
+
+
 def test_bytes_in_memory_are_viewed_without_a_copy():
     reader = in_memory(bytearray(b"abc"))
     view = reader.getbuffer()
@@ -118,7 +138,8 @@ def test_a_reader_without_its_bytes_offers_no_buffer():
     reader = read_ahead(BODY)
     with pytest.raises(io.UnsupportedOperation, match="fetches on demand"):
         reader.getbuffer()
-    with pytest.raises(io.UnsupportedOperation):
+    # As of an object without the buffer protocol, by which libraries tell files from bytes.
+    with pytest.raises(TypeError, match="bytes-like object is required"):
         memoryview(reader)
     with pytest.raises(TypeError, match="cannot pickle"):
         pickle.dumps(reader)

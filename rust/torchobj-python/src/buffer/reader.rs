@@ -514,7 +514,12 @@ impl ObjectReader {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let buffer = match &slf.borrow().bytes {
             ReaderBytes::Buffer(buffer) => buffer.clone_ref(slf.py()),
-            ReaderBytes::Ahead(_) => return Err(UnsupportedOperation::new_err("this reader fetches on demand")),
+            // The type of the error by which pyarrow and others recognise an object that has no buffer, and read it as a file.
+            ReaderBytes::Ahead(_) => {
+                return Err(PyTypeError::new_err(
+                    "a bytes-like object is required, not a reader that fetches on demand",
+                ));
+            }
             ReaderBytes::Closed { .. } => return Err(closed()),
         };
         // SAFETY: the caller passes a valid `view`. It takes a reference to the buffer, so it remains valid after the reader is
