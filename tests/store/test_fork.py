@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import torchobj
+from tests.support.forking import in_child
 from tests.support.interrupting import interrupted
 from torchobj.datasets.listing import DatasetListing
 
@@ -33,26 +33,6 @@ def tcp_inodes():
     """Returns the inode numbers of TCP sockets in `/proc/net/tcp`."""
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return {f"socket:[{line.split()[9]}]" for line in lines}
-
-
-def in_child(work):
-    """Runs `work` in a forked child; returns its result or its exception's text, within 30 s."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(30)
-        try:
-            answer = repr(work())
-        except BaseException as error:
-            answer = f"{type(error).__name__}: {error}"
-        os.write(writing, answer.encode()[:4000])
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read().decode()
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, f"the child ended with {status}: {answer}"
-    return answer
 
 
 @pytest.fixture

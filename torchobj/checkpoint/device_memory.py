@@ -97,7 +97,8 @@ def new_block(nbytes: int, *, pinned: bool) -> torch.Tensor:
     """
     if pinned:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-    pages = mmap.mmap(-1, nbytes)
+    # Private: a forked child that makes a staged copy would write into that which its parent is saving.
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # Huge pages cause fewer page faults during the first copy.
         pages.madvise(mmap.MADV_HUGEPAGE)

@@ -324,15 +324,23 @@ def _log_at_exit() -> None:
 
 # Callbacks of the public `atexit` run after threads were joined, which is too late for this message.
 threading._register_atexit(_log_at_exit)  # type: ignore[attr-defined]
-# The threads belong to the parent process.
-os.register_at_fork(after_in_child=_running.clear)
+
+
+def _leave_to_parent() -> None:
+    for handle in _running:
+        handle.leave_to_parent()
+    _running.clear()
+
+
+# A forked child has none of the threads.
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class SaveHandle:
     """A save in the background, as returned by `CheckpointManager.save_async`.
 
     If the caller does not retrieve an error, the manager raises it at its next `save`, `wait` or `close`. It is also
-    logged.
+    logged. In a forked child a save that was running has failed with a CheckpointError: its parent continues it.
 
     Args:
         pending: The save, whose state was taken.
@@ -370,11 +378,23 @@ class SaveHandle:
             failed = error
         # Releases the state before a waiting thread continues.
         del self._pending
-        _running.discard(self)
         if failed is None:
             self._future.set_result(None)
         else:
             self._future.set_exception(failed)
+        # Not before: a child that is forked in between would wait for the result.
+        _running.discard(self)
+
+    def leave_to_parent(self) -> None:
+        """Fails, in a forked child: the thread exists in its parent only. The save itself goes on there."""
+        # Not the same future, whose lock another thread may have held during the fork.
+        self._future = Future()
+        self._future.set_exception(
+            CheckpointError(
+                f"step {self._step} is being saved by process {os.getppid()}, of which this one is a forked child: "
+                "wait for it there; steps() returns it once it is committed"
+            )
+        )
 
     @property
     def step(self) -> int:

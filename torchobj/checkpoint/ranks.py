@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from torchobj import _torchobj
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 
 __all__ = ["RankGoneError", "Ranks", "collective", "portable"]
@@ -62,7 +63,7 @@ class Ranks:
     def __init__(self, group: "torch.distributed.ProcessGroup | None" = None) -> None:
         if group is not None and torch.distributed.get_rank(group) < 0:
             raise ConfigError("process_group: this rank is not in it; create the manager on its ranks only")
-        self._members = group
+        self._members, self._process = group, _torchobj.process_number()
         self._own: torch.distributed.ProcessGroup | None = None
 
     @property
@@ -88,9 +89,18 @@ class Ranks:
 
     @property
     def group(self) -> "torch.distributed.ProcessGroup | None":
-        """The own process group, on the CPU; created at the first use. None if there is one rank."""
+        """The own process group, on the CPU; created at the first use. None if there is one rank.
+
+        Raises:
+            CheckpointError: This is a forked child of the rank, which has no thread that communicates.
+        """
         if not self.several:
             return None
+        if self._process != _torchobj.process_number():
+            raise CheckpointError(
+                f"this is a forked child of rank {self.number}, and cannot communicate with the other ranks: call the "
+                "manager in the rank itself"
+            )
         if self._own is None:
             members = None if self._members is None else torch.distributed.get_process_group_ranks(self._members)
             made = torch.distributed.new_group(

@@ -191,10 +191,12 @@ def _announced(
 
 def _in_threads(reader: DatasetReader[Key], groups: Iterator[Group[Key]]) -> Iterator[tuple[Group[Key], list[Any]]]:
     """Reads groups of objects in order, each while the one before it is used."""
-    begun = ((group, _in_a_thread(reader, group.keys)) for group in groups)
+    begun = ((group, _in_a_thread(reader, group.keys), _forks) for group in groups)
     for each, _ in itertools.pairwise(itertools.chain(begun, [None])):
         if each is not None:
-            yield each[0], each[1].result()
+            group, reading, forks = each
+            # A forked child does not have the thread.
+            yield group, reading.result() if forks == _forks else reader.read(group.keys)
 
 
 def _in_a_thread(reader: DatasetReader[Key], keys: list[Key]) -> "Future[list[Any]]":
