@@ -78,6 +78,7 @@ def save_in_a_child(rank, folder):
     return answer, manager.steps()
 
 
+@pytest.mark.matrix
 def test_a_child_of_a_rank_does_not_wait_for_the_other_ranks(tmp_path):
     for rank, (answer, steps) in enumerate(run_ranks(save_in_a_child, tmp_path)):
         assert f"CheckpointError: this is a forked child of rank {rank}, and cannot communicate" in answer
