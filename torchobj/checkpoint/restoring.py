@@ -498,9 +498,9 @@ class _Checkpoint:
             # An empty mapping in a list has no entry, which torch does not restore: `match` names it.
             indices = range(max(saved) + 1)
             return [self._replaced(saved[at], values.get(at)) if at in saved else None for at in indices]
-        values = value if isinstance(value, Mapping) else {}
-        keys = ((_actual_key(values, key), inner) for key, inner in saved.items())
-        return {key: self._replaced(inner, values.get(key)) for key, inner in keys}
+        entries = value if isinstance(value, Mapping) else {}
+        keys = ((_actual_key(entries, key), inner) for key, inner in saved.items())
+        return {key: self._replaced(inner, entries.get(key)) for key, inner in keys}
 
     def _new_tensor(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """Returns memory for a tensor of an optimizer's state, sharded as its parameter."""

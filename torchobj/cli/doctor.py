@@ -379,8 +379,8 @@ def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = reason if isinstance(reason, Exception) else error
-        found = f"{shown_url(endpoint)}: {type(reason).__name__}: {reason}"
-        yield Check("connection", "failed", found, _connection_advice(url, endpoint, reason))
+        failed = f"{shown_url(endpoint)}: {type(reason).__name__}: {reason}"
+        yield Check("connection", "failed", failed, _connection_advice(url, endpoint, reason))
         return
     if status == 400 and endpoint.startswith("http://") and not headers.keys() & _OF_STORES:
         yield Check("connection", "warning", f"response after {took}: 400, without the id of a store", _NEEDS_TLS)
