@@ -25,6 +25,7 @@ from torchobj.checkpoint.commit_format import STATE_FILE
 from torchobj.checkpoint.dcp.storage import StorageReader
 from torchobj.checkpoint.entries import Path, flattened, listed, name_of, wrapper_remedy
 from torchobj.checkpoint.load import load_counted
+from torchobj.checkpoint.parts import paths_of_tensors
 from torchobj.checkpoint.ranks import Ranks, collective
 from torchobj.checkpoint.staging import with_containers
 from torchobj.checkpoint.state import PARTS, is_list_of_firsts, own_state, take_state, with_rank_states
@@ -499,6 +500,11 @@ class _Checkpoint:
             indices = range(max(saved) + 1)
             return [self._replaced(saved[at], values.get(at)) if at in saved else None for at in indices]
         entries = value if isinstance(value, Mapping) else {}
+        if next(iter(paths_of_tensors({(): entries})), None) is not None:
+            # Of a module, which may be one of several ranks' parts: it gets back its own entries.
+            own = dict(entries)
+            self._fit_values(None, own, saved)
+            return own
         keys = ((_actual_key(entries, key), inner) for key, inner in saved.items())
         return {key: self._replaced(inner, entries.get(key)) for key, inner in keys}
 
