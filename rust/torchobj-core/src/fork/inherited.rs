@@ -61,7 +61,7 @@ pub fn are_gone(_guard: &ForkGuard, after: u64, until: u64) -> bool {
         let _ = unsafe { munmap(start, LEN) };
         watch.earlier.push(sentinel);
     }
-    watch.earlier.retain(Sentinel::is_mapped);
+    watch.earlier.retain(|sentinel| !overlaps(sentinel) || sentinel.is_mapped());
     !watch.earlier.iter().any(overlaps)
 }
 

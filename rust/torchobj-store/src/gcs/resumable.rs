@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use tokio::sync::Mutex;
-use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::types::{Condition, PartReceipt, Payload};
 
 use super::request::{Bucket, BucketDialect};
@@ -132,7 +132,8 @@ impl Bucket {
                     *state = ResumableState { stored, ..ResumableState::default() };
                 }
                 ChunkResponse::Stored(stored) => {
-                    return Err(wrong(&format!("the server stored no byte of the chunk: it has {stored} bytes")));
+                    let message = format!("the server stored no byte of the chunk: it has {stored} bytes");
+                    return Err(self.incomplete(operation, key, &message));
                 }
                 ChunkResponse::Complete(_) => return Err(wrong("the server completed the upload before its end")),
             }
@@ -172,7 +173,7 @@ impl Bucket {
         }
         if let ChunkResponse::Stored(stored) = chunk {
             if stored != state.stored && stored != size {
-                return Err(self.protocol(operation, key, &format!("the server has {stored} of {size} bytes")));
+                return Err(self.incomplete(operation, key, &format!("the server has {stored} of {size} bytes")));
             }
             let rest = if stored == size { Bytes::new() } else { state.rest.clone() };
             let range =
@@ -186,9 +187,14 @@ impl Bucket {
                 self.verify(operation, key, &written, *object).await
             }
             ChunkResponse::Stored(stored) => {
-                Err(self.protocol(operation, key, &format!("the server has {stored} of {size} bytes")))
+                Err(self.incomplete(operation, key, &format!("the server has {stored} of {size} bytes")))
             }
         }
+    }
+
+    /// The error of a server that has stored less than it was sent. It may store the rest when that is sent again.
+    fn incomplete(&self, operation: Operation, key: &str, message: &str) -> Error {
+        self.error(ErrorKind::Protocol, operation, Some(key), message)
     }
 
     /// Cancels an upload. Succeeds if it does not exist.

@@ -45,7 +45,8 @@ struct Case {
 
 #[derive(Clone, Copy)]
 enum Expected {
-    /// The object is written, with this number of commits.
+    /// The object is written, with at most this number of commits: the SDK takes a result that is cut for one without an ETag, and
+    /// the object is found.
     Written(usize),
     Error(ErrorKind, &'static str),
 }
@@ -117,7 +118,8 @@ async fn write(server: Arc<Server>, client: Arc<Client>, key: String, expected: 
             put.unwrap_or_else(|error| panic!("{key}: {error}"));
             let requests = server.control("GET", "requests", &Value::Null);
             let commit = |request: &&Value| request["operation"] == COMMIT && request["key"] == *key;
-            assert_eq!(requests.as_array().unwrap().iter().filter(commit).count(), expected, "{key}");
+            let commits = requests.as_array().unwrap().iter().filter(commit).count();
+            assert!((1..=expected).contains(&commits), "{key}: {commits}");
             assert!(client.get(ReadRequest::whole(&key)).await.unwrap().buffer.as_slice() == body, "{key}");
         }
         Expected::Error(kind, message) => {
