@@ -204,7 +204,7 @@ SAME = {
     "no generation": ("gs", read, lambda s: (200, {}, b"x") if "alt=media" in s.path else of_json({"size": "1"})(s)),
     "no session of an upload": ("gs", put_parts, of_json({})),
     "no size": ("gs", head, of_json({"generation": "7"})),
-    "a size that is none": ("gs", head, of_json({"generation": "7", "size": True})),
+    "a size that is no number": ("gs", head, of_json({"generation": "7", "size": True})),
     "an array": ("gs", list_all, of_json([])),
     "items of another type": ("gs", list_all, of_json({"items": [1]})),
     "an object without a name": ("gs", list_all, of_json({"items": [{"size": "1"}]})),

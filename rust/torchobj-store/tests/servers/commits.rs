@@ -45,8 +45,7 @@ struct Case {
 
 #[derive(Clone, Copy)]
 enum Expected {
-    /// The object is written, with at most this number of commits: the SDK takes a result that is cut for one without an ETag, and
-    /// the object is found.
+    /// The object is written, with this number of commits.
     Written(usize),
     Error(ErrorKind, &'static str),
 }
@@ -101,9 +100,14 @@ async fn check(test: &str, commit_timeout_s: u64) -> Arc<Client> {
     let clients = [("ours", ours.clone()), ("sdk", sdk)];
     let writes = clients.iter().flat_map(|(name, client)| {
         let server = &server;
-        cases
-            .iter()
-            .map(move |case| write(server.clone(), client.clone(), format!("{name}/{}", case.key), case.expected))
+        cases.iter().map(move |case| {
+            let expected = match (*name, case.key) {
+                // The SDK takes a result that is cut for one without an ETag, and a HEAD finds the object.
+                ("sdk", "no result/cut") => Expected::Written(1),
+                _ => case.expected,
+            };
+            write(server.clone(), client.clone(), format!("{name}/{}", case.key), expected)
+        })
     });
     run_all(writes.collect::<Vec<_>>()).await;
     ours
@@ -118,8 +122,7 @@ async fn write(server: Arc<Server>, client: Arc<Client>, key: String, expected: 
             put.unwrap_or_else(|error| panic!("{key}: {error}"));
             let requests = server.control("GET", "requests", &Value::Null);
             let commit = |request: &&Value| request["operation"] == COMMIT && request["key"] == *key;
-            let commits = requests.as_array().unwrap().iter().filter(commit).count();
-            assert!((1..=expected).contains(&commits), "{key}: {commits}");
+            assert_eq!(requests.as_array().unwrap().iter().filter(commit).count(), expected, "{key}");
             assert!(client.get(ReadRequest::whole(&key)).await.unwrap().buffer.as_slice() == body, "{key}");
         }
         Expected::Error(kind, message) => {
