@@ -500,7 +500,7 @@ class _Checkpoint:
             indices = range(max(saved) + 1)
             return [self._replaced(saved[at], values.get(at)) if at in saved else None for at in indices]
         entries = value if isinstance(value, Mapping) else {}
-        if next(iter(paths_of_tensors({(): entries})), None) is not None:
+        if any(paths_of_tensors({(): entries})):
             # Of a module, which may be one of several ranks' parts: it gets back its own entries.
             own = dict(entries)
             self._fit_values(None, own, saved)

@@ -258,6 +258,13 @@ impl Error {
         self
     }
 
+    /// Sets a next step, before the one that the error has.
+    #[must_use]
+    pub fn with_first_hint(self, first: &str) -> Self {
+        let hint = self.0.hint.as_ref().map_or_else(|| first.to_owned(), |hint| format!("{first}; {hint}"));
+        self.with_hint(hint)
+    }
+
     /// Marks a failure that a retry would repeat, although others of its kind are retried: a response that is complete, and in
     /// which something is missing or invalid.
     #[must_use]
@@ -295,7 +302,12 @@ impl Error {
 
     /// Whether and when the request may be retried.
     pub fn retry(&self) -> Retry {
-        if self.0.permanent { Retry::Never } else { self.0.kind.retry() }
+        if self.is_permanent() { Retry::Never } else { self.0.kind.retry() }
+    }
+
+    /// Whether it was marked by [`permanent`](Self::permanent).
+    pub fn is_permanent(&self) -> bool {
+        self.0.permanent
     }
 
     /// The operation that failed.
@@ -326,11 +338,6 @@ impl Error {
     /// The wait that the store requested by `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
-    }
-
-    /// The next step for the user.
-    pub fn hint(&self) -> Option<&str> {
-        self.0.hint.as_deref()
     }
 
     /// The number of attempts.

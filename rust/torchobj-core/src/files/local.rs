@@ -46,6 +46,6 @@ pub(super) fn url_of(path: &Path) -> String {
 }
 
 /// Whether the file system has no space for a file of this size.
-fn is_full(error: &io::Error) -> bool {
+pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
 }

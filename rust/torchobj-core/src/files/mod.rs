@@ -32,6 +32,7 @@ mod walk;
 pub use counters::{Counters, Snapshot};
 pub use download::Download;
 pub use folder::{Folder, sync_folder};
+pub use local::is_full;
 pub use pseudo::has_unknown_size;
 pub use temporary::mode_beside;
 pub use tree::{TreeOptions, TreeResult};

@@ -171,6 +171,5 @@ impl Commit<'_> {
 /// Returns whether an attempt ended without a response of the store, which may still be processing it. A proxy reports this
 /// as 502 or 504.
 fn is_unanswered(error: &Error) -> bool {
-    let is_final = error.kind().retry() != Retry::Never && error.retry() == Retry::Never;
-    !is_final && error.kind().outcome_unknown() && matches!(error.status(), None | Some(502 | 504))
+    !error.is_permanent() && error.kind().outcome_unknown() && matches!(error.status(), None | Some(502 | 504))
 }

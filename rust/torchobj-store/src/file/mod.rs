@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use tokio::task::JoinHandle;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::files::is_full;
 use torchobj_core::runtime::clean_up;
 use torchobj_core::store::{GetResult, ObjectStore};
 use torchobj_core::types::{
@@ -132,9 +133,7 @@ impl FileStore {
                 (ErrorKind::InvalidKey, "a device, FIFO, socket or descriptor, which is neither replaced nor deleted")
             }
             io::ErrorKind::InvalidData => (ErrorKind::Changed, "the file changed"),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-                (ErrorKind::Io, "no space for the file")
-            }
+            _ if is_full(&error) => (ErrorKind::Io, "no space for the file"),
             _ => (ErrorKind::Io, "I/O error"),
         };
         self.error(kind, operation, key, message).with_source(error)

@@ -13,15 +13,12 @@ use super::credentials::{Token, USER_PROJECT};
 use super::error::{is_error, refusal};
 use crate::credentials::{Loaded, described};
 use crate::http::{
-    self, Authorize, Dialect, ErrorResponse, Failure, Headers, HostAddress, Origin, Refusal, Request, RequestHead,
-    Response, Unauthorized, encode, is_page, sanitize,
+    self, Authorize, Dialect, ErrorResponse, Failure, Headers, HostAddress, MAX_ERROR_BYTES, Origin, Refusal, Request,
+    RequestHead, Response, Unauthorized, encode, is_page, sanitize,
 };
 
 /// Maximum size of the JSON of a response. A page of 1000 names of 1024 bytes, each escaped, has 6 MiB.
 const MAX_JSON_BYTES: usize = 16 << 20;
-
-/// Maximum size of an error.
-const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// A bucket of an account.
 pub(super) struct Bucket {
@@ -221,11 +218,10 @@ impl Dialect for BucketDialect<'_> {
             };
         }
         if matches!(response.status, 403 | 404) {
-            let next = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
             let (url, path) = (account.origin.url(), String::from_utf8_lossy(&account.origin.path));
-            let hint = format!("the endpoint is {url}{}{next}", path.trim_end_matches('/'));
+            let endpoint = format!("the endpoint is {url}{}", path.trim_end_matches('/'));
             // A permanent refusal of a request that has reached the object is none of the endpoint.
-            return if error.kind() == ErrorKind::InvalidRequest { error } else { error.with_hint(hint) };
+            return if error.kind() == ErrorKind::InvalidRequest { error } else { error.with_first_hint(&endpoint) };
         }
         error
     }

@@ -49,7 +49,7 @@ pub(crate) use request::{
     Anonymous, Authorize, Headers, Request, RequestHead, Unauthorized, exchange, invalid_header_value, is_header_value,
     is_token, send,
 };
-pub(crate) use response::{Response, is_html, is_page, refuse};
+pub(crate) use response::{MAX_ERROR_BYTES, Response, is_html, is_page, refuse};
 pub(crate) use socket::Transport;
 
 /// The server that a connection goes to.

@@ -7,7 +7,7 @@ use super::failure::NEEDS_TLS;
 use super::{ErrorResponse, Failure, Framing, Lease, OTHER_SERVER, sanitize};
 
 /// Maximum size of the body of an error. Those of S3 have a few hundred bytes; a larger page of a proxy is not read.
-const MAX_ERROR_BYTES: usize = 64 << 10;
+pub(crate) const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// Whether a content type is that of a page for a browser.
 pub(crate) fn is_html(content_type: &str) -> bool {
@@ -93,8 +93,7 @@ impl Response {
         if operation != Operation::Head || error.request_id().is_some() {
             return error;
         }
-        let other = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
-        error.with_hint(format!("{NEEDS_TLS}{other}"))
+        error.with_first_hint(NEEDS_TLS)
     }
 
     /// Receives the body of an error; empty if the response has none or it cannot be received.

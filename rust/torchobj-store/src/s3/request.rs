@@ -132,11 +132,9 @@ impl Dialect for BucketDialect<'_> {
         let bucket = self.bucket;
         let (status, header) = (response.status, response.header);
         if matches!(status, 401 | 403 | 404) || error.kind() == ErrorKind::NoBucket {
-            let endpoint = self.address.endpoint(&bucket.name);
-            let next = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
-            let hint = format!("the endpoint is {endpoint}{next}");
+            let endpoint = format!("the endpoint is {}", self.address.endpoint(&bucket.name));
             // A permanent refusal of a request that has reached the object is none of the endpoint.
-            error = if error.kind() == ErrorKind::InvalidRequest { error } else { error.with_hint(hint) };
+            error = if error.kind() == ErrorKind::InvalidRequest { error } else { error.with_first_hint(&endpoint) };
         }
         let date = header("date");
         if error.code().is_none() && status == 403 && is_skewed(date.as_deref(), self.skew_s) {
