@@ -70,6 +70,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Says how a process that runs tests ended: a signal leaves no other trace."""
+    if error is not None:
+        print(f"\n{node.gateway.id}: {error}; exit code {node.gateway._io.wait()}", file=sys.stderr)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadGroupScheduling
 

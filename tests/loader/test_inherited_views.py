@@ -149,17 +149,22 @@ def test_a_grandchild_keeps_the_bytes_after_its_parent_has_exited(folder):
     (wait, go), (answers, answer) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
-        # The child closes everything else, as a daemon does.
-        os.closerange(3, min(wait, answer))
-        if os.fork() == 0:
-            before = [bytes(buffer) for buffer in held._buffers]
-            os.read(wait, 1)
-            os.write(answer, b"1" if before == [bytes(buffer) for buffer in held._buffers] else b"0")
-        os._exit(0)
+        try:
+            # The child closes everything else, as a daemon does.
+            os.closerange(3, min(wait, answer))
+            if os.fork() == 0:
+                before = [bytes(buffer) for buffer in held._buffers]
+                os.read(wait, 1)
+                os.write(answer, b"1" if before == [bytes(buffer) for buffer in held._buffers] else b"0")
+        except BaseException:
+            os.write(answer, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(answer)
     os.waitpid(pid, 0)
     del held
     refill(folder)
     os.write(go, b"x")
-    assert os.read(answers, 1) == b"1"
-    for descriptor in (wait, go, answers, answer):
+    assert os.read(answers, 4096) == b"1"
+    for descriptor in (wait, go, answers):
         os.close(descriptor)

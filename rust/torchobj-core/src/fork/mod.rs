@@ -106,6 +106,8 @@ extern "C" fn after_in_parent() {
 
 /// Closes the inherited sockets.
 extern "C" fn after_in_child() {
+    // An entry of another thread that found a fork counts itself for a moment, which the fork may copy.
+    INSIDE.store(0, Ordering::SeqCst);
     FORKING.store(false, Ordering::SeqCst);
     BORN.store(FORKS.load(Ordering::SeqCst), Ordering::SeqCst);
     identity::forget();
@@ -189,5 +191,24 @@ mod tests {
             }
             stop.store(true, Ordering::SeqCst);
         });
+    }
+
+    #[test]
+    fn a_child_can_fork_although_an_entry_was_refused_during_its_fork() {
+        drop(enter());
+        // SAFETY: the child calls the handlers of a fork and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            before();
+            INSIDE.fetch_add(1, Ordering::SeqCst);
+            after_in_child();
+            let inside = i32::from(INSIDE.load(Ordering::SeqCst) != 0);
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(inside) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child of this test.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
     }
 }
