@@ -26,7 +26,7 @@ def digits(fake_gcs_server):
         pytest.importorskip(package)
     url = f"{new_gcs_bucket('digits', fake_gcs_server).url}/digits/"
     script = f"from train_digits import seed_bucket; seed_bucket({url!r})"
-    warm_python.run(["-c", script], env=environment(fake_gcs_server), cwd=EXAMPLES, check=True)
+    warm_python.run(["-c", script], env=environment(fake_gcs_server), cwd=EXAMPLES, timeout=150, check=True)
     return url
 
 

@@ -23,8 +23,9 @@ use crate::id::unique_id;
 const WITHOUT_FEE: [&str; 4] = ["STANDARD", "REGIONAL", "MULTI_REGIONAL", "DURABLE_REDUCED_AVAILABILITY"];
 
 /// Pauses before the bucket is searched for parts of an aborted upload. A server may store a part that it received before its
-/// connection was closed.
-const LATE_PARTS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(300), Duration::from_millis(700)];
+/// connection was closed; the last pause is for a busy one.
+const LATE_PARTS: [Duration; 4] =
+    [Duration::ZERO, Duration::from_millis(300), Duration::from_millis(700), Duration::from_secs(2)];
 
 /// The uploads to a bucket.
 pub(super) struct Uploads {
