@@ -82,6 +82,17 @@ def test_quantized_sparse_and_conjugate_tensors_round_trip(bucket):
         assert torch.equal(loaded["affine"].dequantize(), value["affine"].dequantize())
 
 
+@pytest.mark.parametrize("dtype", [torch.quint4x2, torch.quint2x4], ids=str)
+@pytest.mark.parametrize("columns", [4, 5])
+def test_quantized_elements_that_share_a_byte_round_trip(bucket, dtype, columns):
+    scales, zeros = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.0, 1.0, 2.0])
+    value = {"packed": torch.quantize_per_channel(torch.rand(3, columns), scales, zeros, 0, dtype)}
+    for loaded in all_ways(bucket, value, weights_only=False):
+        assert loaded["packed"].dtype is dtype
+        assert loaded["packed"].shape == (3, columns)
+        assert bytes(loaded["packed"].untyped_storage()) == bytes(value["packed"].untyped_storage())
+
+
 def test_shared_memory_is_saved_once_and_shared_after_load(bucket):
     base = torch.rand(1000)
     weight = torch.nn.Parameter(torch.rand(20, 20))

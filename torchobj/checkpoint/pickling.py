@@ -87,6 +87,10 @@ class StorageOutline(NamedTuple):
         return self.elements * self.dtype.itemsize
 
 
+#: Elements in a byte of the dtypes that pack several; `itemsize` is 1.
+_PACKED = {torch.quint4x2: 2, torch.quint2x4: 4}
+
+
 def _check_extent(path: str, storage: StorageOutline, *arguments: Any) -> None:
     """Raises if a tensor is larger than its storage: torch would enlarge the storage, with uninitialised memory."""
     if len(arguments) < 3:
@@ -100,7 +104,7 @@ def _check_extent(path: str, storage: StorageOutline, *arguments: Any) -> None:
         # Its storage is untyped, and the dtype is an argument.
         itemsize = getattr(torch, arguments[5].path.rpartition(".")[2]).itemsize
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-    if 0 not in size and (last + 1) * itemsize > storage.nbytes:
+    if 0 not in size and -(-(last + 1) // _PACKED.get(storage.dtype, 1)) * itemsize > storage.nbytes:
         raise pickle.UnpicklingError(f"a tensor of size {reprlib.repr(size)} is larger than its storage")
 
 
