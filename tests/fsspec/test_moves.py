@@ -175,3 +175,15 @@ def test_a_glob_selects_a_folder_and_an_object_of_one_name(bucket):
     assert [key for key in bucket.keys() if key.startswith("z/")] == ["z/d", "z/d/x", "z/e/y", "z/f"]
     files.mv(f"{bucket.name}/s/*", f"{bucket.name}/y/", recursive=True)
     assert [key for key in bucket.keys() if not key.startswith("z/")] == ["y/d", "y/d/x", "y/e/y", "y/f"]
+
+
+@pytest.mark.providers("s3", "gs")
+@pytest.mark.parametrize("method", ["copy", "mv"])
+@pytest.mark.parametrize(("target", "written"), [("new", "new"), ("new/", "new/d"), ("folder", "folder/d")])
+def test_an_object_with_the_name_of_a_folder_is_copied_and_moved(bucket, method, target, written):
+    for key in ("d", "d/x", "folder/y"):
+        bucket.write(key, key.encode())
+    getattr(bucket.files, method)(f"{bucket.name}/d", f"{bucket.name}/{target}")
+    kept = {"d/x", "folder/y"} if method == "mv" else {"d", "d/x", "folder/y"}
+    assert set(bucket.keys()) == kept | {written}
+    assert bucket.body(written) == b"d"

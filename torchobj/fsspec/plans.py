@@ -100,9 +100,11 @@ class CopyPlan(TransferPlan):
     cp_file = TransferPlan.add
 
     def isdir(self, path: str) -> bool:
-        """Whether it is a folder."""
+        """Whether it is a folder. A source that is an object too is copied as that."""
         kind = self.kinds.get(path)
-        return bool(self._files.isdir(path)) if kind is None else kind == "directory"
+        if kind is not None:
+            return kind == "directory"
+        return bool(self._files._is_only_folder(path) if path in self.kinds else self._files.isdir(path))
 
     def overlaps(self) -> bool:
         """Whether a target is written twice, or is also a source."""
