@@ -153,3 +153,25 @@ def test_a_glob_of_local_files_does_not_read_other_entries(cli, bucket, tree):
     (tree / "old").symlink_to("nowhere")
     cli.lines("cp", f"{tree}/*.txt", f"{bucket.url}/y/")
     assert bucket.keys() == ["y/b.txt"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls", "{url}/my [2020-08-04]/"],
+        ["cat", "{url}/p[z-a]"],
+        ["cp", "-r", "{url}/my [2020-08-04]", "down"],
+        ["cp", "{url}/{{a", "down"],
+        ["rm", "-r", "--yes", "{url}/my [2020-08-04]"],
+        ["scan", "{url}/q[x"],
+        ["manifest", "build", "{url}/my [2020-08-04]/", "m.parquet"],
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_a_name_that_is_no_pattern_is_refused_with_what_takes_it_as_it_is(cli, bucket, arguments):
+    bucket.write("my [2020-08-04]/a", b"a")
+    error = cli.error(*[argument.format(url=bucket.url) for argument in arguments])
+    assert "--raw takes wildcards as they are" in error
+    assert "[[] and [{] stand for the characters" in error
+    assert cli.lines("cat", f"{bucket.url}/my [[]2020-08-04]/a") == ["a"]
+    assert cli.lines("cat", "--raw", f"{bucket.url}/my [2020-08-04]/a") == ["a"]

@@ -181,3 +181,11 @@ def test_a_prefix_without_its_slash_is_read_or_named_by_each_dataset(tmp_path, m
     with pytest.raises(ObjectNotFoundError) as raised:
         iter(make(url)) if not hasattr(make(url), "__len__") else len(make(url))
     assert f"{url}/ has 2 objects: end the prefix with a slash" in raised.value.__notes__
+
+
+def test_a_url_that_is_no_pattern_is_refused_with_how_to_write_its_characters():
+    torchobj.Store(BASE).put("run [9-1]/a.tar", b"x")
+    for url in (f"{BASE}/run [9-1]/a.tar", f"{BASE}/run [9-1]/"):
+        with pytest.raises(ConfigError, match=r"invalid range.*\[\[\] and \[\{\] stand for the characters"):
+            find_shards(url)
+    assert names(f"{BASE}/run [[]9-1]/a.tar") == ["run [9-1]/a.tar"]

@@ -15,7 +15,8 @@ from torchobj.cli.completion import KEY
 from torchobj.cli.options import CommandError, Settings
 from torchobj.cli.output import command, escaped
 from torchobj.config import AdvancedOptions, StoreConfig
-from torchobj.exceptions import ObjectNotFoundError
+from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.manifest.manifest import check_glob
 from torchobj.store import Store, list_buckets
 from torchobj.store.object_info import Listing
 from torchobj.urls import ALIASES, CLOUD_SCHEMES, Url, parse_url, shown_url
@@ -128,7 +129,8 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
 
     Raises:
         ConfigError: Not a URL of a known scheme.
-        CommandError: An empty path, not UTF-8, or a URL with a password that contains a slash.
+        CommandError: An empty path, not UTF-8, a URL with a password that contains a slash, or wildcards that are no
+            pattern.
 
     Example:
         >>> parse_target("s3://bucket/train/n01*.jpg")
@@ -156,7 +158,12 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
     if url.key.startswith("**", start):
         # `**` matches across folders only if it is a whole component.
         start = url.key.rfind("/", 0, start) + 1
-    return Target(text, url._replace(key=url.key[:start]), url.key[start:])
+    glob = url.key[start:]
+    try:
+        check_glob(glob)
+    except ConfigError as error:
+        raise CommandError(f"{text}: {error}; --raw takes wildcards as they are") from None
+    return Target(text, url._replace(key=url.key[:start]), glob)
 
 
 def _meant(text: str) -> str:
