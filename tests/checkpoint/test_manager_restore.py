@@ -312,6 +312,55 @@ def test_a_tensor_without_memory_is_refused_by_name_when_it_is_saved(open_manage
     assert manager.leftovers() == []
 
 
+def on_meta():
+    with torch.device("meta"):
+        return fresh()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("taken", "name"),
+    [
+        (lambda: {"model": on_meta()["model"]}, "model.weight"),
+        (lambda: {"model": on_meta()["model"].state_dict()}, "model.weight"),
+        (lambda: {"x": torch.empty(2, device="meta")}, "x"),
+        (lambda: {"optimizer": on_meta()["optimizer"]}, "a parameter of optimizer"),
+    ],
+    ids=["module", "state dict", "tensor", "optimizer"],
+)
+def test_a_restore_into_tensors_on_meta_is_refused(open_manager, sharded, taken, name):
+    # torch copies nothing into them: the restore would seem to have succeeded.
+    manager = open_manager(sharded=sharded)
+    manager.save(1, stepped() | {"x": torch.ones(2)})
+    with pytest.raises(
+        exceptions.CheckpointError, match=rf"step 1: {name}: a tensor on meta cannot be filled.*to_empty"
+    ):
+        manager.restore(into=taken())
+    into = on_meta()["model"].to_empty(device="cpu")
+    assert manager.restore(into={"model": into}) is not None
+    assert into.weight.isfinite().all()
+
+
+def test_a_module_that_assigns_its_state_may_be_on_meta(open_manager):
+    class Assigning(torch.nn.Linear):
+        def load_state_dict(self, state_dict, strict=True, assign=True):
+            return super().load_state_dict(state_dict, strict, assign)
+
+    manager, model = open_manager(), torch.nn.Linear(2, 2)
+    manager.save(1, {"model": model})
+    with torch.device("meta"):
+        into = Assigning(2, 2)
+    manager.restore(into={"model": into})
+    assert torch.equal(into.weight, model.weight)
+
+
+def test_a_restore_into_an_expanded_tensor_is_refused_by_name(open_manager):
+    manager = open_manager()
+    manager.save(1, {"x": torch.ones(2)})
+    with pytest.raises(exceptions.CheckpointError, match="step 1: x: its elements share memory"):
+        manager.restore(into={"x": torch.zeros(1).expand(2)})
+
+
 STRUCTURES = {
     "grown": ([{"loss": 0.5}], []),
     "shrunk": ([], [{"loss": 1.0}]),

@@ -280,6 +280,11 @@ def _difference(target: torch.Tensor, source: torch.Tensor) -> str:
     """Returns why a tensor cannot be filled; empty if it can."""
     if _form(target) != _form(source):
         return f"{_form(target)} here, {_form(source)} in the file"
+    return unfillable(target)
+
+
+def unfillable(target: torch.Tensor) -> str:
+    """Returns why no tensor can be copied into this one; empty if one can."""
     if target.device.type == "meta":
         return "a tensor on meta cannot be filled"
     if target.layout is torch.strided and torch._debug_has_internal_overlap(target) == _OVERLAPS:

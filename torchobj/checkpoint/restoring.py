@@ -23,7 +23,7 @@ from torch.futures import Future
 
 from torchobj.checkpoint.commit_format import STATE_FILE
 from torchobj.checkpoint.dcp.storage import StorageReader
-from torchobj.checkpoint.entries import Path, flattened, listed, name_of, wrapper_remedy
+from torchobj.checkpoint.entries import Path, flattened, listed, name_of, unfillable, wrapper_remedy
 from torchobj.checkpoint.load import load_counted
 from torchobj.checkpoint.parts import paths_of_tensors
 from torchobj.checkpoint.ranks import Ranks, collective
@@ -40,6 +40,9 @@ logger = logging.getLogger("torchobj")
 
 #: Objects that do not accept a state of another structure.
 _OWN_STRUCTURE = (torch.nn.Module, torch.optim.Optimizer)
+
+_LOAD_MODULE = torch.nn.Module.load_state_dict
+_TO_EMPTY = "; to_empty() of its module gives it memory"
 
 
 def restore_file(
@@ -169,6 +172,8 @@ def _check_tensor(tensor: torch.Tensor, saved: Any, name: str) -> None:
     if (tensor.shape, tensor.dtype) != (saved.shape, saved.dtype):
         saved_is, tensor_is = (f"{tuple(each.shape)} {each.dtype}" for each in (saved, tensor))
         raise CheckpointError(f"{name} is {saved_is} there, and {tensor_is} here")
+    if not saved.is_meta and (reason := unfillable(tensor)):
+        raise CheckpointError(f"{name}: {reason}{_TO_EMPTY if tensor.is_meta else ''}")
 
 
 def _check_module(module: torch.nn.Module, saved: Any, name: str) -> None:
@@ -184,6 +189,30 @@ def _check_module(module: torch.nn.Module, saved: Any, name: str) -> None:
         if isinstance(tensor, torch.Tensor) and getattr(saved[key], "shape", None) != tensor.shape:
             shape = tuple(getattr(saved[key], "shape", ()))
             raise CheckpointError(f"{name}.{key} is {shape} there, and {tuple(tensor.shape)} here")
+    if not any(isinstance(value, torch.Tensor) and value.is_meta for value in saved.values()):
+        _check_memory(module, name)
+
+
+def _check_memory(value: Any, name: str) -> None:
+    """Checks that no tensor is on meta, into which torch copies nothing, without an error.
+
+    Raises:
+        CheckpointError: One is.
+    """
+    tensors: dict[str, Any] = {}
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value
+    elif isinstance(value, torch.optim.Optimizer):
+        tensors = {f"a parameter of {name}": each for group in value.param_groups for each in group["params"]}
+    elif isinstance(value, torch.nn.Module) and type(value).load_state_dict is _LOAD_MODULE:
+        # Others may assign what is loaded.
+        tensors = {f"{name}.{key}": each for key, each in value.state_dict().items()}
+    elif isinstance(value, Mapping) and not is_stateful(value):
+        for key, inner in value.items():
+            _check_memory(inner, f"{name}.{key}" if name else str(key))
+    for key, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            raise CheckpointError(f"{key}: {unfillable(tensor)}{_TO_EMPTY}")
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, saved: Any, name: str) -> None:
@@ -194,6 +223,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, saved: Any, name: str) ->
     saved_counts, counts = ([len(group["params"]) for group in each] for each in (groups, optimizer.param_groups))
     if saved_counts != counts:
         raise CheckpointError(f"{name} has groups of {saved_counts} parameters there, and of {counts} here")
+    _check_memory(optimizer, name)
 
 
 def _assign(into: MutableMapping[Any, Any], saved: Mapping[Any, Any], source: str, path: Path = ()) -> None:
@@ -248,6 +278,10 @@ def restore_shards(
 
     with ranks.together():
         metadata = reader.read_metadata()
+        try:
+            _check_memory(into, "")
+        except CheckpointError as error:
+            raise CheckpointError(f"{source}: {error}") from None
         # Copied, because `state_dict` may return containers that the object uses.
         existing = _copy_containers(take_state(into, sharded=True).tree)
         tree = with_rank_states(existing, metadata, ranks, source)
