@@ -283,6 +283,12 @@ def test_a_credential_process_has_no_shell_and_the_words_of_botocore(signers, tm
     assert ours == [botocore, botocore]
 
 
+def test_an_empty_token_of_a_credential_process_is_not_sent(signers):
+    printed = '{"Version": 1, "AccessKeyId": "PERMANENT", "SecretAccessKey": "s", "SessionToken": ""}'
+    source = Source(config={"default": {"credential_process": f"printf %s '{printed}'"}})
+    assert signers(source) == ("PERMANENT",) * 3
+
+
 def test_a_credential_process_gets_no_input(environment, endpoint):
     with environment(Source(config={"default": {"credential_process": "sh -c 'cat; exit 3'"}})) as home:
         words = error_of(s3_config(endpoint_url=endpoint))

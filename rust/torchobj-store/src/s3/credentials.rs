@@ -224,7 +224,8 @@ impl Loader<Identity> for SdkChain {
         let identity = Identity {
             access_key: loaded.access_key_id().to_owned(),
             secret_key: loaded.secret_access_key().to_owned(),
-            session_token: loaded.session_token().map(str::to_owned),
+            // A process or a container may return an empty one with permanent keys; botocore sends none then.
+            session_token: loaded.session_token().filter(|token| !token.is_empty()).map(str::to_owned),
         };
         check_text(&identity).map_err(|message| {
             let hint = Some("copy the value again, in one line and without quotes".to_owned());
