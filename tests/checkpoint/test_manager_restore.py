@@ -389,6 +389,26 @@ def test_values_that_are_replaced_may_have_another_structure(open_manager, shard
     assert into["x"].tolist() == [1, 1]
 
 
+@BOTH
+@pytest.mark.parametrize(
+    "kept",
+    [
+        [{"state": {}, "param_groups": [{"lr": 1.0, "params": [0]}]}],
+        [torch.ones(2), 1, {}],
+        [{"a": 1}, {"b": {}}, [{}]],
+        [collections.OrderedDict(a=torch.ones(2), b=collections.OrderedDict())],
+        [collections.OrderedDict(a=1, b={})],
+    ],
+    ids=["optimizers", "at the end", "nested", "tensors", "type"],
+)
+def test_lists_keep_the_empty_mappings_and_the_types_that_they_have_here(open_manager, sharded, kept):
+    manager, here = open_manager(sharded=sharded), copy.deepcopy(kept)
+    manager.save(1, {"hist": kept, "x": torch.ones(2)})
+    restored = manager.restore(into={"hist": here, "x": torch.zeros(2)})["hist"]
+    assert same(restored, kept)
+    assert str(restored) == str(kept)
+
+
 def test_keys_in_lists_are_those_of_the_list_here(open_manager):
     manager, into = open_manager(sharded=True), {"hist": [{30: 0}]}
     manager.save(1, {"hist": [{30: 1}, {30: 2}]})

@@ -4,8 +4,10 @@ Each rank reads its state shard by `torch.distributed.checkpoint`. torch reads o
 ignores all others, so a restore first compares names, shapes and dtypes with the checkpoint's metadata.
 """
 
+import copy
 import functools
 import io
+import itertools
 import logging
 import pickle
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
@@ -529,18 +531,24 @@ class _Checkpoint:
                 return value
             return torch.zeros(described.size, dtype=described.properties.dtype, device="cpu")
         if all(isinstance(key, int) for key in saved):
-            values = dict(enumerate(value)) if isinstance(value, list) else {}
-            # An empty mapping in a list has no entry, which torch does not restore: `match` names it.
+            values = value if isinstance(value, list) else []
+            # An empty mapping in a list has no entry. torch does not restore those before others: `match` names them.
             indices = range(max(saved) + 1)
-            return [self._replaced(saved[at], values.get(at)) if at in saved else None for at in indices]
-        entries = value if isinstance(value, Mapping) else {}
-        if any(paths_of_tensors({(): entries})):
+            by_index = dict(enumerate(values))
+            made = [self._replaced(saved[at], by_index.get(at)) if at in saved else None for at in indices]
+            return [*made, *itertools.takewhile(_is_empty, values[len(made) :])]
+        if any(paths_of_tensors({(): value if isinstance(value, Mapping) else {}})):
             # Of a module, which may be one of several ranks' parts: it gets back its own entries.
-            own = dict(entries)
+            own = copy.copy(value)
             self._fit_values(None, own, saved)
             return own
-        keys = ((_actual_key(entries, key), inner) for key, inner in saved.items())
-        return {key: self._replaced(inner, entries.get(key)) for key, inner in keys}
+        entries = copy.copy(value) if isinstance(value, MutableMapping) else {}
+        for key in [key for key, each in entries.items() if str(key) not in saved and not _is_empty(each)]:
+            del entries[key]
+        for name, inner in saved.items():
+            key = _actual_key(entries, name)
+            entries[key] = self._replaced(inner, entries.get(key))
+        return entries
 
     def _new_tensor(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """Returns memory for a tensor of an optimizer's state, sharded as its parameter."""
@@ -552,6 +560,13 @@ class _Checkpoint:
             message = f"{name} is {tuple(size)}, and its parameter {tuple(parameter.size())}: the sharding is not known"
             raise CheckpointError(f"{self._source}: {message}; run one optimizer step before the restore")
         return torch.zeros(size, dtype=dtype, device="cpu")
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value has no entry in a distributed checkpoint: mappings without one, also in lists."""
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_empty, value))
+    return isinstance(value, Mapping) and all(map(_is_empty, value.values()))
 
 
 def _item_difference(value: Any, described: Any, *, is_direct: bool) -> str:
