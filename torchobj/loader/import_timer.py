@@ -1,6 +1,6 @@
 """Measures the imports that transforms and collate functions make while samples are built: they are not decoding.
 
-`builtins.__import__` is replaced while samples are built. `torchobj.decode` measures its own imports.
+`builtins.__import__` is replaced while samples are built, unless it is not Python's. `torchobj.decode` measures its own imports.
 """
 
 import builtins
@@ -58,9 +58,9 @@ def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = 
 
 
 def _install() -> None:
-    global _original
-    if builtins.__import__ is not _import:
-        _original, builtins.__import__ = builtins.__import__, _import
+    # Another function there may call this one: that it calls it in turn would never end. Its imports are not measured.
+    if builtins.__import__ is _original:
+        builtins.__import__ = _import
 
 
 def begin_worker() -> None:
