@@ -207,6 +207,13 @@ def test_a_loader_looks_at_few_of_the_values_of_any_dataset():
     wrappers.prepare_workers(Within(Hiding([inner]), None))
 
 
+def test_samples_do_not_hide_a_dataset_within_a_dataset_beside_them():
+    inner = torchobj.ObjectMapDataset("memory://beside/", allow_empty=True)
+    samples = [[number] * 20 for number in range(1000)]
+    wrappers.prepare_workers(Within(samples, Within([inner], None)))
+    assert "0 objects" in repr(inner)
+
+
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_a_loader_lists_a_dataset_within_another_for_its_workers(folder, log_file, context):
     data = torch.utils.data.ConcatDataset([torchobj.ObjectMapDataset(folder, transform=number_of)])

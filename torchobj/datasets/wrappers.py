@@ -20,8 +20,8 @@ from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.passes import PassDataset
 from torchobj.datasets.sharding import Order
 
-#: Maximum number of items of a container among which datasets are looked for, and of all values that are looked at,
-#: before each epoch: more than these are samples.
+#: Maximum number of items of a container among which datasets are looked for, and of all values of a dataset that are
+#: looked at, before each epoch: more than these are samples.
 _MAX_HELD, _MAX_SEARCHED = 1000, 10_000
 
 #: Pairs of source number and index, which identify objects for the prefetcher.
@@ -152,37 +152,28 @@ def prepare_workers(dataset: Any) -> None:
 
     A dataset of another library, or of the user, may have datasets of torchobj as attributes, in containers too.
     """
-    for each in _all_within(dataset, _Search()):
+    for each in _all_within(dataset, set()):
         if isinstance(each, MapStyleDataset):
             each._torchobj_prepare()
         else:
             each.prepare()
 
 
-class _Search:
-    """What was looked at in a search for datasets."""
-
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
-        #: Number of values that may still be looked at.
-        self.left = _MAX_SEARCHED
-
-
-def _all_within(dataset: Any, search: _Search) -> Iterator[Any]:
+def _all_within(dataset: Any, seen: set[int]) -> Iterator[Any]:
     """The datasets of torchobj within a dataset, and itself, from the inside."""
-    if id(dataset) in search.seen:
+    if id(dataset) in seen:
         return
-    search.seen.add(id(dataset))
+    seen.add(id(dataset))
     parts = parts_of(dataset)
     is_own = isinstance(dataset, (MapStyleDataset, PassDataset, CompositeDataset))
-    inner = parts.datasets if parts is not None else [] if is_own else _held(dataset, search)
+    inner = parts.datasets if parts is not None else [] if is_own else _held(dataset, seen)
     for part in inner:
-        yield from _all_within(part, search)
+        yield from _all_within(part, seen)
     if is_own:
         yield dataset
 
 
-def _held(dataset: Any, search: _Search) -> list[Any]:
+def _held(dataset: Any, seen: set[int]) -> list[Any]:
     """The datasets that a dataset of another library has as attributes, and in containers within each other.
 
     Containers of samples may have millions of others within them: the search goes from the outside to the inside, at
@@ -190,18 +181,19 @@ def _held(dataset: Any, search: _Search) -> list[Any]:
     """
     found: list[Any] = []
     level: list[Any] = [getattr(dataset, "__dict__", {})]
+    left = _MAX_SEARCHED
     # Containers of users may raise anything at any access.
     with contextlib.suppress(Exception):
         while level:
             inner: list[Any] = []
             for container in sorted(level, key=len):
                 values = container.values() if isinstance(container, dict) else container
-                for each in itertools.islice(values, min(_MAX_HELD, search.left)):
-                    search.left -= 1
+                for each in itertools.islice(values, min(_MAX_HELD, left)):
+                    left -= 1
                     if isinstance(each, torch.utils.data.Dataset):
                         found.append(each)
-                    elif isinstance(each, (dict, list, tuple)) and id(each) not in search.seen:
-                        search.seen.add(id(each))
+                    elif isinstance(each, (dict, list, tuple)) and id(each) not in seen:
+                        seen.add(id(each))
                         inner.append(each)
             level = inner
     return found
