@@ -1,6 +1,7 @@
 """Samples of tar shards as dicts: missing fields are named with their sample, and decoders that match nothing."""
 
 import copy
+import io
 import json
 import logging
 import pickle
@@ -63,6 +64,24 @@ def test_a_buffer_that_is_used_as_bytes_is_an_error_that_names_the_conversion(pa
     with pytest.raises((TypeError, AttributeError)) as raised:
         list(torchobj.DataLoader(kind(pattern, **settings), batch_size=None, num_workers=workers))
     assert "pass bytes(buffer), or buffer.decode()" in "".join(traceback.format_exception(raised.value))
+
+
+class RolloutBuffer:
+    """Of another library."""
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda _: io.BufferedReader(io.BytesIO()).split(),
+        lambda _: RolloutBuffer().split(),
+        lambda _: b"".join([RolloutBuffer()]),
+    ],
+)
+def test_other_classes_with_this_word_in_their_names_are_no_buffer(pattern, transform):
+    with pytest.raises((TypeError, AttributeError)) as raised:
+        list(torchobj.TarIterableDataset(pattern, transform=transform))
+    assert "bytes(buffer)" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_missing_field_is_named_where_the_sample_is_used(pattern):

@@ -2,10 +2,12 @@
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Self
 
 from torchobj import _torchobj
+from torchobj._torchobj import Buffer
 from torchobj.datasets.shared_values import SharedCounter
 from torchobj.exceptions import ConfigError
 
@@ -38,7 +40,9 @@ class Failure(NamedTuple):
     def noted(cls, error: Exception, what: str, url: str, index: int) -> Self:
         """A failure whose exception has a note that names the sample."""
         add_sample_note(error, what, url, index)
-        if isinstance(error, (AttributeError, TypeError)) and "Buffer" in str(error):
+        is_attribute = isinstance(error, AttributeError) and isinstance(error.obj, Buffer)
+        # "not Buffer", as in the errors of json, and not another class whose name has this word in it.
+        if is_attribute or (isinstance(error, TypeError) and re.search(r"\bBuffer\b", str(error))):
             # webdataset has bytes in its place.
             error.add_note("A Buffer is not bytes: pass bytes(buffer), or buffer.decode() where text is expected.")
         return cls(url, error)
