@@ -60,6 +60,17 @@ def test_a_command_of_webdataset_is_refused_by_datasets(kind, command):
         kind(f"pipe:{command}")
 
 
+@pytest.mark.parametrize("kind", [torchobj.TarIterableDataset, torchobj.TarMapDataset, torchobj.ObjectMapDataset])
+@pytest.mark.parametrize(
+    "command",
+    ["curl -H 'Authorization: Bearer hidden' http://server/t.tar", "AWS_SECRET_ACCESS_KEY=hidden aws s3 cp s3://b/t -"],
+)
+def test_a_command_of_webdataset_is_not_shown(kind, command):
+    with pytest.raises(ConfigError) as caught:
+        kind(f"pipe:{command}")
+    assert "hidden" not in str(caught.value)
+
+
 def test_an_object_needs_a_url_with_a_key():
     with pytest.raises(ConfigError, match="names no object"):
         torchobj.open("s3://bucket/", "wb")

@@ -99,11 +99,12 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
     if not isinstance(url, str):
         raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key")
     if url.startswith("pipe:"):
+        # The command is not shown: it may contain a token.
         read = _IN_COMMAND.search(url)
         expected = shown_url(read[0]) if read else "s3://bucket/train-{000..127}.tar"
         raise ConfigError(
-            f"url={shown_url(url)!r}: a command, as in webdataset, which torchobj does not run; pass the URL of the "
-            f"object: {expected}"
+            "url='pipe:...': a command, as in webdataset, which torchobj does not run; pass the URL of the object: "
+            f"{expected}"
         )
     scheme, separator, rest = canonical_url(url).partition("://")
     if not separator:
