@@ -18,7 +18,7 @@ class Hooking(torch.utils.data.Dataset):
         if index == 2:
             original = builtins.__import__
             builtins.__import__ = lambda *args, **named: original(*args, **named)
-        import string  # noqa: PLC0415  what a transform does
+        import string
 
         return index + len(string.digits)
 

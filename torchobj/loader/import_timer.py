@@ -1,6 +1,7 @@
 """Measures the imports that transforms and collate functions make while samples are built: they are not decoding.
 
-`builtins.__import__` is replaced while samples are built, unless it is not Python's. `torchobj.decode` measures its own imports.
+`builtins.__import__` is replaced while samples are built, unless it is not Python's. `torchobj.decode` measures its own
+imports.
 """
 
 import builtins
