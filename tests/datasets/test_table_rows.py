@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import torchobj
 from torchobj.datasets.table_rows import TableRow
@@ -130,19 +131,13 @@ def test_a_row_is_pickled_and_copied_as_a_dict():
         assert other == row == {"a": 1}
 
 
-@pytest.mark.parametrize("loader", [torchobj.DataLoader, torch.utils.data.DataLoader])
-def test_an_integer_that_no_int64_is_names_the_remedy_also_in_a_pair(loader):
+def test_the_collation_of_other_types_is_that_of_torch():
+    assert default_collate_fn_map[int].__module__ == "torch.utils.data._utils.collate"
     labels = pa.array([1, 2**64 - 1], pa.uint64())
-    pairs = table(None, {"label": labels})
-    pairs.transform = lambda row: (0, row["label"])
-    with pytest.raises(
-        ConfigError, match=r"18446744073709551615 is not in the range .* dtype=torch\.uint64\) or float"
-    ):
-        list(loader(pairs, batch_size=2))
-    pairs.transform = lambda row: torch.tensor(row["label"], dtype=torch.uint64)
-    [batch] = loader(pairs, batch_size=2)
+    numbers = table(None, {"label": labels})
+    numbers.transform = lambda row: torch.tensor(row["label"], dtype=torch.uint64)
+    [batch] = torchobj.DataLoader(numbers, batch_size=2)
     assert batch.tolist() == labels.to_pylist()
-    assert torch.utils.data.default_collate([1, -(2**63)]).tolist() == [1, -(2**63)]
 
 
 @pytest.mark.parametrize("first", [0, 1])

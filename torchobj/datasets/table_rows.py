@@ -106,28 +106,8 @@ def with_nan(value: Any, parts: Any) -> Any:
     return value
 
 
-_collate_int = default_collate_fn_map[int]
-
 #: How to convert integers that torch makes no tensor of.
 _TO_UINT64 = ", such as with torch.tensor(number, dtype=torch.uint64) or float"
-
-
-def _collate_integers(batch: Sequence[int], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
-    """Collates integers as torch does. Called by its `default_collate`.
-
-    Raises:
-        ConfigError: One of them, as columns of the type `uint64` have, is no `int64`.
-    """
-    try:
-        return _collate_int(batch, collate_fn_map=collate_fn_map)
-    except (RuntimeError, ValueError, OverflowError) as error:
-        large = next(filter(_is_too_large, batch), None)
-        if large is None:
-            raise
-        raise ConfigError(
-            f"{large} is not in the range of int64, the type of a batch of integers; pass a transform that converts "
-            f"it{_TO_UINT64}"
-        ) from error
 
 
 def _is_too_large(value: Any) -> bool:
@@ -193,4 +173,4 @@ def _values(value: Any) -> Iterator[Any]:
         yield from _values(each)
 
 
-default_collate_fn_map |= {TableRow: _collate_rows, int: _collate_integers}
+default_collate_fn_map[TableRow] = _collate_rows
