@@ -232,6 +232,8 @@ def test_doctor_of_a_server_whose_ca_is_unknown_names_the_variable(cli, bucket, 
         (20, "set AWS_CA_BUNDLE to the PEM file of the CA"),
         (62, "the endpoint must have a name that is in the server's certificate"),
         (10, "the server's certificate is not valid"),
+        (23, "the operator of the server must replace its certificate"),
+        (26, "the operator of the server must replace its certificate"),
     ],
 )
 def test_the_advice_for_a_certificate_is_that_for_its_reason(code, advice):

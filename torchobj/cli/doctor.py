@@ -77,6 +77,8 @@ _OF_STORES = {"x-amz-request-id", "x-amz-id-2", "x-guploader-uploadid"}
 #: Codes of OpenSSL (verify(1)) for certificates whose CA is not known, and for those of other hosts.
 _UNKNOWN_CA = (2, 18, 19, 20, 21)
 _OTHER_HOST = (62, 64)
+#: And for those that are not valid yet, or not any more.
+_OTHER_TIME = (9, 10)
 _EXPECTED = "expected http://host:port; special characters of a password are written as %2F"
 
 
@@ -428,7 +430,9 @@ def _certificate_advice(scheme: str, error: ssl.SSLCertVerificationError) -> str
         return f"set {where} to the PEM file of the CA that signed the server's certificate"
     if error.verify_code in _OTHER_HOST:
         return "the endpoint must have a name that is in the server's certificate"
-    return "the server's certificate is not valid: its operator must renew it, or the clock of this machine is wrong"
+    if error.verify_code in _OTHER_TIME:
+        return "the server's certificate is not valid: its operator must renew it, or the clock of this machine is wrong"
+    return "the operator of the server must replace its certificate, or that of a CA above it"
 
 
 def _head(url: Url, endpoint: str, config: StoreConfig) -> tuple[int, dict[str, str], str]:
