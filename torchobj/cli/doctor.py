@@ -431,7 +431,7 @@ def _certificate_advice(scheme: str, error: ssl.SSLCertVerificationError) -> str
     if error.verify_code in _OTHER_HOST:
         return "the endpoint must have a name that is in the server's certificate"
     if error.verify_code in _OTHER_TIME:
-        return "the server's certificate is not valid: its operator must renew it, or the clock of this machine is wrong"
+        return "the server's certificate is not valid: its operator must renew it, or this machine's clock is wrong"
     return "the operator of the server must replace its certificate, or that of a CA above it"
 
 
