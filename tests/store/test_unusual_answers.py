@@ -241,6 +241,15 @@ def test_damaged_documents_are_requested_again():
     with answering(lambda _: (200, {"Content-Type": "application/xml"}, answers.pop(0))) as server:
         assert [info.key for info in server.store("s3").list()] == ["k"]
         assert len(server.requests) == 3
+    # Whatever content type the server sends.
+    answers = [b'<?xml version="1.0"?><ListBucketRe', b"", b"<?xml version='1.0'?>" + listing]
+    with answering(lambda _: (200, {"Content-Type": "text/plain"}, answers.pop(0))) as server:
+        assert [info.key for info in server.store("s3").list()] == ["k"]
+        assert len(server.requests) == 3
+    answers = [b'{"items": [{"na', b'{"items": [{"name": "k"}]}']
+    with answering(lambda _: (200, {"Content-Type": "text/plain"}, answers.pop(0))) as server:
+        assert [info.key for info in server.store("gs").list()] == ["k"]
+        assert len(server.requests) == 2
     answers = [b'{"items": [{"na', b'{"error": {"code": 500, "message": "try again"}}', b'{"items": [{"name": "k"}]}']
     with answering(lambda _: (200, {"Content-Type": "application/json"}, answers.pop(0))) as server:
         assert [info.key for info in server.store("gs").list()] == ["k"]

@@ -62,7 +62,7 @@ def _delete_marker(store: Store, marker: str) -> None:
         if size:
             raise
         logger.warning(
-            "%s/%s: the marker of the folder is left, because the server refuses to delete it: %s",
+            "%s/%s: the marker of the folder is left, because the server did not delete it: %s",
             store.url,
             marker,
             error,

@@ -6,6 +6,7 @@ multiprocessing, whose locks a killed process keeps. The iterator reports the de
 a limit when it is deleted after that.
 """
 
+import contextlib
 import multiprocessing.queues
 import multiprocessing.synchronize
 import os
@@ -47,7 +48,9 @@ class _DoneEvent:
         lock.acquire(timeout=_LOCKED_S)
         flag.acquire(block=False)
         flag.release()
-        lock.release()
+        # The worker may have released it since.
+        with contextlib.suppress(ValueError):
+            lock.release()
 
 
 class _WholeMessages:

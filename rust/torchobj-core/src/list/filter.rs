@@ -44,7 +44,8 @@ impl Filter {
         Ok(Self {
             glob: glob.map(compile).transpose()?,
             folders: folders.collect::<Result<_>>()?,
-            is_deep: known < above.len() || components.last() == Some(&"**"),
+            // A class matches a slash, too.
+            is_deep: known < above.len() || components.last().is_some_and(|last| *last == "**" || last.contains('[')),
             suffixes,
             limit,
             patterns: Vec::new(),
@@ -133,6 +134,7 @@ mod tests {
             ("a/**", &["a/", "a/b/"], &["b/"]),
             ("a/**/*.txt", &["a/", "a/b/", "a/b/c/"], &["b/", "b/a/"]),
             ("a/{b,c/d}/*.txt", &["a/", "a/b/", "a/c/d/"], &["b/"]),
+            ("a?[!b]c", &["ab/", "a/"], &[]),
             ("**", &["a/", "a/b/"], &[]),
         ] {
             assert!(folders.iter().all(|folder| of_glob(glob).selects_below(folder)), "{glob}");

@@ -126,7 +126,9 @@ impl Bucket {
             false => serde_json::from_slice(&text),
         };
         parsed.map_err(|error| {
-            if response.header("content-type").is_some_and(|kind| !kind.contains("json")) || is_page(&text) {
+            let is_json = text.trim_ascii_start().starts_with(b"{")
+                || response.header("content-type").is_none_or(|kind| kind.contains("json"));
+            if !is_json || is_page(&text) {
                 let message = "the response is a page, and not the JSON that Google Cloud Storage always sends";
                 return response.refuse(self.error(ErrorKind::OtherServer, operation, key, message));
             }

@@ -233,7 +233,7 @@ impl Bucket {
                 Some(range) => {
                     // An emulator may send the range only, or in the form of a Content-Range.
                     let range = range.trim().trim_start_matches("bytes").trim_start_matches(['=', ' ']);
-                    let last = range.strip_prefix("0-").and_then(|last| last.parse::<u64>().ok());
+                    let last = range.strip_prefix("0-").and_then(|last| last.split('/').next()?.parse::<u64>().ok());
                     let invalid = || self.protocol(operation, key, "the Range header is not valid");
                     Ok(ChunkResponse::Stored(last.and_then(|last| last.checked_add(1)).ok_or_else(invalid)?))
                 }

@@ -15,7 +15,8 @@ use super::sign::{DEFAULT_REGION, Signer};
 use super::xml;
 use crate::credentials::{Refused, described};
 use crate::http::{
-    Anonymous, ErrorResponse, Failure, Headers, OTHER_SERVER, Request, encode, exchange, is_page, refuse, sanitize,
+    Anonymous, ErrorResponse, Failure, Headers, OTHER_SERVER, Request, encode, exchange, is_html, is_page, refuse,
+    sanitize,
 };
 
 /// A signer, and the generation of its credentials.
@@ -87,7 +88,8 @@ impl Bucket {
         self.error(ErrorKind::OtherServer, operation, Some(key), &message).with_hint(OTHER_SERVER)
     }
 
-    /// The error of a successful response whose document is not the expected one. Only damaged XML is requested again.
+    /// The error of a successful response whose document is not the expected one. Only damaged XML, and an empty body, are
+    /// requested again.
     pub(super) fn unexpected(
         &self,
         operation: Operation,
@@ -96,12 +98,17 @@ impl Bucket {
         document: &[u8],
         problem: &str,
     ) -> Error {
-        if content_type.is_some_and(|kind| !kind.to_ascii_lowercase().contains("xml")) || is_page(document) {
+        let body = document.trim_ascii_start();
+        let is_xml = body.is_empty()
+            || body.starts_with(b"<?xml")
+            || content_type.is_none_or(|kind| kind.to_ascii_lowercase().contains("xml"));
+        if !is_xml || is_page(document) || content_type.is_some_and(is_html) {
             let message = "the response is a page, and not the XML that S3 always sends";
             return refuse(self.error(ErrorKind::OtherServer, operation, key, message), status, content_type);
         }
         let error = self.error(ErrorKind::Protocol, operation, key, problem).with_status(status, None);
-        if xml::for_each_element(document, |_, _| {}).is_ok() { error.permanent() } else { error }
+        let is_whole = !body.is_empty() && xml::for_each_element(document, |_, _| {}).is_ok();
+        if is_whole { error.permanent() } else { error }
     }
 
     /// A request for `key` or for the bucket. Headers that begin with `x-amz-` are signed.
