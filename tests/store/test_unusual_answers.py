@@ -159,6 +159,21 @@ def test_numbers_in_place_of_digits_and_null_are_accepted_of_an_emulator(omits_g
         assert len(server.requests) <= 7
 
 
+@pytest.mark.parametrize("version", [None, "7"])
+def test_errors_with_status_200_are_no_bytes_of_an_object(version):
+    refusal = json.dumps({"error": {"code": 500, "message": "try again"}}).encode()
+    bodies = [refusal, refusal, refusal, b"four"]
+
+    def answer(sent):
+        if "alt=media" not in sent.path:
+            return of_json(RESOURCE)(sent)
+        body = bodies.pop(0) if len(bodies) > 1 else bodies[0]
+        return 200, {"x-goog-generation": "7"} if body == b"four" else {"Content-Type": "application/json"}, body
+
+    with answering(answer) as server:
+        assert bytes(server.store("gs").get("k", version=version)) == b"four"
+
+
 def xml(text):
     return lambda _: (200, {"Content-Type": "application/xml"}, text.encode())
 

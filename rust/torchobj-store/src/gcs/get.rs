@@ -38,14 +38,12 @@ impl Bucket {
                 let error = self.error(ErrorKind::OtherServer, operation, Some(get.key), message);
                 return Err(response.refuse(error));
             }
-            // An emulator that omits it has compared the generation, or has no other.
-            (None, Some(expected)) => expected.clone(),
-            (None, None) => {
+            // An emulator that omits it has compared the generation. The size shows that the body is not that of an error.
+            (None, Some(expected)) if get.size.is_some() || response.status == 206 => expected.clone(),
+            (None, expected) => {
                 // A server with one thread responds when it has sent the body, or its connection is closed.
                 drop(response);
-                // Later ranges could be those of another object: the metadata has the generation.
-                let head = self.head(get.key).await?;
-                return Box::pin(self.open(GetRequest { version: head.version.as_ref(), ..get })).await;
+                return self.open_by_metadata(get, expected).await;
             }
         };
         let version = Some(version);
@@ -53,9 +51,27 @@ impl Bucket {
         Ok(Box::new(HttpGetResult::of_response(response, url, version, get.size, DETAILS, head).await?))
     }
 
+    /// The bytes of an object whose responses omit the generation: it is that of the metadata, as is the size. Later ranges could
+    /// be those of another object, and a response without both could be an error with status 200.
+    async fn open_by_metadata(&self, get: GetRequest<'_>, expected: Option<&Version>) -> Result<Box<dyn GetResult>> {
+        let selected = expected.filter(|version| version.is_selected());
+        let head = self.head_of(get.key, selected).await?;
+        let version = expected.or(head.version.as_ref());
+        let result = Box::pin(self.open(GetRequest { version, size: Some(head.size), ..get })).await?;
+        if result.size() != head.size {
+            let message = format!("the response is for an object of {} bytes, it has {}", result.size(), head.size);
+            return Err(self.error(ErrorKind::Protocol, Operation::Get, Some(get.key), &message));
+        }
+        Ok(result)
+    }
+
     /// Size, version and attributes of an object.
     pub(super) async fn head(&self, key: &str) -> Result<ObjectHead> {
-        let resource = self.resource(Operation::Head, key).await?;
+        self.head_of(key, None).await
+    }
+
+    async fn head_of(&self, key: &str, generation: Option<&Version>) -> Result<ObjectHead> {
+        let resource = self.resource_of(Operation::Head, key, key, generation).await?;
         resource
             .into_head()
             .ok_or_else(|| self.protocol(Operation::Head, key, "the response has no size, or no generation"))
