@@ -16,7 +16,6 @@ from torchobj.cli.options import CommandError, Settings
 from torchobj.cli.output import command, escaped
 from torchobj.config import AdvancedOptions, StoreConfig
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
-from torchobj.manifest.manifest import check_glob
 from torchobj.store import Store, list_buckets
 from torchobj.store.object_info import Listing
 from torchobj.urls import ALIASES, CLOUD_SCHEMES, Url, parse_url, shown_url
@@ -160,7 +159,8 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
         start = url.key.rfind("/", 0, start) + 1
     glob = url.key[start:]
     try:
-        check_glob(glob)
+        # Compiles the pattern, before the command does anything.
+        any(Store("memory://patterns").list(glob=glob))
     except ConfigError as error:
         raise CommandError(f"{text}: {error}; --raw takes wildcards as they are") from None
     return Target(text, url._replace(key=url.key[:start]), glob)

@@ -14,15 +14,13 @@ from typing_extensions import override
 from torchobj._torchobj import ManifestPages, NativeManifest, NativeStore
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.config.checks import check
-from torchobj.exceptions import ConfigError
 from torchobj.manifest import parquet
-from torchobj.store import Store
 from torchobj.store.file_objects import ObjectWriter
 from torchobj.store.reads import get_many
 from torchobj.store.transfers import ProgressOption, counters_to
 from torchobj.urls import parse_url
 
-__all__ = ["KeyFilter", "Manifest", "check_glob", "key_filter", "url_of_file"]
+__all__ = ["KeyFilter", "Manifest", "key_filter", "url_of_file"]
 
 #: Pattern, suffixes and maximum number of objects of a listing.
 KeyFilter = tuple[str | None, list[str], int | None]
@@ -41,18 +39,6 @@ def key_filter(glob: str | None, suffixes: str | Sequence[str] | None, limit: in
     is_list = isinstance(chosen, Sequence) and all(isinstance(suffix, str) for suffix in chosen)
     check("suffixes", suffixes, "a string or a list of strings", ok=is_list)
     return glob, list(chosen), limit
-
-
-def check_glob(glob: str) -> None:
-    """Compiles a pattern, and sends no request.
-
-    Raises:
-        ConfigError: It is none, such as the name of a folder `run [9-1]`.
-    """
-    try:
-        any(Store("memory://patterns").list(glob=glob))
-    except ConfigError as error:
-        raise ConfigError(f"{error}; [*], [?], [[] and [{{] stand for the characters") from None
 
 
 def url_of_file(path_or_url: str | os.PathLike[str]) -> str:

@@ -13,7 +13,7 @@ from torchobj.config import StoreConfig, resolved, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError
 from torchobj.manifest import Manifest
-from torchobj.manifest.manifest import KeyFilter, check_glob, key_filter
+from torchobj.manifest.manifest import KeyFilter, key_filter
 from torchobj.store.nearest_keys import nearest_keys
 from torchobj.urls import parse_url
 
@@ -212,7 +212,6 @@ def _add(builder: "_torchobj.ManifestBuilder", found: "_torchobj.NativeManifest"
 
 def _matching(url: str, literal: str, config: StoreConfig) -> "_torchobj.NativeManifest":
     """The objects that match a glob."""
-    check_glob(url[len(literal) :])
     found = _listed(url, literal, config, key_filter(url[len(literal) :], None, None))
     if not len(found):
         raise ConfigError(

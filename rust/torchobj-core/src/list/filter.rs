@@ -32,6 +32,7 @@ impl Filter {
             let glob = GlobBuilder::new(pattern).literal_separator(true).build().map_err(|source| {
                 Error::new(ErrorKind::Config, Operation::List, format!("glob={pattern:?}"), "not a valid pattern")
                     .with_source(source)
+                    .with_hint("[*], [?], [[] and [{] stand for the characters")
             })?;
             Ok(glob.compile_matcher())
         };
