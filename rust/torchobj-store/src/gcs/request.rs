@@ -126,9 +126,7 @@ impl Bucket {
             false => serde_json::from_slice(&text),
         };
         parsed.map_err(|error| {
-            let is_json = text.trim_ascii_start().starts_with(b"{")
-                || response.header("content-type").is_none_or(|kind| kind.contains("json"));
-            if !is_json || is_page(&text) {
+            if is_page(&text, response.header("content-type"), "{", "json") {
                 let message = "the response is a page, and not the JSON that Google Cloud Storage always sends";
                 return response.refuse(self.error(ErrorKind::OtherServer, operation, key, message));
             }

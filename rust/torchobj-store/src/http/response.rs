@@ -14,11 +14,14 @@ pub(crate) fn is_html(content_type: &str) -> bool {
     content_type.trim().to_ascii_lowercase().starts_with("text/html")
 }
 
-/// Whether a body is a page for a browser, of a response without a content type.
-pub(crate) fn is_page(body: &[u8]) -> bool {
+/// Whether a body is another server's page, and no document of a store, which may be damaged or empty. A document begins with
+/// `start`, and its content type contains `kind`.
+pub(crate) fn is_page(body: &[u8], content_type: Option<&str>, start: &str, kind: &str) -> bool {
     let body = body.trim_ascii_start();
-    let start = String::from_utf8_lossy(&body[..body.len().min(16)]).to_ascii_lowercase();
-    start.starts_with("<html") || start.starts_with("<!doctype html")
+    let head = String::from_utf8_lossy(&body[..body.len().min(16)]).to_ascii_lowercase();
+    let is_of_kind = content_type.is_none_or(|content_type| content_type.to_ascii_lowercase().contains(kind));
+    let is_document = body.is_empty() || body.starts_with(start.as_bytes()) || is_of_kind;
+    !is_document || head.starts_with("<html") || head.starts_with("<!doctype html") || content_type.is_some_and(is_html)
 }
 
 /// The error of a response that lacks what the provider always sends, with its status and content type.

@@ -15,8 +15,7 @@ use super::sign::{DEFAULT_REGION, Signer};
 use super::xml;
 use crate::credentials::{Refused, described};
 use crate::http::{
-    Anonymous, ErrorResponse, Failure, Headers, OTHER_SERVER, Request, encode, exchange, is_html, is_page, refuse,
-    sanitize,
+    Anonymous, ErrorResponse, Failure, Headers, OTHER_SERVER, Request, encode, exchange, is_page, refuse, sanitize,
 };
 
 /// A signer, and the generation of its credentials.
@@ -98,16 +97,12 @@ impl Bucket {
         document: &[u8],
         problem: &str,
     ) -> Error {
-        let body = document.trim_ascii_start();
-        let is_xml = body.is_empty()
-            || body.starts_with(b"<?xml")
-            || content_type.is_none_or(|kind| kind.to_ascii_lowercase().contains("xml"));
-        if !is_xml || is_page(document) || content_type.is_some_and(is_html) {
+        if is_page(document, content_type, "<?xml", "xml") {
             let message = "the response is a page, and not the XML that S3 always sends";
             return refuse(self.error(ErrorKind::OtherServer, operation, key, message), status, content_type);
         }
         let error = self.error(ErrorKind::Protocol, operation, key, problem).with_status(status, None);
-        let is_whole = !body.is_empty() && xml::for_each_element(document, |_, _| {}).is_ok();
+        let is_whole = !document.trim_ascii_start().is_empty() && xml::for_each_element(document, |_, _| {}).is_ok();
         if is_whole { error.permanent() } else { error }
     }
 
