@@ -49,6 +49,13 @@ def test_a_range_of_an_empty_object_is_empty(operation, content_range, length):
         assert len([sent for sent in server.requests if sent.method == "GET"]) <= 2
 
 
+def test_no_bytes_of_a_range_beyond_an_empty_object_are_not_requested_again():
+    with answering(lambda _: (206, {**ETAG, "Content-Range": "bytes 1--1/0", "Content-Length": "0"}, b"")) as server:
+        with pytest.raises(exceptions.RangeError):
+            server.store("s3").get_range("k", 1, 2)
+        assert len(server.requests) == 1
+
+
 def refused(_):
     return 416, {}, b"<Error><Code>InvalidRange</Code></Error>"
 

@@ -93,9 +93,11 @@ impl Client {
         };
         if answered != expected && !(answered == (0..size) && expected.start == 0) {
             let message = format!("requested bytes {expected:?} of {size}, the response has {answered:?}");
-            // A server without ranges from the end: the same bytes are requested from the start.
+            // A server without ranges from the end, of which the same bytes are requested from the start; or one that responds
+            // with no bytes to a range beyond the object, instead of with 416.
             let is_suffix = matches!(request.range, Some(ByteRange::Suffix(_)));
-            return refuse(if is_suffix { ErrorKind::Range } else { ErrorKind::Protocol }, &message);
+            let is_beyond = answered.is_empty() && expected.start >= size;
+            return refuse(if is_suffix || is_beyond { ErrorKind::Range } else { ErrorKind::Protocol }, &message);
         }
         Ok(())
     }
