@@ -36,12 +36,12 @@ TESTED := MAKEFLAGS= cargo --config rust/tests.toml
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(16, 2 * len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0))))')
 PYTEST := $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadgroup
 
-# The build is shared with other checkouts, and cargo compares modification times only: without this it would reuse what
-# another checkout built after these sources were written.
-OURS := $(CARGO_TARGET_DIR)/checkout
+# The build is shared with other checkouts. Both are called around cargo.
 define take
-@mkdir -p $(CARGO_TARGET_DIR)
-@[ "$$(cat $(OURS) 2>/dev/null)" = "$(CURDIR)" ] || { find rust -name '*.rs' -exec touch {} + && echo "$(CURDIR)" > $(OURS); }
+@$(PYTHON) -m tests.tools take
+endef
+define built
+@$(PYTHON) -m tests.tools built
 endef
 
 define find_cargo
@@ -99,6 +99,7 @@ $(NATIVE): $(RUST_SOURCES)
 	$(find_cargo)
 	$(take)
 	cargo build --locked --release -p torchobj-python
+	$(built)
 	cp $(CARGO_TARGET_DIR)/release/$(LIBRARY) $@.new && mv $@.new $@
 
 servers: venv # What the tests start and pip cannot install
@@ -117,6 +118,7 @@ clippy:
 	$(find_cargo)
 	$(take)
 	$(TESTED) clippy --locked --release --workspace --all-targets -- -D warnings
+	$(built)
 
 mypy: venv
 	$(PY) -m mypy
@@ -125,6 +127,7 @@ rust: servers ## Tests of the Rust crates, with the servers that they start
 	$(take)
 	$(TESTED) test --locked --release -p torchobj-core
 	$(TESTED) test --locked --release -p torchobj-store -- --include-ignored --skip emulator::
+	$(built)
 
 # `+`: the progress is shown at once.
 py: build servers ## Tests of the Python package

@@ -1,13 +1,15 @@
-"""Tools that `make` needs besides Python packages: cargo-deny, pyright, and building and testing a wheel.
+"""Tools that `make` needs besides Python packages: a shared build, cargo-deny, pyright, and building and testing a wheel.
 
 `python -m tests.tools environment` prints a name for the environment that pyproject.toml asks for.
 `python -m tests.tools requirements [extra]` prints the requirements of the package, with those of one extra or of all.
+`python -m tests.tools take` and `built`, before and after cargo, let checkouts share what one of them has built.
 `python -m tests.tools cargo-deny` checks licences, bans and sources; it builds cargo-deny once, into the cache.
 `python -m tests.tools pyright` checks the types of the examples and public names; it is installed once, into the cache.
 `python -m tests.tools licenses` collects the licences of the crates that are linked into the extension, for the wheel.
 `python -m tests.tools wheel` builds a manylinux wheel into `dist/` and tries it where there is neither compiler nor Rust.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -46,6 +48,45 @@ def requirements(*selected: str) -> list[str]:
 def environment() -> str:
     """Returns a name that changes with the requirements and with the version of Python."""
     return "{:08x}-{}.{}".format(zlib.crc32("\n".join(requirements()).encode()), *sys.version_info[:2])
+
+
+def _built_units(target: Path) -> dict[str, int]:
+    """The times at which cargo last compiled each unit of our crates."""
+    units = (target / "release" / ".fingerprint").glob("torchobj-*/invoked.timestamp")
+    return {unit.parent.name: unit.stat().st_mtime_ns for unit in units}
+
+
+def take(root: Path, target: Path) -> None:
+    """Makes the sources of this checkout older than what another one has built of the same sources, and all others newer.
+
+    cargo compares times only. Those of a clone are new, so it would compile all of them again; and what another checkout
+    built after these sources were written, it would take for theirs.
+    """
+    owner, record = target / "checkout", target / "built.json"
+    if owner.exists() and owner.read_text().strip() == str(root):
+        return
+    found = json.loads(record.read_text()) if record.exists() else {}
+    # Nothing was compiled since, such as by a cargo that was not called by make.
+    times = found["sources"] if found.get("units") == _built_units(target) else {}
+    for source in (root / "rust").rglob("*.rs"):
+        digest, modified_ns = times.get(str(source.relative_to(root)), (None, 0))
+        if digest == hashlib.sha256(source.read_bytes()).hexdigest():
+            os.utime(source, ns=(modified_ns, modified_ns))
+        else:
+            source.touch()
+    target.mkdir(parents=True, exist_ok=True)
+    owner.write_text(str(root))
+
+
+def built(root: Path, target: Path) -> None:
+    """Records the sources that were built, for `take`."""
+    sources = {
+        str(source.relative_to(root)): (hashlib.sha256(source.read_bytes()).hexdigest(), source.stat().st_mtime_ns)
+        for source in (root / "rust").rglob("*.rs")
+    }
+    new = target / f"built.json.{os.getpid()}"
+    new.write_text(json.dumps({"units": _built_units(target), "sources": sources}))
+    new.replace(target / "built.json")
 
 
 def cargo_deny() -> None:
@@ -149,5 +190,7 @@ if __name__ == "__main__":
         print(environment())
     elif sys.argv[1] == "requirements":
         print(*requirements(*sys.argv[2:]), sep="\n")
+    elif sys.argv[1] in ("take", "built"):
+        {"take": take, "built": built}[sys.argv[1]](ROOT, Path(os.environ["CARGO_TARGET_DIR"]))
     else:
         {"cargo-deny": cargo_deny, "licenses": licenses, "pyright": pyright, "wheel": wheel}[sys.argv[1]]()
