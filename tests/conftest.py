@@ -19,7 +19,7 @@ from fsspec.registry import _registry  # type: ignore[import-untyped]
 
 from tests.servers import launch
 from tests.servers.strict.control import Control
-from tests.support import warm_python
+from tests.support import huge_pages, warm_python
 from tests.support.buckets import AnyBucket, Bucket, GcsBucket, new_gcs_bucket, new_s3_bucket
 from tests.support.gcs_control import S3NamedControl
 from tests.tools import CACHE
@@ -61,7 +61,7 @@ SERVED = frozenset(
     ]
 )
 #: Few and long: with these first, no process ends long before another.
-FIRST = ("docs", "benchmarks", "frameworks", "loader", "checkpoint")
+FIRST = ("docs", "loader", "checkpoint", "datasets", "frameworks", "benchmarks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -161,6 +161,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cheap_forks() -> None:
+    """Many tests fork: workers of loaders, and ranks."""
+    huge_pages.collapse()
 
 
 @pytest.fixture(autouse=True)
