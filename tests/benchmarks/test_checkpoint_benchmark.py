@@ -130,6 +130,7 @@ def verdicts_of_a_quick_run(*options):
     return verdicts
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_a_quick_run_of_selected_cases_ends_with_their_verdicts():
     assert "memcpy" not in verdicts_of_a_quick_run("--only", "dcp", "--only", "loop")

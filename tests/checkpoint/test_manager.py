@@ -86,7 +86,7 @@ def test_a_process_waits_at_exit_for_its_save_and_logs_it(tmp_path):
         "c.CheckpointManager(sys.argv[1]).save_async(1, {'x': torch.ones(5_000_000)})\n"
     )
     command = [sys.executable, "-c", script, f"file://{tmp_path}"]
-    ended = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    ended = subprocess.run(command, check=True, timeout=150, capture_output=True, text=True)
     assert "the process waits at exit until step 1 is saved" in ended.stderr
     assert saved_value(CheckpointManager(f"file://{tmp_path}")) == 1.0
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.long_tables import often
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
@@ -471,7 +472,7 @@ def left_alone(rank, url, config, sharded, death, background, results, caplog):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(
-    ("death", "sharded"), [(death, sharded) for death, (_, both, _) in DEATHS.items() for sharded in both]
+    ("death", "sharded"), often(7, [(death, sharded) for death, (_, both, _) in DEATHS.items() for sharded in both])
 )
 def test_a_killed_rank_is_named_on_the_others_with_what_is_known_of_the_step(
     bucket, url, death, sharded, background, caplog
@@ -479,9 +480,9 @@ def test_a_killed_rank_is_named_on_the_others_with_what_is_known_of_the_step(
     results = multiprocessing.get_context("fork").Queue()
     dying = DEATHS[death][0]
     with started(left_alone, url, bucket.config, sharded, death, background, results, caplog) as both:
-        found, notes, steps, left, text = results.get(timeout=60)
+        found, notes, steps, left, text = results.get(timeout=150)
         for rank in both:
-            rank.join(30)
+            rank.join(150)
     assert both[dying].exitcode == -signal.SIGKILL
     assert both[1 - dying].exitcode == 0
     if death == "the start" and not sharded:
@@ -512,7 +513,7 @@ def restored_alone(rank, url, config, sharded, results):
 def test_a_rank_that_is_killed_in_a_restore_is_named_on_the_others(bucket, url, sharded):
     results = multiprocessing.get_context("fork").Queue()
     with started(restored_alone, url, bucket.config, sharded, results):
-        name, text = results.get(timeout=60)
+        name, text = results.get(timeout=150)
     assert name == "RankGoneError"
     assert "another rank is gone" in text
 

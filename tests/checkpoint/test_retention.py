@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchobj
+from tests.support.long_tables import often
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, KeepBest, manager, pending_save
 from torchobj.checkpoint.retention import Retention, expired
@@ -257,9 +258,7 @@ class History:
         self.check()
 
 
-@pytest.mark.parametrize(
-    "hundred", [0, 1, *(pytest.param(hundred, marks=pytest.mark.matrix) for hundred in range(2, 10))]
-)
+@pytest.mark.parametrize("hundred", often(1, range(10)))
 def test_no_history_loses_the_latest_step_or_one_that_a_rule_keeps(hundred, monkeypatch):
     logging.getLogger("torchobj").setLevel(logging.CRITICAL)
     try:

@@ -21,7 +21,7 @@ def test_objects_are_read_concurrently(cli, bucket, monkeypatch):
     together, read = threading.Barrier(4), reads.get_many
 
     def waiting(*arguments, **settings):
-        together.wait(timeout=60)
+        together.wait(timeout=150)
         return read(*arguments, **settings)
 
     for number in range(8):

@@ -238,7 +238,7 @@ class Inodes(torch.utils.data.Dataset):
 @pytest.mark.providers("s3")
 @pytest.mark.parametrize(
     ("context", "workers"),
-    [("fork", 2), ("forkserver", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.matrix)],
+    [("fork", 2), ("forkserver", 2), *(pytest.param("spawn", count, marks=pytest.mark.matrix) for count in (1, 2))],
 )
 def test_workers_map_the_memory_of_their_parent(bucket, context, workers):
     manifest = large()

@@ -9,6 +9,7 @@ import pytest
 import torch.utils.data
 
 import torchobj
+from tests.support.long_tables import often
 from torchobj.datasets import worker_process, wrappers
 from torchobj.exceptions import ConfigError
 
@@ -166,8 +167,8 @@ WITHIN = {
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("make", WITHIN.values(), ids=WITHIN)
+@pytest.mark.parametrize("workers", often(1, [2, 4]))
+@pytest.mark.parametrize("make", often(3, reversed(WITHIN.values())), ids=reversed(WITHIN))
 @pytest.mark.parametrize("kind", [torchobj.DataLoader, torch.utils.data.DataLoader], ids=["torchobj", "torch"])
 def test_workers_that_list_are_warned_of_once_in_all_epochs(folder, log_file, monkeypatch, kind, make, workers):
     monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
@@ -302,7 +303,7 @@ def of_stream(url):
 
 
 @pytest.mark.parametrize("kind", [torchobj.DataLoader, torch.utils.data.DataLoader], ids=["torchobj", "torch"])
-@pytest.mark.parametrize("make", [of_samples, of_stream])
+@pytest.mark.parametrize("make", often(1, [of_stream, of_samples]))
 def test_what_workers_find_in_a_prefix_is_logged_once_in_all_epochs(tmp_path, log_file, monkeypatch, kind, make):
     monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
     for folder in ("shards", "shards/_temporary", "others"):

@@ -349,7 +349,7 @@ def sharded(rank, bucket, config, context, workers):
 
 # Without forkserver: the forked ranks would use the server of earlier tests.
 @pytest.mark.parametrize(
-    ("context", "workers"), [("fork", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.matrix)]
+    ("context", "workers"), [("fork", 2), *(pytest.param("spawn", count, marks=pytest.mark.matrix) for count in (1, 2))]
 )
 def test_ranks_and_workers_share_an_iterable_created_before_the_job(filled, context, workers):
     one, two = run_ranks(sharded, filled.name, filled.config, context, workers)
@@ -449,7 +449,7 @@ def test_the_timeout_of_a_waiting_rank_names_the_likely_cause(filled):
 
 def rank_0_goes(rank, bucket, config, ports, told):
     # Rank 0 hosts the job's store, as it does without torchrun.
-    port = 0 if rank == 0 else ports.get(timeout=60)
+    port = 0 if rank == 0 else ports.get(timeout=150)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     if rank == 0:
         ports.put(store.port)
@@ -468,6 +468,6 @@ def rank_0_goes(rank, bucket, config, ports, told):
 def test_a_rank_does_not_wait_for_a_rank_0_that_exited(filled):
     ports, told = (multiprocessing.get_context("fork").Queue() for _ in range(2))
     with started(rank_0_goes, filled.name, filled.config, ports, told):
-        text = told.get(timeout=60)
+        text = told.get(timeout=150)
     assert "the store of the process group failed" in text
     assert len(text.splitlines()) == 1

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torchobj
+from tests.support.long_tables import often
 
 COUNT, BATCH, PASSES = 11, 2, 3
 
@@ -152,9 +153,7 @@ OTHERS = [Counting, Itself, Staying, OfIterators]
 
 
 #: Negative numbers stand for persistent workers.
-@pytest.mark.parametrize(
-    "workers", [0, 3, -3, *(pytest.param(workers, marks=pytest.mark.matrix) for workers in (2, -2))]
-)
+@pytest.mark.parametrize("workers", often(2, [0, -3, 3, 2, -2]))
 def test_a_pass_resumed_at_any_batch_equals_an_uninterrupted_run(workers):
     check_every_state(Resetting, workers)
 
@@ -165,8 +164,8 @@ def test_other_kinds_of_datasets_are_resumed_at_any_batch(kind, workers):
     check_every_state(kind, workers)
 
 
-@pytest.mark.parametrize("workers", [0, -2])
-@pytest.mark.parametrize("kind", [pytest.param(Counting, marks=pytest.mark.matrix), Staying])
+@pytest.mark.parametrize("workers", often(1, [0, -2]))
+@pytest.mark.parametrize("kind", often(1, [Staying, Counting]))
 @pytest.mark.parametrize("settings", [{"drop_last": True, "batch_size": 4}, {"batch_size": None}])
 def test_passes_with_drop_last_or_without_batches_are_resumed_at_any_sample(kind, workers, settings):
     check_every_state(kind, workers, **settings)
@@ -185,7 +184,7 @@ def check_every_state(kind, workers, **settings):
         assert found == [whole[number][batches:], whole[number + 1]], (number, batches)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(3, marks=pytest.mark.matrix), -3])
+@pytest.mark.parametrize("workers", often(1, [0, 3, -3]))
 def test_a_state_saved_by_a_resumed_loader_can_be_resumed(workers):
     whole, _ = passes(loader_of(Resetting, workers), 2)
     found, state = [], None

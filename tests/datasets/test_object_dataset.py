@@ -363,8 +363,8 @@ def test_another_process_reads_for_itself(folder, method):
     queue = context.Queue()
     process = context.Process(target=read_elsewhere, args=(dataset, queue))
     process.start()
-    assert queue.get(timeout=60) == [pair(0), pair(COUNT - 1)]
-    process.join(30)
+    assert queue.get(timeout=150) == [pair(0), pair(COUNT - 1)]
+    process.join(150)
     assert pickle.loads(pickle.dumps(dataset))[3] == pair(3)
 
 

@@ -1,5 +1,6 @@
 """Rows of Parquet files: the same as pyarrow reads from local files, divided, shuffled and resumed."""
 
+import itertools
 import os
 import random
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import torchobj
+from tests.support.long_tables import often
 from torchobj.datasets import parquet
 from torchobj.datasets.sharding import Shard
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, ParquetError
@@ -163,8 +165,10 @@ def test_each_epoch_has_its_own_order_and_a_seed_repeats_it(folder):
     assert ids(samples) == second
 
 
-@pytest.mark.parametrize("options", [{}, {"uneven": "pad"}, {"shuffle_buffer": 70}, {"batch_rows": 37}])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    often(4, itertools.product([{"shuffle_buffer": 70}, {"batch_rows": 37}, {}, {"uneven": "pad"}], [0, 2])),
+)
 def test_a_resumed_pass_continues_exactly_at_random_points(folder, options, workers):
     size = None if "batch_rows" in options else 16
 

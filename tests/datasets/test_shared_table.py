@@ -99,7 +99,7 @@ def test_a_worker_passes_the_table_on_to_a_process_of_its_own(method):
     queue = context.Queue()
     first = context.Process(target=pass_on, args=(SharedTable(chunked()), queue))
     first.start()
-    assert queue.get(timeout=100) == chunked().to_pylist()
+    assert queue.get(timeout=240) == chunked().to_pylist()
     first.join(100)
     assert first.exitcode == 0
 

@@ -8,6 +8,7 @@ import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import torchobj
+from tests.support.long_tables import often
 from tests.support.prefetching import eventually, stats
 from torchobj.datasets.sharding import Shard
 from torchobj.exceptions import ConfigError
@@ -81,7 +82,7 @@ def test_samples_equal_those_of_webdataset_over_local_files(folder):
 
 @pytest.mark.parametrize(
     ("context", "workers"),
-    [("fork", 2), ("forkserver", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.matrix)],
+    [("fork", 2), ("forkserver", 2), *(pytest.param("spawn", count, marks=pytest.mark.matrix) for count in (1, 2))],
 )
 def test_workers_yield_each_sample_once_and_the_order_depends_on_seed_and_epoch(folder, context, workers):
     samples = dataset(folder, transform=key, shuffle_buffer=50, seed=4)
@@ -130,11 +131,7 @@ OPTIONS = [{}, {"shuffle_buffer": 60}, {"uneven": "pad"}, {"uneven": "resample"}
 
 @pytest.mark.parametrize(
     ("options", "workers"),
-    [
-        *((options, 0) for options in OPTIONS),
-        *((options, 2) for options in OPTIONS[:2]),
-        *(pytest.param(options, 2, marks=pytest.mark.matrix) for options in OPTIONS[2:]),
-    ],
+    often(4, [(options, workers) for options in OPTIONS for workers in (0, 2)]),
 )
 def test_a_resumed_pass_continues_exactly_at_random_points(folder, options, workers):
     def loader():

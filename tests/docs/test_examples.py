@@ -87,13 +87,14 @@ def test_ranks_that_resume_end_with_the_result_of_an_uninterrupted_run():
     assert "All committed checkpoints are complete." in output
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(digits, fake_gcs_server):
     checkpoints = new_gcs_bucket("digits-checkpoints", fake_gcs_server)
     command = [EXAMPLES / "train_digits.py", "--workers=1", f"--data={digits}", f"--checkpoints={checkpoints.url}/run"]
     for epochs, expected in (("1", "epoch 1/1: loss"), ("2", f"resumed from epoch 1 in {checkpoints.url}/run")):
         done = warm_python.run(
-            [*command, "--epochs", epochs], env=environment(fake_gcs_server), timeout=100, check=True
+            [*command, "--epochs", epochs], env=environment(fake_gcs_server), timeout=240, check=True
         )
         assert expected in done.stdout
     assert [key for key in checkpoints.keys() if "commits/" in key] == [
@@ -129,14 +130,14 @@ def test_a_training_from_packed_shards_resumes_in_mid_epoch(bucket, control, dig
         checkpoints = f"--checkpoints={bucket.url}/{name}/"
         return [EXAMPLES / "train_shards.py", "--train", f"--shards={shards}-*.tar", checkpoints, "--epochs=1"]
 
-    uninterrupted = warm_python.run(command("uninterrupted"), env=both, timeout=100, check=True).stdout
+    uninterrupted = warm_python.run(command("uninterrupted"), env=both, timeout=240, check=True).stdout
     # The server holds the upload of step 30.
     control.faults({"key": f"^killed/steps/{30:012}-", "action": {"delay_first_byte_s": HELD_S}})
     with warm_python.Process(command("killed"), env=both) as training:
         assert any(line.startswith("step 20: in epoch 1") for line in training.stdout), training.errors()
         assert kill_at(control, training.pid), training.errors()
     control.clear_faults()
-    resumed = warm_python.run(command("killed"), env=both, timeout=100, check=True).stdout
+    resumed = warm_python.run(command("killed"), env=both, timeout=240, check=True).stdout
     assert "resumed from step 20, in epoch 1" in resumed
     assert re.findall("weights .*", resumed) == re.findall("weights .*", uninterrupted) != []
 

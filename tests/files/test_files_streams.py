@@ -127,7 +127,7 @@ def test_a_file_that_is_too_large_for_the_system_is_refused_and_its_temporary_fi
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=150,
     )
     assert done.stdout.startswith(f"{errno.EFBIG} put file://{tmp_path}/k: no space for the file"), done
     assert os.listdir(tmp_path) == []
@@ -139,7 +139,7 @@ def test_a_full_disk_is_refused_with_the_number_of_missing_bytes(tmp_path):
         ["unshare", "-rm", "sh", "-c", command, str(tmp_path), sys.executable, FULL],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     if "mount" in done.stderr or "unshare" in done.stderr:

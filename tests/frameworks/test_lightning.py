@@ -451,7 +451,7 @@ def test_one_of_two_ranks_writes_and_both_resume(bucket, tmp_path):
         [*command, script, bucket.url, pickle.dumps(bucket.config).hex(), tmp_path],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]

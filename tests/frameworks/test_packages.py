@@ -365,7 +365,7 @@ def under_torchrun(script, folder, out):
     """Returns what each of two ranks wrote."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
-        [*command, Path(__file__).with_name(script), folder, out], capture_output=True, text=True, timeout=110
+        [*command, Path(__file__).with_name(script), folder, out], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return found_by_ranks(out)

@@ -71,7 +71,7 @@ def test_workers_of_every_start_method_read(bucket, shards, context):
 
 
 @pytest.mark.parametrize(
-    ("context", "workers"), [("fork", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.matrix)]
+    ("context", "workers"), [("fork", 2), *(pytest.param("spawn", count, marks=pytest.mark.matrix) for count in (1, 2))]
 )
 def test_pipelines_of_stages_read_in_workers(bucket, shards, context, workers):
     torchobj.wds.register(bucket.config)

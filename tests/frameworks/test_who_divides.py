@@ -206,7 +206,15 @@ FRAMEWORKS = {
     "mesh of two tensor-parallel ranks": functools.partial(in_mesh, (1, 2)),
 }
 SAME = "mesh of two tensor-parallel ranks"
-MATRIX = {"accelerate of torch", "accelerate of torch divides", "torchdata", "fabric", "ray"}
+MATRIX = {
+    "accelerate of torch",
+    "accelerate of torch divides",
+    "accelerate divides",
+    "accelerate stateful",
+    "torchdata",
+    "fabric",
+    "ray",
+}
 IMPORTED = {
     "accelerate": "accelerate",
     "transformers": "transformers",

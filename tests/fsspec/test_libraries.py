@@ -164,6 +164,7 @@ def content(files, path):
     return files.cat(path)
 
 
+@pytest.mark.matrix
 def test_a_file_system_with_keys_works_in_a_spawned_worker_that_has_them(bucket, options, monkeypatch):
     files = fsspec.filesystem("s3", **options)
     files.pipe(f"{bucket.name}/k", b"x")

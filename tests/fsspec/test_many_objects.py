@@ -91,7 +91,7 @@ def test_pipe_writes_concurrently(files, monkeypatch):
     together, put = threading.Barrier(4), torchobj.Store.put
 
     def waiting(*arguments, **settings):
-        together.wait(timeout=60)
+        together.wait(timeout=150)
         return put(*arguments, **settings)
 
     monkeypatch.setattr(torchobj.Store, "put", waiting)
@@ -182,7 +182,7 @@ def test_transfers_run_concurrently(filled, tmp_path, monkeypatch):
     ):
 
         def waiting(*arguments, real=real, **settings):
-            together.wait(timeout=60)
+            together.wait(timeout=150)
             return real(*arguments, **settings)
 
         monkeypatch.setattr(torchobj.files.transfers, name, waiting)

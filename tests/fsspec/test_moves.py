@@ -63,7 +63,7 @@ def test_the_objects_of_a_folder_are_copied_concurrently(files, method, monkeypa
     together, copy = threading.Barrier(3), torchobj.Store.copy
 
     def waiting(*arguments):
-        together.wait(timeout=60)
+        together.wait(timeout=150)
         return copy(*arguments)
 
     files.pipe("moves/deep/d", b"d")

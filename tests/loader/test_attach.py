@@ -319,7 +319,9 @@ def fresh_log(monkeypatch, tmp_path):
     handler.close()
 
 
-@pytest.mark.parametrize(("make", "settings", "warns"), [*WARNS, (plain, SPAWNED, True)])
+@pytest.mark.parametrize(
+    ("make", "settings", "warns"), [*WARNS, pytest.param(plain, SPAWNED, True, marks=pytest.mark.matrix)]
+)
 def test_a_loop_whose_batches_are_not_announced_is_warned_once_about_attach(folder, fresh_log, make, settings, warns):
     data = ToFile(f"file://{folder}/", transform=key_and_bytes)
     data.file = fresh_log

@@ -327,6 +327,7 @@ def test_empty_accepts_what_torch_accepts_elsewhere() -> None:
         torchobj.collate.empty((-1, 3))
 
 
+@pytest.mark.matrix
 def test_the_module_of_collation_is_found_without_an_import() -> None:
     import subprocess
     import sys

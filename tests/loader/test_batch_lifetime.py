@@ -160,7 +160,11 @@ def test_the_pinning_thread_copies_batches_and_their_memory_is_reused(persistent
 
 @pytest.mark.parametrize(
     ("context", "workers", "epochs"),
-    [("fork", 2, 2), ("forkserver", 2, 2), ("spawn", 1, 1), pytest.param("spawn", 2, 2, marks=pytest.mark.matrix)],
+    [
+        ("fork", 2, 2),
+        ("forkserver", 2, 2),
+        *(pytest.param("spawn", count, count, marks=pytest.mark.matrix) for count in (1, 2)),
+    ],
 )
 def test_every_way_to_start_workers(context: str, workers: int, epochs: int) -> None:
     for _ in range(epochs):
@@ -184,15 +188,15 @@ def test_a_third_process_receives_a_copy_and_views_stay_valid() -> None:
     batch = next(batches)
     view, total = batch.numpy(), int(batch.sum())
     queue.put(batch)
-    assert answers.get(timeout=60) == total
+    assert answers.get(timeout=150) == total
     assert not batch.is_shared(), "its storage was not moved"
     del batch
     for later in batches:
         del later
     assert int(view.sum()) == total
     queue.put(None)
-    assert answers.get(timeout=60) == total
-    process.join(60)
+    assert answers.get(timeout=150) == total
+    process.join(150)
 
 
 @pytest.mark.parametrize("context", [pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
@@ -204,8 +208,8 @@ def test_a_batch_is_an_argument_of_a_process_that_is_not_forked(context: str) ->
         arguments = (batch, _Asked(), answers)
         process = torch.multiprocessing.get_context(context).Process(target=_sum_when_asked, args=arguments)
         process.start()
-        assert answers.get(timeout=60) == int(batch.sum())
-        process.join(60)
+        assert answers.get(timeout=150) == int(batch.sum())
+        process.join(150)
 
 
 class _Asked:
@@ -226,7 +230,7 @@ def test_views_of_numpy_stay_valid_when_torch_moves_their_storage(collate_fn: An
         held.append((view, int(batch.sum())))
         if share == "queue":
             queue.put(batch)
-            assert torch.equal(queue.get(timeout=60), batch)
+            assert torch.equal(queue.get(timeout=150), batch)
         else:
             (batch if share == "share_memory_" else torch.from_numpy(view)).share_memory_()
         del batch, view
@@ -265,8 +269,8 @@ def test_a_forked_child_keeps_a_batch_that_its_parent_dropped() -> None:
     del batch
     assert all(later.data_ptr() != address for later in batches)
     asked.put(None)
-    assert answers.get(timeout=60) == total
-    process.join(60)
+    assert answers.get(timeout=150) == total
+    process.join(150)
 
 
 def _open_blocks() -> int:

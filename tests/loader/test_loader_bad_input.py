@@ -223,7 +223,7 @@ def doubled(reader):
 def run_script(mode, folder, budget_bytes):
     script = Path(__file__).with_name("loader_bad_input.py")
     environment = os.environ | {"TORCHOBJ_BUDGET_BYTES": str(budget_bytes)}
-    return json.loads(warm_python.run([script, mode, folder], env=environment, timeout=100, check=True).stdout)
+    return json.loads(warm_python.run([script, mode, folder], env=environment, timeout=240, check=True).stdout)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -306,7 +306,7 @@ def test_one_loader_is_used_from_two_threads(folder):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(150)
     assert [sorted(values) for values in found] == [sorted([*range(COUNT)] * 2)] * 2
     assert all_free()
 

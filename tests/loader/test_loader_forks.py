@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset
 
 import torchobj
+from tests.support.long_tables import often
 from torchobj import _torchobj
 from torchobj.datasets.sharding import in_order
 
@@ -149,7 +150,7 @@ def of_named_object(folder):
     return Named()
 
 
-@pytest.mark.parametrize("kind", [dataset, of_named_object])
+@pytest.mark.parametrize("kind", often(1, [dataset, of_named_object]))
 @pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, torchobj.DataLoader])
 @pytest.mark.parametrize("used", [True, False], ids=["the child used it", "the child did not use it"])
 def test_workers_of_a_child_use_the_memory_of_the_child(folder, kind, loader_class, used):

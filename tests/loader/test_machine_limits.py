@@ -33,10 +33,10 @@ def limited(folder, context, *limits):
     if context == "spawn":
         # Both the trainer and its worker import everything within the limits.
         done = subprocess.run(
-            [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=100
+            [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=240
         )
     else:
-        done = warm_python.run(arguments, env=environment, timeout=100)
+        done = warm_python.run(arguments, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "panicked" not in done.stderr
     assert "poisoned" not in done.stderr.lower()
@@ -47,15 +47,14 @@ def all_samples(found):
     return found["samples"] == [list(range(COUNT))] * 4
 
 
+LIMITS = [f"v={6 * GIB}", f"f={GIB}", "f=100000000"]
+
+
 @pytest.mark.parametrize(
     ("context", "limit"),
     [
-        ("fork", f"v={6 * GIB}"),
-        ("fork", f"f={GIB}"),
-        ("fork", "f=100000000"),
-        ("spawn", f"v={6 * GIB}"),
-        pytest.param("spawn", f"f={GIB}", marks=pytest.mark.matrix),
-        pytest.param("spawn", "f=100000000", marks=pytest.mark.matrix),
+        *(("fork", limit) for limit in LIMITS),
+        *(pytest.param("spawn", limit, marks=pytest.mark.matrix) for limit in LIMITS),
     ],
 )
 def test_a_loader_reads_ahead_in_as_much_memory_as_the_system_allows(folder, context, limit):

@@ -11,6 +11,7 @@ import torchdata.stateful_dataloader
 from torch.utils.data import DistributedSampler
 
 import torchobj
+from tests.support.long_tables import often
 from tests.support.orders import COUNT, KINDS, dataset, elastic, gained, loader_of, number_of, workers
 from tests.support.prefetching import all_free, stats
 from tests.support.stateful import ItsOwnIterator
@@ -50,8 +51,8 @@ def with_workers(kinds, *both):
     for number, kind in enumerate(kinds):
         yield kind, 0
         for count, turn in ((2, 0), ("persistent", 1)):
-            often = kind in both or number % 2 == turn
-            yield pytest.param(kind, count, marks=[] if often else pytest.mark.matrix)
+            is_often = kind in both or number % 4 == turn
+            yield pytest.param(kind, count, marks=[] if is_often else pytest.mark.matrix)
 
 
 @pytest.mark.parametrize("epochs", [3, pytest.param(4, marks=pytest.mark.matrix)])
@@ -330,8 +331,8 @@ class AheadStateful(torchdata.stateful_dataloader.StatefulDataLoader):
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("kind", ["generator", "elastic", "elastic, no batches", "batch_sampler", "distributed"])
+@pytest.mark.parametrize("count", often(1, [0, 2]))
 def test_torchdatas_loader_resumes_and_announces_only_the_rest(folder, kind, count):
     def loader():
         return AheadStateful(dataset(folder), **KINDS[kind](folder), num_workers=count)

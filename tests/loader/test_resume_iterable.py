@@ -1,11 +1,13 @@
 """Resume in mid-epoch of loaders over iterable datasets with a state, with and without workers."""
 
+import itertools
 import pickle
 
 import pytest
 import torch
 
 import torchobj
+from tests.support.long_tables import often
 from torchobj.exceptions import ConfigError
 
 pytestmark = pytest.mark.providers("s3", "gs")
@@ -153,8 +155,14 @@ def run(loader, *stops):
     return found, [*states, loader.state_dict()]
 
 
-@pytest.mark.parametrize("workers", [0, 2, "persistent"])
-@pytest.mark.parametrize("kind", [Plain, Stateful, OfIterators, Itself])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        *itertools.product([Plain, Stateful, OfIterators, Itself], [0]),
+        *often(3, [(Stateful, 2), (Itself, "persistent"), (OfIterators, 2), (Plain, 2), (Itself, 2)]),
+        *often(0, itertools.product([Plain, Stateful, OfIterators], ["persistent"])),
+    ],
+)
 def test_a_pass_continues_after_the_last_returned_batch(kind, workers):
     stops = (1, 4, 7)
     whole, (*middle, end) = run(loader_of(kind(), workers), *stops)
@@ -230,7 +238,7 @@ def test_the_state_has_what_a_dataset_carries_from_pass_to_pass(workers):
         assert [run(resumed)[0] for _ in expected] == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2, "persistent"])
+@pytest.mark.parametrize("workers", often(2, [0, "persistent", 2]))
 def test_a_state_is_saved_and_resumed_repeatedly(workers):
     whole, _ = run(loader_of(Stateful(), workers))
     found, state = [], None

@@ -57,7 +57,7 @@ def test_a_handler_in_a_worker_that_waits_reads_a_sample(data):
         worker_init_fn=start_worker,
         collate_fn=with_what_handlers_read,
         multiprocessing_context="fork",
-        timeout=60,
+        timeout=150,
     )
     assert list(loader) == [(["0", "1", "2", "3"], ["3"])]
 

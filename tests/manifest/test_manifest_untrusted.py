@@ -48,7 +48,7 @@ def write(path, *, bases, keys, versions=None, **settings):
 def loaded_elsewhere(path):
     """The error and the MiB of another process that loads a file."""
     command = [sys.executable, "-c", LOADING, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     error, mib = done.stdout.rsplit("\n", 2)[:2]
     return error, int(mib)
 

@@ -12,7 +12,7 @@ def test_connections_use_a_share_of_the_open_file_limit(control, bucket):
     control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.1}})
     script = Path(__file__).with_name("few_descriptors.py")
     command = [sys.executable, str(script), bucket.server.endpoint, bucket.name, str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     # Sixteen connections, plus the files that Python and the runtime have open.
     assert int(done.stdout) < 40, done.stdout

@@ -138,7 +138,7 @@ def fork_while_reading(store, forks):
     finally:
         stop.set()
         for reader in readers:
-            reader.join(30)
+            reader.join(150)
     return errors, [reader.is_alive() for reader in readers]
 
 
@@ -247,5 +247,5 @@ def test_a_child_lists_a_dataset_that_another_thread_is_listing_at_the_fork(buck
         assert in_child(count) == str(len(KEYS))
     finally:
         go.set()
-        thread.join(30)
+        thread.join(150)
     assert len(dataset) == len(KEYS)

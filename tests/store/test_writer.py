@@ -218,7 +218,7 @@ def test_a_process_that_exits_with_an_open_writer_leaves_no_upload(good):
         "sys.exit(3)\n"
     )
     arguments = [f"{good.url}/ckpt.pt", pickle.dumps(good.config).hex()]
-    done = subprocess.run([sys.executable, "-c", script, *arguments], timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, *arguments], timeout=150)
     assert done.returncode == 3
     assert still_good(good)
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 #: The time limit for two ranks.
-LONGEST_S = 80
+LONGEST_S = 200
 
 #: How long a rank that failed waits for the other, which may never arrive.
 _PATIENCE_S = 20

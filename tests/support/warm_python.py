@@ -25,7 +25,7 @@ def start():
     forkserver.ensure_running()
 
 
-def run(arguments, *, input="", env=None, cwd=None, timeout=60, check=False):
+def run(arguments, *, input="", env=None, cwd=None, timeout=150, check=False):
     """Runs Python with `arguments`, such as `["-c", code]`, and returns a CompletedProcess with its output as text."""
     with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(input)
@@ -59,7 +59,7 @@ class Process:
         """The exit status, that of subprocess, or None while it runs."""
         return self._process.exitcode
 
-    def wait(self, timeout=60):
+    def wait(self, timeout=150):
         """Waits for its end and returns the exit status."""
         self._process.join(timeout)
         if self._process.exitcode is None:

@@ -24,6 +24,7 @@ from tests.support.distributed_states import (
     upload,
     writer_of,
 )
+from tests.support.long_tables import often
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
 from tests.support.tensors import DTYPES
@@ -246,7 +247,7 @@ def test_torch_saves_and_loads_through_the_file_system(bucket):
     assert not files.exists(f"{url}/half")
 
 
-@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("kind", often(1, ["thread", "process"]))
 def test_it_is_saved_meanwhile(bucket, kind):
     if kind == "process":
         [first, second] = run_ranks(saved_by_a_process, bucket.url, bucket.config)

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from tests.support.long_tables import often
 from torchobj import Store, exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.dcp import load_items, other_formats
@@ -88,7 +89,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("item", ["weight", "value"])
+@pytest.mark.parametrize("item", often(1, ["weight", "value"]))
 @pytest.mark.parametrize(
     "place", PLACES, ids=lambda place: repr({k: v if v != HUGE[-1] else "huge" for k, v in place.items()})
 )

@@ -1,0 +1,11 @@
+"""Tables of cases of which only some are in each run of `make test`: all are in `make matrix`."""
+
+import pytest
+
+
+def often(count, cases):
+    """The cases of `pytest.mark.parametrize`, the first `count` of which are in each run."""
+    return [
+        pytest.param(*case, marks=[] if number < count else pytest.mark.matrix)
+        for number, case in enumerate(case if isinstance(case, tuple) else (case,) for case in cases)
+    ]
