@@ -1,6 +1,7 @@
 """The build that checkouts share: cargo compares the times of files only."""
 
 import os
+import shutil
 
 import pytest
 
@@ -38,9 +39,20 @@ def test_only_sources_that_are_built_are_older_than_the_build(tmp_path, target):
     tools.take(two, target)
     assert modified_ns(two, "same.rs") == modified_ns(one, "same.rs")
     assert modified_ns(two, "other.rs") > modified_ns(one, "other.rs")
-    before = modified_ns(two, "same.rs")
-    tools.take(two, target)
-    assert modified_ns(two, "same.rs") == before
+
+
+def test_a_clone_in_the_place_of_the_last_one_has_its_build(tmp_path, target):
+    clone = checkout(tmp_path / "clone", "1")
+    tools.take(clone, target)
+    tools.built(clone, target)
+    before = {name: modified_ns(clone, name) for name in ("same.rs", "other.rs")}
+    shutil.rmtree(clone)
+    checkout(clone, "2")
+    edited = modified_ns(clone, "other.rs")
+    tools.take(clone, target)
+    assert modified_ns(clone, "same.rs") == before["same.rs"]
+    # As it was edited: newer than the build.
+    assert modified_ns(clone, "other.rs") == edited
 
 
 def test_after_a_build_that_was_not_recorded_all_sources_are_new(tmp_path, target):

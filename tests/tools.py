@@ -57,14 +57,14 @@ def _built_units(target: Path) -> dict[str, int]:
 
 
 def take(root: Path, target: Path) -> None:
-    """Makes the sources of this checkout older than what another one has built of the same sources, and all others newer.
+    """Makes the sources of this checkout as old as those of which `target` has the build, and the others of a checkout
+    that was not the last to build newer.
 
     cargo compares times only. Those of a clone are new, so it would compile all of them again; and what another checkout
     built after these sources were written, it would take for theirs.
     """
     owner, record = target / "checkout", target / "built.json"
-    if owner.exists() and owner.read_text().strip() == str(root):
-        return
+    is_last = owner.exists() and owner.read_text() == str(root)
     found = json.loads(record.read_text()) if record.exists() else {}
     # Nothing was compiled since, such as by a cargo that was not called by make.
     times = found["sources"] if found.get("units") == _built_units(target) else {}
@@ -72,7 +72,7 @@ def take(root: Path, target: Path) -> None:
         digest, modified_ns = times.get(str(source.relative_to(root)), (None, 0))
         if digest == hashlib.sha256(source.read_bytes()).hexdigest():
             os.utime(source, ns=(modified_ns, modified_ns))
-        else:
+        elif not is_last:
             source.touch()
     target.mkdir(parents=True, exist_ok=True)
     owner.write_text(str(root))

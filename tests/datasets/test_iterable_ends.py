@@ -153,7 +153,7 @@ OTHERS = [Counting, Itself, Staying, OfIterators]
 
 
 #: Negative numbers stand for persistent workers.
-@pytest.mark.parametrize("workers", often(2, [0, -3, 3, 2, -2]))
+@pytest.mark.parametrize("workers", often(1, [0, -3, 3, 2, -2]))
 def test_a_pass_resumed_at_any_batch_equals_an_uninterrupted_run(workers):
     check_every_state(Resetting, workers)
 

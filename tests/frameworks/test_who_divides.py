@@ -209,8 +209,11 @@ SAME = "mesh of two tensor-parallel ranks"
 MATRIX = {
     "accelerate of torch",
     "accelerate of torch divides",
+    "accelerate dispatches",
     "accelerate divides",
     "accelerate stateful",
+    "mesh of two data-parallel ranks",
+    "transformers",
     "torchdata",
     "fabric",
     "ray",

@@ -134,7 +134,7 @@ class Keeper:
     ("how", "context"),
     [
         ("torch.frombuffer", "forkserver"),
-        *often(6, [(how, "fork") for how in reversed(KEEPS)]),
+        *often(4, [(how, "fork") for how in reversed(KEEPS)]),
         *often(0, itertools.product(["torch.frombuffer", "the reader"], ["forkserver", "spawn"]))[1:],
     ],
 )

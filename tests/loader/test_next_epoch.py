@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+from tests.support.long_tables import often
 from tests.support.orders import COUNT, KINDS, gained, loader_of, workers
 from tests.support.prefetching import all_free, eventually, stats
 
@@ -24,7 +25,7 @@ def next_epoch_is_read(count):
 
 
 @pytest.mark.parametrize("count", [0, 2, "persistent"])
-@pytest.mark.parametrize("kind", ["elastic", "elastic, no batches"])
+@pytest.mark.parametrize("kind", often(1, ["elastic", "elastic, no batches"]))
 def test_the_next_epoch_is_read_before_this_one_ends(folder, kind, count):
     loader = loader_of(folder, kind, **workers(count))
     plain = torch.utils.data.DataLoader(range(COUNT), **KINDS[kind](folder))

@@ -95,7 +95,8 @@ torchobj.load(url + "/warm.pt", config=config)
 """
 
 
-@pytest.mark.parametrize("layers", [6, pytest.param(16, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("layers", [6, 16])
 def test_saving_uses_almost_no_memory(gateway, layers):
     work = f"""{CHECKPOINT}
 state = {{f"layer.{{n}}": torch.full((8 * mib,), float(n)) for n in range({layers})}}
