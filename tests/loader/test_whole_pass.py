@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import torchobj
 from tests.support.ranks import run_ranks
-from torchobj.datasets import worker_process
+from torchobj.datasets import lookahead_warning, worker_process
 
 SAYS = "each of 2 ranks reads all samples, so that every sample is repeated 2 times; pass "
 
@@ -133,8 +133,10 @@ def passes(rank, loaders, name, url, only_rank, log):
     # Accelerate warns if it is not set.
     os.environ["OMP_NUM_THREADS"] = "1"
     dist.init_process_group("gloo")
-    # Without what the process of the tests has warned of: of two messages with the same checksum one is logged.
+    # Without what the process of the tests has warned of, and whether it has drawn ahead: a worker of a loader that draws ahead
+    # says nothing.
     worker_process._warned = mmap.mmap(-1, len(worker_process._warned))
+    lookahead_warning._disabled = False
     logging.getLogger("torchobj").addHandler(logging.FileHandler(log))
     if only_rank in (None, rank):
         make = loaders[name][0] if loaders is REPEATED else loaders[name]
