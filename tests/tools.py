@@ -56,6 +56,14 @@ def _built_units(target: Path) -> dict[str, int]:
     return {unit.parent.name: unit.stat().st_mtime_ns for unit in units}
 
 
+def _sources(root: Path) -> dict[str, tuple[str, int]]:
+    """The hash and the time of each Rust source of a checkout."""
+    return {
+        str(source.relative_to(root)): (hashlib.sha256(source.read_bytes()).hexdigest(), source.stat().st_mtime_ns)
+        for source in (root / "rust").rglob("*.rs")
+    }
+
+
 def take(root: Path, target: Path) -> None:
     """Makes the sources of this checkout as old as those of which `target` has the build, and the others of a checkout
     that was not the last to build newer.
@@ -68,24 +76,20 @@ def take(root: Path, target: Path) -> None:
     found = json.loads(record.read_text()) if record.exists() else {}
     # Nothing was compiled since, such as by a cargo that was not called by make.
     times = found["sources"] if found.get("units") == _built_units(target) else {}
-    for source in (root / "rust").rglob("*.rs"):
-        digest, modified_ns = times.get(str(source.relative_to(root)), (None, 0))
-        if digest == hashlib.sha256(source.read_bytes()).hexdigest():
-            os.utime(source, ns=(modified_ns, modified_ns))
+    for name, (digest, _) in _sources(root).items():
+        built_digest, modified_ns = times.get(name, (None, 0))
+        if digest == built_digest:
+            os.utime(root / name, ns=(modified_ns, modified_ns))
         elif not is_last:
-            source.touch()
+            (root / name).touch()
     target.mkdir(parents=True, exist_ok=True)
     owner.write_text(str(root))
 
 
 def built(root: Path, target: Path) -> None:
     """Records the sources that were built, for `take`."""
-    sources = {
-        str(source.relative_to(root)): (hashlib.sha256(source.read_bytes()).hexdigest(), source.stat().st_mtime_ns)
-        for source in (root / "rust").rglob("*.rs")
-    }
     new = target / f"built.json.{os.getpid()}"
-    new.write_text(json.dumps({"units": _built_units(target), "sources": sources}))
+    new.write_text(json.dumps({"units": _built_units(target), "sources": _sources(root)}))
     new.replace(target / "built.json")
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import torchobj
+from tests.support.long_tables import often
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 
@@ -238,7 +239,7 @@ class Inodes(torch.utils.data.Dataset):
 @pytest.mark.providers("s3")
 @pytest.mark.parametrize(
     ("context", "workers"),
-    [("fork", 2), ("forkserver", 2), *(pytest.param("spawn", count, marks=pytest.mark.matrix) for count in (1, 2))],
+    often(2, [("fork", 2), ("forkserver", 2), ("spawn", 1), ("spawn", 2)]),
 )
 def test_workers_map_the_memory_of_their_parent(bucket, context, workers):
     manifest = large()

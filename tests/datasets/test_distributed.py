@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import torchobj
 from tests.support import ranks
+from tests.support.long_tables import often
 from tests.support.ranks import run_ranks, started
 from torchobj import exceptions
 from torchobj.datasets import manifest_broadcast
@@ -348,9 +349,7 @@ def sharded(rank, bucket, config, context, workers):
 
 
 # Without forkserver: the forked ranks would use the server of earlier tests.
-@pytest.mark.parametrize(
-    ("context", "workers"), [("fork", 2), *(pytest.param("spawn", count, marks=pytest.mark.matrix) for count in (1, 2))]
-)
+@pytest.mark.parametrize(("context", "workers"), often(1, [("fork", 2), ("spawn", 1), ("spawn", 2)]))
 def test_ranks_and_workers_share_an_iterable_created_before_the_job(filled, context, workers):
     one, two = run_ranks(sharded, filled.name, filled.config, context, workers)
     assert sorted(one + two) == [f"train/{number}" for number in range(10)]

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import torchobj
 from tests.support.batches import in_block
+from tests.support.long_tables import often
 from torchobj import _torchobj
 from torchobj._torchobj import NativeBlocks
 
@@ -160,11 +161,7 @@ def test_the_pinning_thread_copies_batches_and_their_memory_is_reused(persistent
 
 @pytest.mark.parametrize(
     ("context", "workers", "epochs"),
-    [
-        ("fork", 2, 2),
-        ("forkserver", 2, 2),
-        *(pytest.param("spawn", count, count, marks=pytest.mark.matrix) for count in (1, 2)),
-    ],
+    often(2, [("fork", 2, 2), ("forkserver", 2, 2), ("spawn", 1, 1), ("spawn", 2, 2)]),
 )
 def test_every_way_to_start_workers(context: str, workers: int, epochs: int) -> None:
     for _ in range(epochs):

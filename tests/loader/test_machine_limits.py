@@ -1,5 +1,6 @@
 """Loaders where the system limits address space or files, or forbids the system calls of shared memory."""
 
+import itertools
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import warm_python
+from tests.support.long_tables import often
 
 COUNT = 40
 GIB = 1 << 30
@@ -52,10 +54,7 @@ LIMITS = [f"v={6 * GIB}", f"f={GIB}", "f=100000000"]
 
 @pytest.mark.parametrize(
     ("context", "limit"),
-    [
-        *(("fork", limit) for limit in LIMITS),
-        *(pytest.param("spawn", limit, marks=pytest.mark.matrix) for limit in LIMITS),
-    ],
+    often(len(LIMITS), itertools.product(["fork", "spawn"], LIMITS)),
 )
 def test_a_loader_reads_ahead_in_as_much_memory_as_the_system_allows(folder, context, limit):
     found = limited(folder, context, limit)
