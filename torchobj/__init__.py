@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from torchobj import transformers as transformers
     from torchobj import wds as wds
     from torchobj.checkpoint import CheckpointManager
-    from torchobj.checkpoint.load import load
-    from torchobj.checkpoint.save import save
+    from torchobj.checkpoint.archive.load import load
+    from torchobj.checkpoint.archive.save import save
     from torchobj.datasets.groups import GroupDataset
     from torchobj.datasets.image_folder import ImageFolder
     from torchobj.datasets.interleave import InterleaveDataset
@@ -82,8 +82,8 @@ _LAZY = {
     "TarIterableDataset": "torchobj.datasets.tar_stream",
     "TarMapDataset": "torchobj.datasets.tar_map",
     "attach": "torchobj.loader",
-    "load": "torchobj.checkpoint.load",
-    "save": "torchobj.checkpoint.save",
+    "load": "torchobj.checkpoint.archive.load",
+    "save": "torchobj.checkpoint.archive.save",
 }
 
 #: Modules that are imported at their first use: those that need torch, and integrations, which need another library.

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.saved_objects import whole
-from torchobj.checkpoint import device_memory, plan
-from torchobj.checkpoint.entries import select, selected
-from torchobj.checkpoint.pickling import Outline, uses_in
+from torchobj.checkpoint.archive import device_memory, plan
+from torchobj.checkpoint.archive.entries import select, selected
+from torchobj.checkpoint.archive.pickling import Outline, uses_in
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.store import archive
 

@@ -14,7 +14,8 @@ import torchobj
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.saved_objects import QUIET, load, random_tensor, same, save
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, StorageReader, StorageWriter, device_memory
+from torchobj.checkpoint import CheckpointManager, StorageReader, StorageWriter
+from torchobj.checkpoint.archive import device_memory
 from torchobj.checkpoint.rng import RngState
 from torchobj.checkpoint.staging import _BLOCK_BYTES, Stager
 

@@ -26,7 +26,7 @@ from tests.support.saved_objects import (
 )
 from tests.support.settings import with_profile
 from torchobj import exceptions
-from torchobj.checkpoint import device_memory
+from torchobj.checkpoint.archive import device_memory
 
 pytestmark = [QUIET, pytest.mark.usefixtures("planned")]
 
@@ -293,7 +293,7 @@ def test_a_missing_gpu_raises_torchs_error_before_tensors_are_read(bucket, contr
 def staged(monkeypatch):
     """Treats the CPU as a device whose memory is not accessible."""
     monkeypatch.setattr(device_memory, "is_reachable", lambda device: False)
-    monkeypatch.setattr("torchobj.checkpoint.save.is_reachable", lambda device: False)
+    monkeypatch.setattr("torchobj.checkpoint.archive.save.is_reachable", lambda device: False)
 
 
 def test_tensors_of_devices_are_saved_and_loaded_through_blocks(bucket, staged):
@@ -336,7 +336,7 @@ def test_credentials_that_expire_during_an_upload(
             yield block
 
     issue(1)
-    monkeypatch.setattr("torchobj.checkpoint.save.blocks_of", blocks_of)
+    monkeypatch.setattr("torchobj.checkpoint.archive.save.blocks_of", blocks_of)
     config = with_profile(bucket.config, "turning")
     value = {"w": random_tensor(torch.uint8, (70 * MIB,))}
     if renewed:

@@ -7,7 +7,7 @@ import torchobj
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.saved_objects import QUIET, blank, flip, load, payload_of, random_tensor, raw, same, save
 from torchobj import exceptions
-from torchobj.checkpoint import entries
+from torchobj.checkpoint.archive import entries
 
 pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", GCS_IN_MATRIX)]
 

@@ -121,13 +121,13 @@ def test_other_files_raise_a_clear_error(bucket, body, message):
 
 def test_a_checkpoint_that_is_replaced_during_a_load_raises(bucket, monkeypatch):
     save(bucket, {"w": torch.zeros(3 * MIB)})
-    from torchobj.checkpoint.pickling import Outline
+    from torchobj.checkpoint.archive.pickling import Outline
 
     def replaced(data):
         save(bucket, {"w": torch.ones(3 * MIB)})
         return Outline(data)
 
-    monkeypatch.setattr("torchobj.checkpoint.load.Outline", replaced)
+    monkeypatch.setattr("torchobj.checkpoint.archive.load.Outline", replaced)
     with pytest.raises(exceptions.ObjectChangedError):
         load(bucket, verify=False)
 

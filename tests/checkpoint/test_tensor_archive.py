@@ -11,7 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch.utils.serialization import config as torch_config
 
 from tests.support.tensors import DTYPES
-from torchobj.checkpoint import StorageReader, StorageWriter, plan
+from torchobj.checkpoint import StorageReader, StorageWriter
+from torchobj.checkpoint.archive import plan
 from torchobj.checkpoint.dcp import other_formats, save_items
 from torchobj.exceptions import IntegrityError
 from torchobj.store import archive as archives

@@ -110,7 +110,7 @@ print(json.dumps(growth(lambda: torchobj.save(state, url + "/big.pt", config=con
 @pytest.mark.parametrize("layers", [6, 12])
 def test_saving_tensors_of_a_device_uses_little_memory(gateway, layers):
     work = f"""{CHECKPOINT}
-import torchobj.checkpoint.save as save
+import torchobj.checkpoint.archive.save as save
 save.is_reachable, save.BLOCKS_BYTES = lambda device: False, 64 * mib
 state = [torch.full((8 * mib,), float(n)) for n in range({layers})]
 print(json.dumps(growth(lambda: torchobj.save(state, url + "/big.pt", config=config))[0]))

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import torchobj
-from torchobj.checkpoint import device_memory
+from torchobj.checkpoint.archive import device_memory
 
-planning = importlib.import_module("torchobj.checkpoint.plan")
+planning = importlib.import_module("torchobj.checkpoint.archive.plan")
 
 MIB = 1 << 20
 

@@ -1,11 +1,6 @@
 """Checkpoints as objects: `torchobj.save` (`save`), `torchobj.load` (`load`), and `CheckpointManager` (`manager`).
 
-A `.pt` file is a zip archive (`torchobj.store.archive`). `save` plans it without the bytes of its tensors (`plan`), and
-sends these from their own memory. `load` reads the directory of the archive (`records`) and an outline of its pickle
-(`pickling`), then the tensors into their memory, and then unpickles: everything, selected entries, or into existing
-tensors (`entries`). Memory of devices is read and written through a few blocks (`device_memory`).
-
-Distributed checkpoints are in `dcp`. Modules that need torch are imported at first use.
+An `archive` is one `.pt` file. Distributed checkpoints are in `dcp`. Modules that need torch are imported at first use.
 """
 
 import importlib

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import torch
 
-from torchobj.checkpoint.device_memory import BLOCK_BYTES
+from torchobj.checkpoint.archive.device_memory import BLOCK_BYTES
 from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["digest_of"]

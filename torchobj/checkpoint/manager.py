@@ -16,10 +16,10 @@ from typing import Any, Literal, Self
 import torch
 
 from torchobj.checkpoint import leftovers
+from torchobj.checkpoint.archive.load import effective_weights_only, load_counted
 from torchobj.checkpoint.commit_format import STATE_FILE, Commit, checked_step
 from torchobj.checkpoint.commits import Commits
 from torchobj.checkpoint.leftovers import Leftover
-from torchobj.checkpoint.load import effective_weights_only, load_counted
 from torchobj.checkpoint.pending_save import PendingSave, SaveHandle
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import restore_file, restore_shards

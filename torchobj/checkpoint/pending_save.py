@@ -20,15 +20,15 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from torchobj.checkpoint import leftovers
+from torchobj.checkpoint.archive.entries import flattened
+from torchobj.checkpoint.archive.save import save
 from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.commit_format import STATE_FILE, Attempt, Commit, Kind, StoredObject, checked_step
 from torchobj.checkpoint.commits import Commits, CommittedByAnotherError, UnreadableCommitError
 from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.storage import StorageWriter
-from torchobj.checkpoint.entries import flattened
 from torchobj.checkpoint.ranks import RankGoneError, Ranks, collective
 from torchobj.checkpoint.retention import Retention, expired
-from torchobj.checkpoint.save import save
 from torchobj.checkpoint.staging import Stager, Watch, planned
 from torchobj.checkpoint.state import state_to_save
 from torchobj.config import StoreConfig

@@ -23,10 +23,10 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from torchobj.checkpoint.archive.entries import Path, flattened, listed, name_of, unfillable, wrapper_remedy
+from torchobj.checkpoint.archive.load import load_counted
 from torchobj.checkpoint.commit_format import STATE_FILE
 from torchobj.checkpoint.dcp.storage import StorageReader
-from torchobj.checkpoint.entries import Path, flattened, listed, name_of, unfillable, wrapper_remedy
-from torchobj.checkpoint.load import load_counted
 from torchobj.checkpoint.parts import paths_of_tensors
 from torchobj.checkpoint.ranks import Ranks, collective
 from torchobj.checkpoint.staging import with_containers

@@ -19,9 +19,9 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from torchobj.checkpoint import device_memory
-from torchobj.checkpoint.device_memory import check_memory
-from torchobj.checkpoint.plan import Hole, Plan, PlanError, plan_of
+from torchobj.checkpoint.archive import device_memory
+from torchobj.checkpoint.archive.device_memory import check_memory
+from torchobj.checkpoint.archive.plan import Hole, Plan, PlanError, plan_of
 from torchobj.exceptions import CheckpointError, ConfigError
 
 __all__ = ["Stager", "Watch", "planned", "with_containers"]

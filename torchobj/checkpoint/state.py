@@ -33,9 +33,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from torchobj.checkpoint.device_memory import check_memory
+from torchobj.checkpoint.archive.device_memory import check_memory
+from torchobj.checkpoint.archive.entries import Path, name_of
+from torchobj.checkpoint.archive.pickling import refused_global
 from torchobj.checkpoint.digest import digest_of
-from torchobj.checkpoint.entries import Path, name_of
 from torchobj.checkpoint.parts import (
     PARAM_GROUPS,
     Description,
@@ -49,7 +50,6 @@ from torchobj.checkpoint.parts import (
     names_of_parameters,
     paths_of_tensors,
 )
-from torchobj.checkpoint.pickling import refused_global
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.stateful import is_stateful

@@ -107,7 +107,7 @@ class ObjectCheckpointIO(_Base):
         """
         if storage_options is not None:
             raise ConfigError(f"storage_options={storage_options!r}: must be None; settings are in the config")
-        from torchobj.checkpoint.save import save  # noqa: PLC0415  imports torch
+        from torchobj.checkpoint.archive.save import save  # noqa: PLC0415  imports torch
 
         if self._is_local(path):
             _torch_checkpoint_io().save_checkpoint(checkpoint, path)
@@ -135,7 +135,7 @@ class ObjectCheckpointIO(_Base):
             ObjectNotFoundError: The checkpoint does not exist.
             CheckpointError: The object is not a checkpoint, or contains something that `weights_only` refuses.
         """
-        from torchobj.checkpoint.load import load  # noqa: PLC0415  imports torch
+        from torchobj.checkpoint.archive.load import load  # noqa: PLC0415  imports torch
 
         location = "cpu" if map_location is None else map_location
         checkpoint: dict[str, Any]
@@ -305,7 +305,7 @@ def _torch_checkpoint_io() -> Any:
 
 def _is_weights_only_by_default() -> bool:
     """Returns the default of Lightning's own plugin: False before 2.6, later torch's default."""
-    from torchobj.checkpoint.load import is_switched_on  # noqa: PLC0415  imports torch
+    from torchobj.checkpoint.archive.load import is_switched_on  # noqa: PLC0415  imports torch
 
     version = next(sys.modules[name].__version__ for name in _PACKAGES if name in sys.modules)
     is_old = tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (2, 6)

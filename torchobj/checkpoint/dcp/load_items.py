@@ -21,12 +21,12 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
 from torchobj import _torchobj
+from torchobj.checkpoint.archive.device_memory import is_reachable
+from torchobj.checkpoint.archive.pickling import message_of
+from torchobj.checkpoint.archive.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir, is_canonical
 from torchobj.checkpoint.dcp.metadata import MAX_NUMBER
 from torchobj.checkpoint.dcp.other_formats import END_BYTES, check_archive, is_transformed, payload_in, untransformed
-from torchobj.checkpoint.device_memory import is_reachable
-from torchobj.checkpoint.pickling import message_of
-from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from torchobj.checkpoint.pickling import check_nesting
+from torchobj.checkpoint.archive.pickling import check_nesting
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["MAX_NUMBER", "check_described", "dump_metadata", "load_metadata"]

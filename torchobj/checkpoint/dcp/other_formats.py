@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from torchobj.checkpoint.pickling import byte_order, check_nesting
-from torchobj.checkpoint.plan import TensorArchive
+from torchobj.checkpoint.archive.pickling import byte_order, check_nesting
+from torchobj.checkpoint.archive.plan import TensorArchive
 from torchobj.exceptions import CheckpointError, IntegrityError
 from torchobj.store.archive import Ends
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchobj.checkpoint.device_memory import check_memory
+from torchobj.checkpoint.archive.device_memory import check_memory
 from torchobj.exceptions import CheckpointError
 from torchobj.store import archive
 

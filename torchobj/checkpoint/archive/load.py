@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from torchobj.checkpoint import device_memory, entries, pickling
-from torchobj.checkpoint.pickling import (
+from torchobj.checkpoint.archive import device_memory, entries, pickling
+from torchobj.checkpoint.archive.pickling import (
     MapLocation,
     Outline,
     StorageOutline,
     check_nesting,
     uses_in,
 )
-from torchobj.checkpoint.records import NotPlannableError, RecordRange, Records
+from torchobj.checkpoint.archive.records import NotPlannableError, RecordRange, Records
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.store.file_objects import open_reader, store_of

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint.device_memory import BLOCK_BYTES, BLOCKS_BYTES, blocks_of, bytes_of, is_reachable
-from torchobj.checkpoint.plan import Field, Plan, PlanError, plan_of
+from torchobj.checkpoint.archive.device_memory import BLOCK_BYTES, BLOCKS_BYTES, blocks_of, bytes_of, is_reachable
+from torchobj.checkpoint.archive.plan import Field, Plan, PlanError, plan_of
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.store.conditions import check_condition

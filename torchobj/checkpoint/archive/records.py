@@ -9,7 +9,7 @@ from zlib import crc32
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint import device_memory
+from torchobj.checkpoint.archive import device_memory
 from torchobj.exceptions import CheckpointError, IntegrityError
 from torchobj.store.archive import LOCAL_HEADER_BYTES, Ends, Record, find_directory, payload_of, records_of
 from torchobj.store.tensor_memory import memory_of
