@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support import warm_python
-from torchobj.checkpoint.digest import digest_of
+from torchobj.checkpoint.state.digest import digest_of
 
 
 class Colour(enum.Enum):
@@ -92,7 +92,7 @@ def test_order_of_keys_gradients_and_sharing_make_no_difference():
 
 
 def test_a_set_has_the_same_digest_in_a_process_with_other_hashes():
-    code = "from torchobj.checkpoint.digest import digest_of; print(digest_of({'a', 'b', 'c', ('d', frozenset('ef'))}).hex())"
+    code = "from torchobj.checkpoint.state.digest import digest_of; print(digest_of({'a', 'b', 'c', ('d', frozenset('ef'))}).hex())"
     done = warm_python.run(["-c", code], check=True)
     assert done.stdout.strip() == digest_of({"a", "b", "c", ("d", frozenset("ef"))}).hex()
 

@@ -16,8 +16,8 @@ from tests.support.saved_objects import QUIET, load, random_tensor, same, save
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, StorageReader, StorageWriter
 from torchobj.checkpoint.archive import device_memory
-from torchobj.checkpoint.rng import RngState
-from torchobj.checkpoint.staging import _BLOCK_BYTES, Stager
+from torchobj.checkpoint.state.rng import RngState
+from torchobj.checkpoint.state.staging import _BLOCK_BYTES, Stager
 
 pytestmark = [
     QUIET,

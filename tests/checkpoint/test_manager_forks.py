@@ -10,7 +10,7 @@ from tests.support.forking import in_child
 from tests.support.managers import tensor
 from tests.support.ranks import run_ranks
 from torchobj.checkpoint import CheckpointManager
-from torchobj.checkpoint.staging import Stager
+from torchobj.checkpoint.state.staging import Stager
 from torchobj.exceptions import CheckpointError
 
 

@@ -19,9 +19,10 @@ from tests.support.long_tables import often
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
-from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter, pending_save, ranks
+from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter, pending_save
 from torchobj.checkpoint.pending_save import PendingSave
-from torchobj.checkpoint.staging import Stager
+from torchobj.checkpoint.state import ranks
+from torchobj.checkpoint.state.staging import Stager
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -520,7 +521,7 @@ def test_a_rank_that_is_killed_in_a_restore_is_named_on_the_others(bucket, url, 
 
 def test_a_rank_that_the_saving_job_did_not_have_keeps_its_generators(caplog, monkeypatch):
     state = RngState().state_dict()
-    monkeypatch.setattr("torchobj.checkpoint.rng._distributed", lambda: True)
+    monkeypatch.setattr("torchobj.checkpoint.state.rng._distributed", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
     with caplog.at_level(logging.WARNING, "torchobj"):
         before = torch.get_rng_state()

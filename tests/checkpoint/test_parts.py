@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, StorageReader
-from torchobj.checkpoint.parts import describe, first_of_parts, paths_of_tensors
+from torchobj.checkpoint.state.parts import describe, first_of_parts, paths_of_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected call of")
 

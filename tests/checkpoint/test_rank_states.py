@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.support.ranks import run_ranks
-from torchobj.checkpoint.ranks import Ranks
-from torchobj.checkpoint.state import own_state, state_to_save, take_state
+from torchobj.checkpoint.state.ranks import Ranks
+from torchobj.checkpoint.state.taken import own_state, state_to_save, take_state
 from torchobj.exceptions import CheckpointError
 
 KEY = "torchobj_states_of_ranks"
@@ -143,6 +143,6 @@ def test_a_state_that_cannot_be_pickled_fails_on_all_ranks():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_of_a_gpu_are_gathered_on_the_cpu():
-    from torchobj.checkpoint.ranks import _pickled, _unpickled
+    from torchobj.checkpoint.state.ranks import _pickled, _unpickled
 
     assert _unpickled(_pickled(torch.ones(2, device="cuda"))).device.type == "cpu"

@@ -8,8 +8,8 @@ import torch
 
 from tests.support.saved_objects import whole
 from torchobj import exceptions
-from torchobj.checkpoint.staging import _BLOCK_BYTES, Stager, Watch, planned
-from torchobj.checkpoint.state import take_state
+from torchobj.checkpoint.state.staging import _BLOCK_BYTES, Stager, Watch, planned
+from torchobj.checkpoint.state.taken import take_state
 
 LARGE = _BLOCK_BYTES // 4 + 5
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from torchobj.checkpoint.staging import _BLOCK_BYTES, Stager
+from torchobj.checkpoint.state.staging import _BLOCK_BYTES, Stager
 from torchobj.exceptions import CheckpointError
 
 

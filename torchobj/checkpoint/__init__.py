@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from torchobj.checkpoint.manager import CheckpointManager
     from torchobj.checkpoint.pending_save import SaveHandle
     from torchobj.checkpoint.retention import KeepBest
-    from torchobj.checkpoint.rng import RngState
+    from torchobj.checkpoint.state.rng import RngState
 
 #: Public names and their modules.
 _LAZY = {
     "CheckpointManager": "torchobj.checkpoint.manager",
     "KeepBest": "torchobj.checkpoint.retention",
     "Leftover": "torchobj.checkpoint.leftovers",
-    "RngState": "torchobj.checkpoint.rng",
+    "RngState": "torchobj.checkpoint.state.rng",
     "SaveHandle": "torchobj.checkpoint.pending_save",
     "StorageReader": "torchobj.checkpoint.dcp.storage",
     "StorageWriter": "torchobj.checkpoint.dcp.storage",

@@ -21,11 +21,11 @@ from torchobj.checkpoint.commit_format import STATE_FILE, Commit, checked_step
 from torchobj.checkpoint.commits import Commits
 from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.pending_save import PendingSave, SaveHandle
-from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import restore_file, restore_shards
 from torchobj.checkpoint.retention import KeepBest, Retention
-from torchobj.checkpoint.staging import Stager
-from torchobj.checkpoint.state import own_state
+from torchobj.checkpoint.state.ranks import Ranks
+from torchobj.checkpoint.state.staging import Stager
+from torchobj.checkpoint.state.taken import own_state
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
 from torchobj.store.transfers import ProgressOption, byte_progress

@@ -27,10 +27,10 @@ from torchobj.checkpoint.commit_format import STATE_FILE, Attempt, Commit, Kind,
 from torchobj.checkpoint.commits import Commits, CommittedByAnotherError, UnreadableCommitError
 from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.storage import StorageWriter
-from torchobj.checkpoint.ranks import RankGoneError, Ranks, collective
 from torchobj.checkpoint.retention import Retention, expired
-from torchobj.checkpoint.staging import Stager, Watch, planned
-from torchobj.checkpoint.state import state_to_save
+from torchobj.checkpoint.state.ranks import RankGoneError, Ranks, collective
+from torchobj.checkpoint.state.staging import Stager, Watch, planned
+from torchobj.checkpoint.state.taken import state_to_save
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     AccessDeniedError,

@@ -23,7 +23,7 @@ from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.object_names import FileNames
 from torchobj.checkpoint.dcp.removal import discard
 from torchobj.checkpoint.leftovers import under_way
-from torchobj.checkpoint.ranks import portable
+from torchobj.checkpoint.state.ranks import portable
 from torchobj.store.archive import DESCRIPTOR_MARK
 from torchobj.store.file_objects import NO_ATTRIBUTES
 from torchobj.store.tensor_memory import memory_of

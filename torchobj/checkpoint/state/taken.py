@@ -36,8 +36,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchobj.checkpoint.archive.device_memory import check_memory
 from torchobj.checkpoint.archive.entries import Path, name_of
 from torchobj.checkpoint.archive.pickling import refused_global
-from torchobj.checkpoint.digest import digest_of
-from torchobj.checkpoint.parts import (
+from torchobj.checkpoint.state.digest import digest_of
+from torchobj.checkpoint.state.parts import (
     PARAM_GROUPS,
     Description,
     describe,
@@ -50,7 +50,7 @@ from torchobj.checkpoint.parts import (
     names_of_parameters,
     paths_of_tensors,
 )
-from torchobj.checkpoint.ranks import Ranks
+from torchobj.checkpoint.state.ranks import Ranks
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.stateful import is_stateful
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from torchobj.checkpoint.archive.entries import Path, name_of
-from torchobj.checkpoint.digest import digest_of
+from torchobj.checkpoint.state.digest import digest_of
 from torchobj.exceptions import CheckpointError
 
 __all__ = [
