@@ -63,7 +63,7 @@ _shutdown.register()
 
 #: Names that need torch, and their modules.
 _LAZY = {
-    "CheckpointManager": "torchobj.checkpoint.manager",
+    "CheckpointManager": "torchobj.checkpoint.steps.manager",
     "DataLoader": "torchobj.loader",
     "ElasticDistributedSampler": "torchobj.loader",
     "GCSIterableDataset": "torchobj.datasets.one_provider",

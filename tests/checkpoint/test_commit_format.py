@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from torchobj import Store, exceptions
 from torchobj.checkpoint import CheckpointManager, StorageWriter
-from torchobj.checkpoint.commit_format import Attempt, Commit
+from torchobj.checkpoint.steps.commit import Attempt, Commit
 
 _names = itertools.count()
 NONCE = "ab" * 16

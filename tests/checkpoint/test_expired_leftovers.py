@@ -11,8 +11,8 @@ import torch
 import torchobj
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, leftovers
-from torchobj.checkpoint.commit_format import Attempt
-from torchobj.checkpoint.commits import Commits
+from torchobj.checkpoint.steps.commit import Attempt
+from torchobj.checkpoint.steps.commits import Commits
 
 DAY_S = 86_400
 

@@ -8,7 +8,8 @@ import torch
 
 from tests.support.managers import GCS_IN_MATRIX, LARGE, Holder, nothing_of, tensor
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, pending_save
+from torchobj.checkpoint import CheckpointManager
+from torchobj.checkpoint.steps import pending_save
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 

@@ -8,7 +8,7 @@ import torch
 from tests.checkpoint.test_manager_deletes import Between
 from tests.support.managers import GCS_IN_MATRIX
 from torchobj.checkpoint import CheckpointManager
-from torchobj.checkpoint.commits import Commits, CommittedByAnotherError
+from torchobj.checkpoint.steps.commits import Commits, CommittedByAnotherError
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 

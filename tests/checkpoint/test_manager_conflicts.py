@@ -9,7 +9,7 @@ import pytest
 from tests.support.managers import GCS_IN_MATRIX, LARGE, data_keys, nothing_of, saved_value, tensor
 from tests.support.settings import with_profile
 from torchobj import exceptions
-from torchobj.checkpoint import pending_save
+from torchobj.checkpoint.steps import pending_save
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 

@@ -7,9 +7,10 @@ import torch
 
 from tests.support.managers import GCS_IN_MATRIX
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, commit_format
-from torchobj.checkpoint.commits import Commits
-from torchobj.checkpoint.pending_save import PendingSave
+from torchobj.checkpoint import CheckpointManager
+from torchobj.checkpoint.steps import commit
+from torchobj.checkpoint.steps.commits import Commits
+from torchobj.checkpoint.steps.pending_save import PendingSave
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -46,7 +47,7 @@ def test_a_commit_that_could_not_be_read_again_is_refused(monkeypatch):
 
 
 def test_a_commit_object_that_is_too_large_is_not_read(bucket, control, monkeypatch):
-    monkeypatch.setattr(commit_format, "_MAX_BYTES", 100_000)
+    monkeypatch.setattr(commit, "_MAX_BYTES", 100_000)
     url = f"{bucket.url}/run"
     CheckpointManager(url, config=bucket.config).save(1, STATE)
     bucket.write("run/commits/000000000002.json", b" " * 100_001)

@@ -19,10 +19,11 @@ from tests.support.long_tables import often
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
-from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter, pending_save
-from torchobj.checkpoint.pending_save import PendingSave
+from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter
 from torchobj.checkpoint.state import ranks
 from torchobj.checkpoint.state.staging import Stager
+from torchobj.checkpoint.steps import pending_save
+from torchobj.checkpoint.steps.pending_save import PendingSave
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 

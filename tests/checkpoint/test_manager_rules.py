@@ -10,8 +10,9 @@ import torch
 import torchobj
 from tests.support.managers import GCS_IN_MATRIX, LARGE, Holder, data_keys, saved_value, tensor
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, pending_save, sweep
+from torchobj.checkpoint import CheckpointManager, sweep
 from torchobj.checkpoint.dcp.object_names import FileNames
+from torchobj.checkpoint.steps import pending_save
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 

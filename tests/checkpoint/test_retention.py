@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import torchobj
 from tests.support.long_tables import often
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, KeepBest, manager, pending_save
-from torchobj.checkpoint.retention import Retention, expired
+from torchobj.checkpoint import CheckpointManager, KeepBest
+from torchobj.checkpoint.steps import manager, pending_save
+from torchobj.checkpoint.steps.retention import Retention, expired
 
 _names = itertools.count()
 

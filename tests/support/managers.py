@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from torchobj.checkpoint import pending_save
+from torchobj.checkpoint.steps import pending_save
 
 #: For `pytest.mark.providers`: the test with GCS is one of `make matrix`.
 GCS_IN_MATRIX = pytest.param("gs", marks=pytest.mark.matrix)

@@ -1,6 +1,7 @@
-"""Checkpoints as objects: `torchobj.save` (`save`), `torchobj.load` (`load`), and `CheckpointManager` (`manager`).
+"""Checkpoints as objects: `torchobj.save`, `torchobj.load`, and `CheckpointManager`.
 
-An `archive` is one `.pt` file. Distributed checkpoints are in `dcp`. Modules that need torch are imported at first use.
+`archive` is one `.pt` file, `state` what a save writes, and `dcp` a distributed checkpoint. `steps` has the checkpoints
+of a run. `leftovers` concerns the data of interrupted saves. Modules that need torch are imported at first use.
 """
 
 import importlib
@@ -9,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchobj.checkpoint.dcp.removal import sweep
     from torchobj.checkpoint.dcp.storage import StorageReader, StorageWriter
-    from torchobj.checkpoint.leftovers import Leftover
-    from torchobj.checkpoint.manager import CheckpointManager
-    from torchobj.checkpoint.pending_save import SaveHandle
-    from torchobj.checkpoint.retention import KeepBest
     from torchobj.checkpoint.state.rng import RngState
+    from torchobj.checkpoint.steps.leftovers import Leftover
+    from torchobj.checkpoint.steps.manager import CheckpointManager
+    from torchobj.checkpoint.steps.pending_save import SaveHandle
+    from torchobj.checkpoint.steps.retention import KeepBest
 
 #: Public names and their modules.
 _LAZY = {
-    "CheckpointManager": "torchobj.checkpoint.manager",
-    "KeepBest": "torchobj.checkpoint.retention",
-    "Leftover": "torchobj.checkpoint.leftovers",
+    "CheckpointManager": "torchobj.checkpoint.steps.manager",
+    "KeepBest": "torchobj.checkpoint.steps.retention",
+    "Leftover": "torchobj.checkpoint.steps.leftovers",
     "RngState": "torchobj.checkpoint.state.rng",
-    "SaveHandle": "torchobj.checkpoint.pending_save",
+    "SaveHandle": "torchobj.checkpoint.steps.pending_save",
     "StorageReader": "torchobj.checkpoint.dcp.storage",
     "StorageWriter": "torchobj.checkpoint.dcp.storage",
     "sweep": "torchobj.checkpoint.dcp.removal",

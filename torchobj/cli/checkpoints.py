@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from torchobj.checkpoint import leftovers as leftover_data
-from torchobj.checkpoint.commit_format import Commit
-from torchobj.checkpoint.commits import Commits
+from torchobj.checkpoint.steps import leftovers as leftover_data
+from torchobj.checkpoint.steps.commit import Commit
+from torchobj.checkpoint.steps.commits import Commits
 from torchobj.cli.options import Command, CommandError, Settings, age_option, settings, shared_options
 from torchobj.cli.output import counted, human_size, print_line, shown, time_shown
 from torchobj.cli.removing import confirm

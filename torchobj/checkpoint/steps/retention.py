@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from torchobj.checkpoint.commit_format import Commit
+from torchobj.checkpoint.steps.commit import Commit
 from torchobj.exceptions import ConfigError
 
 __all__ = ["KeepBest", "Retention", "expired"]

@@ -19,18 +19,19 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from torchobj.checkpoint import leftovers
 from torchobj.checkpoint.archive.entries import flattened
 from torchobj.checkpoint.archive.save import save
 from torchobj.checkpoint.checkpoint_dir import was_refused
-from torchobj.checkpoint.commit_format import STATE_FILE, Attempt, Commit, Kind, StoredObject, checked_step
-from torchobj.checkpoint.commits import Commits, CommittedByAnotherError, UnreadableCommitError
 from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.storage import StorageWriter
-from torchobj.checkpoint.retention import Retention, expired
+from torchobj.checkpoint.leftovers import running, under_way
 from torchobj.checkpoint.state.ranks import RankGoneError, Ranks, collective
 from torchobj.checkpoint.state.staging import Stager, Watch, planned
 from torchobj.checkpoint.state.taken import state_to_save
+from torchobj.checkpoint.steps.commit import STATE_FILE, Attempt, Commit, Kind, StoredObject, checked_step
+from torchobj.checkpoint.steps.commits import Commits, CommittedByAnotherError, UnreadableCommitError
+from torchobj.checkpoint.steps.leftovers import sweep_expired
+from torchobj.checkpoint.steps.retention import Retention, expired
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     AccessDeniedError,
@@ -161,7 +162,7 @@ class PendingSave:
         failed: BaseException | None = None
         is_first = self._ranks.is_first
         try:
-            with leftovers.under_way(self._attempt):
+            with under_way(self._attempt):
                 try:
                     self.write()
                     if is_first:
@@ -268,7 +269,7 @@ class PendingSave:
                     f"{commits.url}: to delete old steps, grant {permission}; keep_last=None keeps all steps"
                 )
         try:
-            for item in leftovers.sweep_expired(commits, self._attempt):
+            for item in sweep_expired(commits, self._attempt):
                 logger.info("%s: deleted %s, which a save of step %d left", commits.url, item.key, item.step)
         except TorchobjError as error:
             commits.warn_once(f"{commits.url}: what killed saves left was not deleted: {error}")
@@ -284,7 +285,7 @@ class PendingSave:
             logger.warning(message, commits.url, self.step, above[-1], above)
         if best and any(commit.step == self.step and best.metric not in commit.metrics for commit in committed):
             commits.warn_once(f"{commits.url}: a step was saved without the metric {best.metric!r} of keep_best")
-        saving = {attempt.step for attempt in leftovers.running() if isinstance(attempt, Attempt)}
+        saving = {attempt.step for attempt in running() if isinstance(attempt, Attempt)}
         old = set(expired(committed, self._rules, {self.step, *saving}))
         for commit in committed:
             if commit.step in old:

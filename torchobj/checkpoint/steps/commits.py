@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from torchobj._torchobj import Buffer
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir, remove_empty_folders, without_links
-from torchobj.checkpoint.commit_format import DIGITS, Attempt, Commit, check_size
+from torchobj.checkpoint.steps.commit import DIGITS, Attempt, Commit, check_size
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     BucketNotFoundError,

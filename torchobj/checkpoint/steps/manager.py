@@ -3,7 +3,7 @@
 The manager runs one save at a time. A save is one object (`pending_save`): `state` takes the state of the objects,
 `staging` copies or watches it, `save` or `dcp.storage` writes it, `commits` stores the commit objects, `ranks` gives
 all ranks one outcome, `retention` selects the steps to delete, and `leftovers` finds the data of interrupted saves. A
-restore is that of one file or of state shards (`restoring`).
+restore is that of one file or of state shards (`restore`).
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from typing import Any, Literal, Self
 
 import torch
 
-from torchobj.checkpoint import leftovers
 from torchobj.checkpoint.archive.load import effective_weights_only, load_counted
-from torchobj.checkpoint.commit_format import STATE_FILE, Commit, checked_step
-from torchobj.checkpoint.commits import Commits
-from torchobj.checkpoint.leftovers import Leftover
-from torchobj.checkpoint.pending_save import PendingSave, SaveHandle
-from torchobj.checkpoint.restoring import restore_file, restore_shards
-from torchobj.checkpoint.retention import KeepBest, Retention
 from torchobj.checkpoint.state.ranks import Ranks
 from torchobj.checkpoint.state.staging import Stager
 from torchobj.checkpoint.state.taken import own_state
+from torchobj.checkpoint.steps import leftovers
+from torchobj.checkpoint.steps.commit import STATE_FILE, Commit, checked_step
+from torchobj.checkpoint.steps.commits import Commits
+from torchobj.checkpoint.steps.leftovers import Leftover
+from torchobj.checkpoint.steps.pending_save import PendingSave, SaveHandle
+from torchobj.checkpoint.steps.restore import restore_file, restore_shards
+from torchobj.checkpoint.steps.retention import KeepBest, Retention
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
 from torchobj.store.transfers import ProgressOption, byte_progress
