@@ -8,6 +8,7 @@ import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
+from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check_kinds
@@ -16,7 +17,7 @@ from torchobj.datasets.base import PerObjectDataset, Sample_co
 from torchobj.datasets.failures import Failure, OnIterableError
 from torchobj.datasets.listing import DatasetListing, OnChange
 from torchobj.datasets.passes import PassDataset, PassIterator
-from torchobj.datasets.read_ahead import IndexedReader, read_listed, read_while_listing
+from torchobj.datasets.read_ahead import IndexedReader, read_listed
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sample_ranks import SampleRanks, callers
 from torchobj.datasets.sharding import Shard, Uneven, in_order, shuffled
@@ -164,7 +165,7 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         pages = self._listing.pages() if shard == Shard() and not self.shuffle else None
         if pages is not None:
             progress = self._start_progress(self._shape(shard, None), epoch)
-            listed = read_while_listing(self._listing, pages, kind, progress.done)
+            listed = _read_while_listing(self._listing, pages, kind, progress.done)
             return PassIterator(listed, progress, functools.partial(self._sample, pages.url))
         reader = self._listing.reader()
         manifest = reader.manifest
@@ -205,3 +206,16 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         }
         digest = self._listing.digest()
         return shape if digest is None else shape | {"manifest": digest}
+
+
+def _read_while_listing(
+    listing: DatasetListing, pages: "_torchobj.ManifestPages", kind: ReaderConstructor, begin: int
+) -> Iterator[IndexedReader]:
+    """Readers of the objects of a listing in progress, from number `begin` on, page by page in its order."""
+    before = 0
+    for page in pages:
+        skipped = min(len(page), max(0, begin - before))
+        for index, reader in read_listed(listing.reader_of(Manifest(page)), in_order(len(page))[skipped:], kind):
+            yield before + index, reader
+        before += len(page)
+    listing.keep(pages)

@@ -20,12 +20,10 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.datasets.context import setting
 from torchobj.datasets.dataset_reader import DatasetReader, Key, ManifestReader
-from torchobj.datasets.listing import DatasetListing
 from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.datasets.reader_constructor import ReaderConstructor
-from torchobj.datasets.sharding import Order, in_order
+from torchobj.datasets.sharding import Order
 from torchobj.datasets.shared_values import of_loader
-from torchobj.manifest import Manifest
 
 #: Number of objects per request to the prefetcher.
 _GROUP_OBJECTS = 32
@@ -101,19 +99,6 @@ def read_listed(reader: ManifestReader, order: Order, kind: ReaderConstructor) -
     for group, readers in read_ahead(reader, groups):
         for index in group.keys:
             yield index, next(readers)
-
-
-def read_while_listing(
-    listing: DatasetListing, pages: "_torchobj.ManifestPages", kind: ReaderConstructor, begin: int
-) -> Iterator[IndexedReader]:
-    """Readers of the objects of a listing in progress, from number `begin` on, page by page in its order."""
-    before = 0
-    for page in pages:
-        skipped = min(len(page), max(0, begin - before))
-        for index, reader in read_listed(listing.reader_of(Manifest(page)), in_order(len(page))[skipped:], kind):
-            yield before + index, reader
-        before += len(page)
-    listing.keep(pages)
 
 
 def read_ahead(
