@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from torchobj.checkpoint import CheckpointManager
     from torchobj.checkpoint.archive.load import load
     from torchobj.checkpoint.archive.save import save
-    from torchobj.datasets.groups import GroupDataset
-    from torchobj.datasets.image_folder import ImageFolder
+    from torchobj.datasets.folders.groups import GroupDataset
+    from torchobj.datasets.folders.image_folder import ImageFolder
     from torchobj.datasets.interleave import InterleaveDataset
     from torchobj.datasets.iterable import ObjectIterableDataset
     from torchobj.datasets.map import ObjectMapDataset
@@ -68,8 +68,8 @@ _LAZY = {
     "ElasticDistributedSampler": "torchobj.loader",
     "GCSIterableDataset": "torchobj.datasets.one_provider",
     "GCSMapDataset": "torchobj.datasets.one_provider",
-    "GroupDataset": "torchobj.datasets.groups",
-    "ImageFolder": "torchobj.datasets.image_folder",
+    "GroupDataset": "torchobj.datasets.folders.groups",
+    "ImageFolder": "torchobj.datasets.folders.image_folder",
     "InterleaveDataset": "torchobj.datasets.interleave",
     "LookaheadBatchSampler": "torchobj.loader",
     "ObjectDataset": "torchobj.datasets.objects",

@@ -15,7 +15,7 @@ from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.folder import Arrangement, FolderDataset
+from torchobj.datasets.folders.folder import Arrangement, FolderDataset
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.urls import canonical_url
 
