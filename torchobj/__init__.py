@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from torchobj.checkpoint.archive.save import save
     from torchobj.datasets.folders.groups import GroupDataset
     from torchobj.datasets.folders.image_folder import ImageFolder
-    from torchobj.datasets.interleave import InterleaveDataset
     from torchobj.datasets.iterable import ObjectIterableDataset
     from torchobj.datasets.map import ObjectMapDataset
+    from torchobj.datasets.mixing.interleave import InterleaveDataset
     from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.one_provider import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
     from torchobj.datasets.parquet import ParquetIterableDataset
@@ -70,7 +70,7 @@ _LAZY = {
     "GCSMapDataset": "torchobj.datasets.one_provider",
     "GroupDataset": "torchobj.datasets.folders.groups",
     "ImageFolder": "torchobj.datasets.folders.image_folder",
-    "InterleaveDataset": "torchobj.datasets.interleave",
+    "InterleaveDataset": "torchobj.datasets.mixing.interleave",
     "LookaheadBatchSampler": "torchobj.loader",
     "ObjectDataset": "torchobj.datasets.objects",
     "ObjectIterableDataset": "torchobj.datasets.iterable",

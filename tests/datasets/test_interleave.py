@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 import torchobj
 from tests.support.long_tables import often
 from tests.support.prefetching import Taken
-from torchobj.datasets.interleave import IterableInterleaveDataset, MapInterleaveDataset
+from torchobj.datasets.mixing.interleave import IterableInterleaveDataset, MapInterleaveDataset
 from torchobj.exceptions import ConfigError
 
 STRATEGIES = ("first_exhausted", "all_exhausted")

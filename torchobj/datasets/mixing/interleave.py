@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, positions_of
-from torchobj.datasets.member_passes import IterablePass, MapPass, MemberPass, samples_of
+from torchobj.datasets.mixing.member_passes import IterablePass, MapPass, MemberPass, samples_of
 from torchobj.datasets.passes import PassDataset, PassProgress
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order
@@ -156,7 +156,7 @@ class InterleaveDataset(_Factory[Sample_co]):
     `set_epoch` also sets the epoch of the datasets.
 
     This class creates a `MapInterleaveDataset` or an `IterableInterleaveDataset`. Subclasses derive from one of these,
-    which `torchobj.datasets.interleave` has.
+    which `torchobj.datasets.mixing.interleave` has.
 
     Args:
         datasets: The datasets: of torchobj, torch's wrappers of these, other datasets, and mixtures.

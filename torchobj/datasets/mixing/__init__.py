@@ -1,0 +1,1 @@
+"""Mixtures of datasets: `interleave`, by `member_passes` of each."""
