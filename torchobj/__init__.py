@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from torchobj.checkpoint import CheckpointManager
     from torchobj.checkpoint.archive.load import load
     from torchobj.checkpoint.archive.save import save
+    from torchobj.datasets.containers.parquet import ParquetIterableDataset
+    from torchobj.datasets.containers.tar_map import TarMapDataset
+    from torchobj.datasets.containers.tar_stream import TarIterableDataset
     from torchobj.datasets.folders.groups import GroupDataset
     from torchobj.datasets.folders.image_folder import ImageFolder
     from torchobj.datasets.iterable import ObjectIterableDataset
@@ -53,10 +56,7 @@ if TYPE_CHECKING:
     from torchobj.datasets.mixing.interleave import InterleaveDataset
     from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.one_provider import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
-    from torchobj.datasets.parquet import ParquetIterableDataset
     from torchobj.datasets.table import TableDataset
-    from torchobj.datasets.tar_map import TarMapDataset
-    from torchobj.datasets.tar_stream import TarIterableDataset
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
 
 _shutdown.register()
@@ -75,12 +75,12 @@ _LAZY = {
     "ObjectDataset": "torchobj.datasets.objects",
     "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
-    "ParquetIterableDataset": "torchobj.datasets.parquet",
+    "ParquetIterableDataset": "torchobj.datasets.containers.parquet",
     "S3IterableDataset": "torchobj.datasets.one_provider",
     "S3MapDataset": "torchobj.datasets.one_provider",
     "TableDataset": "torchobj.datasets.table",
-    "TarIterableDataset": "torchobj.datasets.tar_stream",
-    "TarMapDataset": "torchobj.datasets.tar_map",
+    "TarIterableDataset": "torchobj.datasets.containers.tar_stream",
+    "TarMapDataset": "torchobj.datasets.containers.tar_map",
     "attach": "torchobj.loader",
     "load": "torchobj.checkpoint.archive.load",
     "save": "torchobj.checkpoint.archive.save",

@@ -15,7 +15,7 @@ import torchobj
 from tests.support import warm_python
 from torchobj import decode
 from torchobj.datasets import decoders
-from torchobj.datasets.tar_stream import TarIterableDataset
+from torchobj.datasets.containers.tar_stream import TarIterableDataset
 
 URL = "memory://decoders/"
 

@@ -16,7 +16,7 @@ import torch
 
 import torchobj
 from tests.support.long_tables import often
-from torchobj.datasets import parquet
+from torchobj.datasets.containers import parquet
 from torchobj.datasets.sharding import Shard
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, ParquetError
 

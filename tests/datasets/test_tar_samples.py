@@ -11,7 +11,7 @@ import pytest
 import torch.utils.data
 
 import torchobj
-from torchobj.datasets.tar_samples import Sample
+from torchobj.datasets.containers.tar_samples import Sample
 
 KINDS = [torchobj.TarIterableDataset, torchobj.TarMapDataset]
 MESSAGE = "train-001.tar: its fields are cls, png"

@@ -183,8 +183,14 @@ def _shuffled(job: Reading) -> Iterator[Any]:
     return (sample for batch in loader for sample in batch)
 
 
-_STREAM = ("torchobj", "torchobj.datasets.tar_stream")
-_MAP = ("torchobj", "torchobj.loader", "torchobj.datasets.tar_map", "torchobj.datasets.map", "pyarrow.parquet")
+_STREAM = ("torchobj", "torchobj.datasets.containers.tar_stream")
+_MAP = (
+    "torchobj",
+    "torchobj.loader",
+    "torchobj.datasets.containers.tar_map",
+    "torchobj.datasets.map",
+    "pyarrow.parquet",
+)
 
 CLIENTS = {
     # `TarIterableDataset` over the bucket.

@@ -11,10 +11,10 @@ from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, position_of
+from torchobj.datasets.containers.tar_samples import Sample
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.folders.folder import Arrangement, FolderDataset
 from torchobj.datasets.listing import ALLOWED
-from torchobj.datasets.tar_samples import Sample
 from torchobj.exceptions import ObjectNotFoundError
 
 __all__ = ["GroupDataset"]

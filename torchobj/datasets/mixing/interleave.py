@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, positions_of
+from torchobj.datasets.containers.shuffle_buffer import mixed_seed, mixed_word
 from torchobj.datasets.mixing.member_passes import IterablePass, MapPass, MemberPass, samples_of
 from torchobj.datasets.passes import PassDataset, PassProgress
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order
-from torchobj.datasets.shuffle_buffer import mixed_seed, mixed_word
 from torchobj.datasets.wrappers import CompositeDataset
 from torchobj.exceptions import ConfigError
 

@@ -12,16 +12,16 @@ from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
+from torchobj.datasets.containers.shared_index import SharedIndex
+from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
+from torchobj.datasets.containers.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.listing import DatasetListing, Shards
 from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment
-from torchobj.datasets.shared_index import SharedIndex
 from torchobj.datasets.shared_values import SharedNumber
-from torchobj.datasets.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
-from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest import Manifest
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls, compression

@@ -13,6 +13,7 @@ from typing_extensions import override
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.base import ListedDataset, Sample_co
+from torchobj.datasets.containers.shuffle_buffer import ShuffleBuffer
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import DatasetListing
@@ -29,7 +30,6 @@ from torchobj.datasets.sharding import (
     resampled,
     shuffled,
 )
-from torchobj.datasets.shuffle_buffer import ShuffleBuffer
 
 logger = logging.getLogger("torchobj")
 

@@ -5,9 +5,9 @@ import os
 from typing import Any
 
 from torchobj.datasets import manifest_broadcast, worker_process
+from torchobj.datasets.containers.tar_samples import Decode, warn_of_decode
 from torchobj.datasets.listing import BY_WORKERS, DatasetListing
 from torchobj.datasets.shared_table import SharedTable
-from torchobj.datasets.tar_samples import Decode, warn_of_decode
 from torchobj.shards.index import TarIndex
 from torchobj.shards.index_file import TarShard
 

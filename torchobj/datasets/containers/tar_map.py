@@ -10,11 +10,11 @@ from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
+from torchobj.datasets.containers.shared_index import SharedIndex
+from torchobj.datasets.containers.tar_samples import Decode, Sample, check_decode, decoded
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.listing import DatasetListing, Shards
 from torchobj.datasets.objects import ObjectDataset
-from torchobj.datasets.shared_index import SharedIndex
-from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded
 from torchobj.shards.index import TarIndex
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls
 from torchobj.urls import parse_url

@@ -13,6 +13,7 @@ from torchobj._torchobj import ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
+from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
 from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.listing import DatasetListing, Shards
 from torchobj.datasets.parquet_files import (
@@ -29,7 +30,6 @@ from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment, Uneven
 from torchobj.datasets.shared_table import import_arrow
-from torchobj.datasets.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
 from torchobj.datasets.table_rows import TableRow, converted, float_parts, unconverted, with_nan
 from torchobj.exceptions import ParquetError
 from torchobj.shards.shard_urls import checked_urls
