@@ -13,7 +13,7 @@ import torch
 
 import torchobj
 from tests.support import ranks
-from torchobj.loader import report
+from torchobj.loader.measure import report
 from torchobj.telemetry.names import CAUSES
 
 BATCHES, BATCH_SIZE = 8, 4

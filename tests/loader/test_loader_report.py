@@ -11,8 +11,8 @@ import torchobj
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.map import ObjectMapDataset
 from torchobj.datasets.wrappers import max_in_flight_of
-from torchobj.loader import report
 from torchobj.loader.iterator import samples_in
+from torchobj.loader.measure import report
 
 COUNT, SIZE = 96, 20_000
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import torchobj
-from torchobj.loader.timeline import MAX_SAMPLES, Sample, Timeline, charts
+from torchobj.loader.measure.timeline import MAX_SAMPLES, Sample, Timeline, charts
 
 
 def sample(at, **found):

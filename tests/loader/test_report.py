@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from torchobj.loader.exposed import SlowestRank, Totals
-from torchobj.loader.report import report
-from torchobj.loader.stats import LoaderStats
+from torchobj.loader.measure.exposed import SlowestRank, Totals
+from torchobj.loader.measure.report import report
+from torchobj.loader.measure.stats import LoaderStats
 
 CALM = LoaderStats(
     batches=10,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import torchobj
-from torchobj.loader.stats import LoaderStats, metric_name
+from torchobj.loader.measure.stats import LoaderStats, metric_name
 from torchobj.telemetry.epochs import EPOCHS
 from torchobj.telemetry.names import CAUSES, OF_EPOCHS, OF_PREFETCHER, OF_REQUESTS
 

@@ -22,18 +22,19 @@ from torchobj.datasets.decoders import import_decoders
 from torchobj.datasets.memory_budget import prefetcher_is_refused
 from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_flight_of, object_finder, prepare_workers
 from torchobj.exceptions import ConfigError
-from torchobj.loader import page, whole_pass
+from torchobj.loader import whole_pass
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iterable_position, resume
 from torchobj.loader.iterator import LoaderIterator, Progress
 from torchobj.loader.killed_worker import not_waiting_for_killed_workers
 from torchobj.loader.lookahead import Lookahead, check_lookahead
+from torchobj.loader.measure import page
+from torchobj.loader.measure.report import report
+from torchobj.loader.measure.stats import LoaderStats, Meter
+from torchobj.loader.measure.timeline import charts
 from torchobj.loader.packed_batch import packing_loader
-from torchobj.loader.report import report
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.sampler_state import check, drawing_from_a_copy, in_batches, state_between_passes, state_of
-from torchobj.loader.stats import LoaderStats, Meter
-from torchobj.loader.timeline import charts
 from torchobj.loader.view import starting_with
 from torchobj.stateful import checked
 

@@ -16,8 +16,8 @@ import torch.distributed
 from torchobj import _torchobj
 from torchobj.datasets import shared_values
 from torchobj.loader import import_timer
-from torchobj.loader.exposed import SlowestRank, TimedCollate, Totals
-from torchobj.loader.timeline import Sample, Timeline
+from torchobj.loader.measure.exposed import SlowestRank, TimedCollate, Totals
+from torchobj.loader.measure.timeline import Sample, Timeline
 from torchobj.telemetry.epochs import EPOCHS
 from torchobj.telemetry.names import CAUSES
 

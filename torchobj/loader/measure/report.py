@@ -1,7 +1,7 @@
 """Describes what limits a loader, from its statistics. Measures nothing."""
 
-from torchobj.loader.exposed import Exposed, SlowestRank
-from torchobj.loader.stats import LoaderStats
+from torchobj.loader.measure.exposed import Exposed, SlowestRank
+from torchobj.loader.measure.stats import LoaderStats
 from torchobj.telemetry.names import CAUSES
 
 #: Minimum measured time, without startup, before the report names the limit: a short pass has few batches

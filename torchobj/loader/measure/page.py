@@ -11,7 +11,7 @@ from pathlib import Path
 from torchobj import _torchobj
 from torchobj.config import StoreConfig, resolved
 from torchobj.exceptions import ConfigError
-from torchobj.loader.timeline import Chart
+from torchobj.loader.measure.timeline import Chart
 from torchobj.store.file_objects import NO_ATTRIBUTES
 
 #: Size of a chart in pixels, and its margins for the labels of the axes.
