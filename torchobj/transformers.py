@@ -16,7 +16,7 @@ from torchobj.exceptions import ConfigError
 from torchobj.loader._attach import attach_torch_loader, torch_loader_of
 from torchobj.loader.loader import AnnouncingLoader
 from torchobj.loader.lookahead import Lookahead
-from torchobj.loader.sampler_state import innermost
+from torchobj.loader.order.position import innermost
 from torchobj.urls import shown_url
 
 try:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from torchobj import ElasticDistributedSampler
 from torchobj.exceptions import ConfigError
-from torchobj.loader.permutation import Permutation
+from torchobj.loader.order.permutation import Permutation
 
 
 def permuted(size, seed=0, epoch=0):

@@ -3,6 +3,6 @@
 from torchobj.loader._attach import attach
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.loader import DataLoader
-from torchobj.loader.sampler import ElasticDistributedSampler
+from torchobj.loader.order.sampler import ElasticDistributedSampler
 
 __all__ = ["DataLoader", "ElasticDistributedSampler", "LookaheadBatchSampler", "attach"]

@@ -26,7 +26,7 @@ import torch.utils.data
 from torchobj.datasets.passes import UNCOUNTED, PassDataset, in_epoch
 from torchobj.datasets.shared_values import SharedNumber
 from torchobj.exceptions import ConfigError
-from torchobj.loader.sampler_state import packed, preserved_rng, unpacked
+from torchobj.loader.order.position import packed, preserved_rng, unpacked
 from torchobj.loader.view import changed_view, starting_with
 from torchobj.stateful import FailedState, checked, is_stateful
 

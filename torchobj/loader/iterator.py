@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from torchobj.exceptions import ConfigError
 from torchobj.loader.import_timer import Imported, imported
 from torchobj.loader.iterable_state import BatchWithState, IterablePass
-from torchobj.loader.sampler_state import PassPosition
+from torchobj.loader.order.position import PassPosition
 from torchobj.telemetry.ranges import profiled
 
 _NOTHING = object()

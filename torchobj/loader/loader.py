@@ -32,9 +32,9 @@ from torchobj.loader.measure import page
 from torchobj.loader.measure.report import report
 from torchobj.loader.measure.stats import LoaderStats, Meter
 from torchobj.loader.measure.timeline import charts
+from torchobj.loader.order.position import check, drawing_from_a_copy, in_batches, state_between_passes, state_of
+from torchobj.loader.order.sampler import ElasticDistributedSampler
 from torchobj.loader.packed_batch import packing_loader
-from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.sampler_state import check, drawing_from_a_copy, in_batches, state_between_passes, state_of
 from torchobj.loader.view import starting_with
 from torchobj.stateful import checked
 

@@ -26,8 +26,8 @@ from torchobj.datasets.memory_budget import AHEAD_SHARE
 from torchobj.datasets.wrappers import ObjectFinder
 from torchobj.exceptions import ConfigError, TorchobjError
 from torchobj.loader.iterator import Progress
-from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.sampler_state import Order, PassPosition, SamplerStates, in_batches, load
+from torchobj.loader.order.position import Order, PassPosition, SamplerStates, in_batches, load
+from torchobj.loader.order.sampler import ElasticDistributedSampler
 from torchobj.stateful import checked, is_stateful
 
 logger = logging.getLogger("torchobj")

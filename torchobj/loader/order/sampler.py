@@ -16,7 +16,7 @@ from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.rank_passes import RankPasses
 from torchobj.datasets.sample_ranks import detected_rank, given_rank
 from torchobj.exceptions import ConfigError
-from torchobj.loader.permutation import Permutation
+from torchobj.loader.order.permutation import Permutation
 
 __all__ = ["ElasticDistributedSampler"]
 
