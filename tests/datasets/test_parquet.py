@@ -489,21 +489,21 @@ def test_a_small_dictionary_that_decodes_to_more_than_memory_is_an_error():
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
 @pytest.mark.parametrize("is_list", [False, True])
 def test_a_large_row_group_with_one_long_value_is_read(monkeypatch, compression, is_list):
-    monkeypatch.setattr("torchobj.datasets.parquet_files._MAX_DECODED_BYTES", 2_500_000)
-    monkeypatch.setattr("torchobj.datasets.parquet_files._MAX_DECODED_RATIO", 0)
+    monkeypatch.setattr("torchobj.parquet.row_groups._MAX_DECODED_BYTES", 2_500_000)
+    monkeypatch.setattr("torchobj.parquet.row_groups._MAX_DECODED_RATIO", 0)
     texts = [*("ab" * (row % 7) for row in range(4000)), "y" * (100 if is_list else 50_000)]
     column = pa.array([[text, text] for text in texts] if is_list else texts)
     out = pa.BufferOutputStream()
     pq.write_table(pa.table({"t": column, "n": range(4001)}), out, compression=compression)
     put("skewed/a.parquet", out.getvalue().to_pybytes())
     assert [row["t"] for row in rows_of("skewed")] == column.to_pylist()
-    monkeypatch.setattr("torchobj.datasets.parquet_files._MAX_DECODED_BYTES", 90_000)
+    monkeypatch.setattr("torchobj.parquet.row_groups._MAX_DECODED_BYTES", 90_000)
     with pytest.raises(ParquetError, match=r"row group 0 cannot be decoded: .*more than 90000 bytes"):
         rows_of("skewed")
 
 
 def test_texts_that_repeat_the_start_of_the_text_before_are_read_and_bounded(monkeypatch):
-    monkeypatch.setattr("torchobj.datasets.parquet_files._MAX_DECODED_BYTES", 1_000_000)
+    monkeypatch.setattr("torchobj.parquet.row_groups._MAX_DECODED_BYTES", 1_000_000)
     texts = [f"s3://bucket/folder/{row:06}" for row in range(5000)]
     for name, values in (("good", texts), ("bad", ["p" * 2000 + str(row) for row in range(5000)])):
         out = pa.BufferOutputStream()

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import torchobj
-from torchobj.datasets.table_rows import TableRow
 from torchobj.exceptions import ConfigError
+from torchobj.parquet.rows import TableRow
 
 COLUMNS = {
     "f16": pa.array([1.5, None], pa.float16()),

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from torchobj._torchobj import Buffer
 from torchobj.config.checks import check
-from torchobj.datasets.shared_table import import_arrow
 from torchobj.exceptions import ConfigError
+from torchobj.parquet.arrow import import_arrow
 from torchobj.urls import shown_url
 
 logger = logging.getLogger("torchobj")

@@ -5,8 +5,6 @@ a file in memory, which the trainer and all its workers map; after that the trai
 imported when it is needed.
 """
 
-import functools
-import importlib
 import mmap
 import os
 import sys
@@ -15,20 +13,7 @@ from typing import Any, Self
 from torchobj.datasets import worker_process
 from torchobj.datasets.descriptors import Descriptors
 from torchobj.datasets.shared_values import SharedFile
-from torchobj.exceptions import ConfigError
-
-
-@functools.cache
-def import_arrow(module: str = "pyarrow") -> Any:
-    """Imports pyarrow, or a module of it.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"tables and Parquet files need pyarrow ({error}): pip install torchobj[manifest]") from error
+from torchobj.parquet.arrow import import_arrow
 
 
 class SharedTable:

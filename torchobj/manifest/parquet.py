@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from torchobj._torchobj import Buffer, ManifestBuilder, NativeManifest
 from torchobj.exceptions import ConfigError, ManifestError
-from torchobj.manifest.pages import DICTIONARY, WHOLE_TEXTS, largest_column, row_limit
+from torchobj.parquet.pages import DICTIONARY, WHOLE_TEXTS, largest_column, row_limit
 from torchobj.urls import CLOUD_SCHEMES, parse_url, shown_url
 
 __all__ = ["FORMAT", "check_installed", "read", "write"]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchobj.exceptions import ConfigError, TarIndexError
-from torchobj.manifest.pages import DICTIONARY, WHOLE_TEXTS, largest_column, row_limit
+from torchobj.parquet.pages import DICTIONARY, WHOLE_TEXTS, largest_column, row_limit
 from torchobj.urls import CLOUD_SCHEMES, parse_object_url, parse_url
 
 __all__ = [

@@ -16,7 +16,12 @@ from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
 from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.listing import DatasetListing, Shards
-from torchobj.datasets.parquet_files import (
+from torchobj.datasets.read_ahead import Group, read_ahead
+from torchobj.datasets.sample_ranks import SampleRanks
+from torchobj.datasets.sharding import Order, Segment, Uneven
+from torchobj.exceptions import ParquetError
+from torchobj.parquet.arrow import import_arrow
+from torchobj.parquet.row_groups import (
     FOOTER_BYTES,
     ParquetFile,
     RowGroup,
@@ -26,12 +31,7 @@ from torchobj.datasets.parquet_files import (
     read_row_group,
     with_schema,
 )
-from torchobj.datasets.read_ahead import Group, read_ahead
-from torchobj.datasets.sample_ranks import SampleRanks
-from torchobj.datasets.sharding import Order, Segment, Uneven
-from torchobj.datasets.shared_table import import_arrow
-from torchobj.datasets.table_rows import TableRow, converted, float_parts, unconverted, with_nan
-from torchobj.exceptions import ParquetError
+from torchobj.parquet.rows import TableRow, converted, float_parts, unconverted, with_nan
 from torchobj.shards.shard_urls import checked_urls
 from torchobj.urls import parse_url
 

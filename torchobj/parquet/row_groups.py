@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torchobj.datasets.shared_table import import_arrow
 from torchobj.exceptions import ConfigError, ParquetError
-from torchobj.manifest.pages import DELTA_TEXTS, DICTIONARY, DICTIONARY_PAGE, Chunk, Page, pages_of, read_footer
+from torchobj.parquet.arrow import import_arrow
+from torchobj.parquet.pages import DELTA_TEXTS, DICTIONARY, DICTIONARY_PAGE, Chunk, Page, pages_of, read_footer
 
 #: Bytes read from the end of a file at first, which contain most footers.
 FOOTER_BYTES = 64 << 10

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from torchobj.datasets.shared_table import import_arrow
 from torchobj.exceptions import ConfigError
+from torchobj.parquet.arrow import import_arrow
 
 
 class TableRow(dict[str, Any]):
