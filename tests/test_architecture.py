@@ -24,7 +24,7 @@ LAYERS = [
     ["store"],
     ["parquet", "files"],
     ["manifest"],
-    ["shards"],
+    ["shards", "workers"],
     ["datasets", "fsspec", "wds"],
     ["collate"],
     ["loader"],

@@ -23,7 +23,6 @@ from torchobj.compat import S3Reader as S3Reader
 from torchobj.compat import S3ReaderConstructor as S3ReaderConstructor
 from torchobj.compat import S3Writer as S3Writer
 from torchobj.config import AdvancedOptions, FileOptions, GCSOptions, S3Options, StoreConfig, load_config
-from torchobj.datasets.memory_budget import set_memory_budget
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
 from torchobj.shards import ShardWriter
@@ -31,6 +30,7 @@ from torchobj.store import ObjectInfo, Store
 from torchobj.store.file_objects import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
 from torchobj.store.reads import get, get_many
 from torchobj.telemetry import metrics
+from torchobj.workers.memory_budget import set_memory_budget
 
 if TYPE_CHECKING:
     from torchobj import checkpoint as checkpoint

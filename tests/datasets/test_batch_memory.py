@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchobj._torchobj import Buffer, process_number
-from torchobj.datasets.batch_memory import BatchMemory, view
+from torchobj.workers.batch_memory import BatchMemory, view
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from torchobj.datasets.shared_table import SharedTable
+from torchobj.workers.shared_table import SharedTable
 
 pa = pytest.importorskip("pyarrow")
 

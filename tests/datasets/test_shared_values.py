@@ -7,8 +7,8 @@ import pickle
 import pytest
 import torch
 
-from torchobj.datasets import worker_process
-from torchobj.datasets.shared_values import SharedCounter, SharedEpoch
+from torchobj.workers import process
+from torchobj.workers.shared_values import SharedCounter, SharedEpoch
 
 ADDED = 2000
 
@@ -56,10 +56,10 @@ def test_a_copy_in_a_process_that_is_no_worker_counts_for_itself():
     copy.add()
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    process = context.Process(target=add_and_return_total, args=(counter, queue))
-    process.start()
+    child = context.Process(target=add_and_return_total, args=(counter, queue))
+    child.start()
     assert queue.get() == 2
-    process.join()
+    child.join()
     assert (counter.total(), copy.total()) == (1, 2)
 
 
@@ -76,7 +76,7 @@ def test_ranks_that_are_started_by_multiprocessing_count_for_themselves(method):
 
 
 def begin_passes(epoch, loader, together, queue):
-    worker_process.in_worker = lambda: True
+    process.in_worker = lambda: True
     found = []
     for number in range(200):
         together.wait(30)

@@ -17,8 +17,9 @@ import torchobj
 from tests.support import warm_python
 from tests.support.prefetching import Taken
 from tests.support.ranks import environment_of, job_store
-from torchobj.datasets import lookahead_warning, worker_process
+from torchobj.datasets import lookahead_warning
 from torchobj.loader import _attach
+from torchobj.workers import process
 
 COUNT = 48
 
@@ -178,7 +179,7 @@ def test_a_prepared_loader_in_a_state_has_a_state_or_says_how_to_have_one(data, 
 def test_a_loader_that_prepare_replaced_is_told_to_attach_the_prepared_one(data, accelerator, caplog, monkeypatch):
     monkeypatch.setattr(lookahead_warning, "_disabled", False)
     monkeypatch.setattr(lookahead_warning, "_batches", 0)
-    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
     assert sorted(keys(accelerator.prepare(torchobj.DataLoader(data, batch_size=2)))) == list(range(COUNT))
     assert "call torchobj.attach(accelerator.prepare(loader)), because prepare returns another loader" in caplog.text
 

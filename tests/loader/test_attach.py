@@ -13,8 +13,9 @@ from torch.utils.data import ConcatDataset, DistributedSampler, RandomSampler, S
 import torchobj
 from tests.support.prefetching import Taken, stats
 from torchobj import exceptions
-from torchobj.datasets import lookahead_warning, worker_process
+from torchobj.datasets import lookahead_warning
 from torchobj.loader import batch_sampler, lookahead
+from torchobj.workers import process
 
 COUNT = 48
 
@@ -292,7 +293,7 @@ WARNS = [
 
 def _begin_log(file):
     """Logs to a file in a worker that is not forked. Workers of a forkserver share its state: nothing was warned yet."""
-    worker_process._warned = mmap.mmap(-1, 1 << 16)
+    process._warned = mmap.mmap(-1, 1 << 16)
     logging.getLogger("torchobj").addHandler(logging.FileHandler(file))
 
 
@@ -311,7 +312,7 @@ def fresh_log(monkeypatch, tmp_path):
     """Resets the warnings as in a new process; the file receives the log of this process and its workers."""
     monkeypatch.setattr(lookahead_warning, "_disabled", False)
     monkeypatch.setattr(lookahead_warning, "_batches", 0)
-    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
     logger, handler = logging.getLogger("torchobj"), logging.FileHandler(tmp_path.with_suffix(".log"))
     logger.addHandler(handler)
     yield Path(handler.baseFilename)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import torchobj
-from torchobj.datasets import worker_process
-from torchobj.datasets.shared_values import SharedCounter, SharedNumber
+from torchobj.workers import process
+from torchobj.workers.shared_values import SharedCounter, SharedNumber
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are those of Linux")
 CONTENT = b"the program's own" * 1000
@@ -133,7 +133,7 @@ def test_a_child_that_closes_them_uses_what_its_parent_created(tmp_path, tmp_pat
 
 
 def test_counters_and_numbers_whose_file_was_closed_change_no_other_file(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(worker_process, "is_first_warning", lambda _: True)
+    monkeypatch.setattr(process, "is_first_warning", lambda _: True)
     counter, number = SharedCounter(), SharedNumber()
     counter.add()
     number.set(5)

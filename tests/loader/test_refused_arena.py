@@ -4,8 +4,8 @@ import pytest
 
 import torchobj
 from torchobj import _torchobj
-from torchobj.datasets import memory_budget
 from torchobj.datasets.dataset_reader import DatasetReader
+from torchobj.workers import memory_budget
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 import torchobj
 from tests.support.ranks import run_ranks
-from torchobj.datasets import lookahead_warning, worker_process
+from torchobj.datasets import lookahead_warning
+from torchobj.workers import process
 
 SAYS = "each of 2 ranks reads all samples, so that every sample is repeated 2 times; pass "
 
@@ -135,7 +136,7 @@ def passes(rank, loaders, name, url, only_rank, log):
     dist.init_process_group("gloo")
     # Without what the process of the tests has warned of, and whether it has drawn ahead: a worker of a loader that draws ahead
     # says nothing.
-    worker_process._warned = mmap.mmap(-1, len(worker_process._warned))
+    process._warned = mmap.mmap(-1, len(process._warned))
     lookahead_warning._disabled = False
     logging.getLogger("torchobj").addHandler(logging.FileHandler(log))
     if only_rank in (None, rank):

@@ -21,9 +21,9 @@ from torchobj.cli.output import duration, human_size, print_line, shown
 from torchobj.cli.targets import URL, parse_target
 from torchobj.config import AdvancedOptions, StoreConfig
 from torchobj.config.explicit_fields import replace_fields
-from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.exceptions import StoreError
 from torchobj.store import Store
+from torchobj.workers.memory_budget import AHEAD_SHARE, budget_bytes
 
 #: Numbers of concurrent requests; the last one is doubled while the throughput rises.
 _LEVELS = (1, 4, 16, 64, 128, 256)

@@ -31,7 +31,6 @@ from torchobj.cli.output import command, counted, duration, escaped, human_size
 from torchobj.cli.targets import URL, parse_target
 from torchobj.config import GCSOptions, StoreConfig, config_file
 from torchobj.config.explicit_fields import replace_fields
-from torchobj.datasets.memory_budget import budget_bytes
 from torchobj.exceptions import (
     AccessDeniedError,
     ConfigError,
@@ -45,6 +44,7 @@ from torchobj.exceptions import (
 )
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import Url, shown_url
+from torchobj.workers.memory_budget import budget_bytes
 
 _MARKS = {"ok": "ok", "note": "-", "warning": "!", "failed": "FAILED"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchobj import _torchobj
 from torchobj.cli.output import human_size, rows
-from torchobj.datasets.memory_budget import memory_bytes
+from torchobj.workers.memory_budget import memory_bytes
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  it is only measured
 

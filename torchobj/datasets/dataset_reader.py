@@ -10,12 +10,13 @@ from typing import Any, Generic, TypeVar
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig, by_prefix
-from torchobj.datasets import lookahead_warning, ragged, worker_process  # noqa: F401  registers readers with default_collate
-from torchobj.datasets.descriptors import Descriptors
-from torchobj.datasets.memory_budget import budget_bytes, record_refusal, start_prefetcher
+from torchobj.datasets import lookahead_warning, ragged  # noqa: F401  registers readers with default_collate
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.manifest import Manifest
 from torchobj.urls import parse_url
+from torchobj.workers import process
+from torchobj.workers.descriptors import Descriptors
+from torchobj.workers.memory_budget import budget_bytes, record_refusal, start_prefetcher
 
 #: What identifies an object: its index in a manifest, or an `ObjectRef`.
 Key = TypeVar("Key")
@@ -52,15 +53,15 @@ class DatasetReader(Generic[Key]):
         To be called before workers are forked, which inherit it. None in a worker that was started before the source
         existed, if the system refuses the shared memory, and on systems without a prefetcher.
         """
-        process = _torchobj.process_number()
-        if process in self._sources:
-            return self._sources[process]
-        if not worker_process.in_worker():
+        own = _torchobj.process_number()
+        if own in self._sources:
+            return self._sources[own]
+        if not process.in_worker():
             if not start_prefetcher():
                 return None
-            return self._sources.setdefault(process, self._create_source(budget_bytes()))
+            return self._sources.setdefault(own, self._create_source(budget_bytes()))
         if self._sent is not None:
-            return self._attach(process)
+            return self._attach(own)
         # A forked worker inherits the sources of its ancestors too.
         parent = multiprocessing.parent_process()
         if parent is None:
@@ -69,19 +70,19 @@ class DatasetReader(Generic[Key]):
         sources = [found for number, found in [*self._sources.items()] if _torchobj.process_id(number) == parent.pid]
         return sources[-1] if sources else None
 
-    def _attach(self, process: int) -> "_torchobj.ObjectSource | None":
+    def _attach(self, own: int) -> "_torchobj.ObjectSource | None":
         """The source that was sent to this worker."""
         assert self._sent is not None  # noqa: S101  checked by the caller
-        worker_process.exit_with_trainer()
+        process.exit_with_trainer()
         (owner, number, descriptors), self._sent = self._sent, None
         try:
             file, eventfd = descriptors.copies()
-            self._sources[process] = _torchobj.ObjectSource.attach(owner, number, file, eventfd, self.manifest)
+            self._sources[own] = _torchobj.ObjectSource.attach(owner, number, file, eventfd, self.manifest)
         except OSError as error:
             # The address space and the open files of a spawned worker may be limited separately.
             record_refusal(error)
             return None
-        return self._sources[process]
+        return self._sources[own]
 
     def read(self, keys: Sequence[Key], *, return_errors: bool = True) -> list[Any]:
         """Readers of objects, read concurrently. Announced objects may be in memory already.
@@ -103,7 +104,7 @@ class DatasetReader(Generic[Key]):
         return [] if source is None else source.to_announce(keys)  # type: ignore[arg-type]  # as above
 
     def __getstate__(self) -> dict[str, Any]:
-        spawning = worker_process.is_pickling_for_spawn()
+        spawning = process.is_pickling_for_spawn()
         source, sent = self._sources.get(_torchobj.process_number()), None
         if spawning and source is not None:
             sent = source.owner, source.number, Descriptors.to_new_process(*source.descriptors())

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer
-from torchobj.datasets.shared_values import SharedCounter
 from torchobj.exceptions import ConfigError
+from torchobj.workers.shared_values import SharedCounter
 
 logger = logging.getLogger("torchobj")
 

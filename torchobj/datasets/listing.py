@@ -15,7 +15,7 @@ from torchobj.config import (
     store_config_of_all,
 )
 from torchobj.config.checks import check
-from torchobj.datasets import manifest_broadcast, worker_process
+from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.dataset_reader import ManifestReader
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.manifest import Manifest
@@ -23,6 +23,7 @@ from torchobj.manifest.manifest import KeyFilter
 from torchobj.shards.shard_urls import find_shards
 from torchobj.store.nearest_keys import nearest_keys
 from torchobj.urls import Url, canonical_url, shown_url
+from torchobj.workers import process
 
 logger = logging.getLogger("torchobj")
 
@@ -125,7 +126,7 @@ class DatasetListing:
         #: Identifies the process group whose ranks agree on the objects.
         self._agreed_in: str | None = None
         self._reader: ManifestReader | None = None
-        self._lock = worker_process.ProcessLock()
+        self._lock = process.ProcessLock()
 
     @classmethod
     def of(
@@ -268,9 +269,9 @@ class DatasetListing:
                 self._manifest = self._manifest or Manifest.from_urls(self._source)
             elif self._manifest is None:
                 name = self.name
-                if warns and worker_process.is_first_to_repeat("listing"):
+                if warns and process.is_first_to_repeat("listing"):
                     logger.warning(BY_WORKERS, name, self._action)
-                with worker_process.logged_once(f"listing of {name}"):
+                with process.logged_once(f"listing of {name}"):
                     found = manifest_broadcast.broadcast(name, self._load, Manifest)
                 if self._url is None:
                     self._configs = _configs_of(found, self.config, self._parse)
@@ -300,7 +301,7 @@ class DatasetListing:
         """The pages of the listing as they arrive, each once. None if the listing exists, or if other ranks or workers
         need it too. Call `keep` at the end.
         """
-        if self._url is None or self._manifest is not None or worker_process.in_worker() or manifest_broadcast.in_job():
+        if self._url is None or self._manifest is not None or process.in_worker() or manifest_broadcast.in_job():
             return None
         return _torchobj.ManifestPages(self._store(), self._url.base, self._url.key, *self._filter)
 
@@ -329,7 +330,7 @@ class DatasetListing:
         return self.objects().digest() if self.is_of_manifest else None
 
     def __getstate__(self) -> dict[str, Any]:
-        if worker_process.is_pickling_for_spawn():
+        if process.is_pickling_for_spawn():
             self.manifest()
         # A process that unpickles this is a worker of the job, or belongs to another job: the agreement stays valid.
         is_named = self._manifest is not None and isinstance(self._source, list)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.utils.data
 
-from torchobj.datasets import worker_process
+from torchobj.workers import process
 
 logger = logging.getLogger("torchobj")
 
@@ -49,13 +49,13 @@ def disabled_in_workers(num_workers: int) -> Iterator[None]:
 def note_batch(dataset: Any) -> None:
     """Records that a DataLoader reads a batch of `dataset` that was not announced as far as is known."""
     global _batches  # noqa: PLW0603  state of the process
-    if _disabled or worker_process.has_warned("announcement"):
+    if _disabled or process.has_warned("announcement"):
         return
     worker = torch.utils.data.get_worker_info()
     if worker is not None and not (worker.id == 0 and _objects_are_known(worker.dataset, dataset)):
         return
     _batches += 1
-    if _batches == _MIN_BATCHES and worker_process.is_first_warning("announcement"):
+    if _batches == _MIN_BATCHES and process.is_first_warning("announcement"):
         logger.warning(
             "batches are read only when they are needed, because the DataLoader does not announce them. Use "
             "torchobj.DataLoader or torchobj.attach(loader) to read ahead. With Accelerate call "

@@ -23,9 +23,9 @@ from typing import Any, SupportsBytes, TypeVar
 import torch.distributed
 
 from torchobj import exceptions
-from torchobj.datasets import worker_process
 from torchobj.exceptions import ManifestMismatchError, TorchobjError
 from torchobj.manifest import Manifest
+from torchobj.workers import process
 
 logger = logging.getLogger("torchobj")
 
@@ -121,8 +121,8 @@ def _nonce(rank: int, store: Any, what: str) -> str:
 
 def _rank() -> int | None:
     """The rank of this process if there are several, and it is not a DataLoader worker."""
-    number, world_size = worker_process.rank(None)
-    return None if world_size == 1 or worker_process.in_worker() else number
+    number, world_size = process.rank(None)
+    return None if world_size == 1 or process.in_worker() else number
 
 
 def _job(what: str = "a dataset") -> _Job | None:

@@ -6,12 +6,13 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.config import StoreConfig
-from torchobj.datasets import lookahead_warning, worker_process
+from torchobj.datasets import lookahead_warning
 from torchobj.datasets.base import Sample_co, position_of, positions_of
 from torchobj.datasets.failures import Failure, FailurePolicy, neighbours
-from torchobj.datasets.memory_budget import HAS_PREFETCHER
 from torchobj.datasets.sharding import Order
 from torchobj.telemetry.ranges import profiled
+from torchobj.workers import process
+from torchobj.workers.memory_budget import HAS_PREFETCHER
 
 
 class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
@@ -35,7 +36,7 @@ class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
             IndexError: There is no such sample.
             StoreError: An object of it cannot be read.
         """
-        if worker_process.in_worker():
+        if process.in_worker():
             self._torchobj_note_batch()
         sample: Sample_co = self._torchobj_samples([position_of(index, self)])[0]
         return sample

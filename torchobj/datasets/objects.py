@@ -8,13 +8,13 @@ from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
-from torchobj.datasets import worker_process
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError
 from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.read_ahead import Group, grouped, read_ahead
 from torchobj.datasets.sharding import Order
+from torchobj.workers import process
 
 __all__ = ["ObjectDataset"]
 
@@ -110,7 +110,7 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
         )
 
     def __getstate__(self) -> object:
-        if worker_process.is_pickling_for_spawn():
+        if process.is_pickling_for_spawn():
             self._torchobj_prepare()
         return super().__getstate__()
 

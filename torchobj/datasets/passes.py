@@ -13,15 +13,15 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.config.checks import check
-from torchobj.datasets import worker_process
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.context import setting
 from torchobj.datasets.failures import SKIPPED, FailurePolicy, OnIterableError
 from torchobj.datasets.rank_passes import RankPasses
 from torchobj.datasets.sample_ranks import SampleRanks, callers
 from torchobj.datasets.sharding import Shard
-from torchobj.datasets.shared_values import SharedEpoch
 from torchobj.exceptions import ConfigError
+from torchobj.workers import process
+from torchobj.workers.context import setting
+from torchobj.workers.shared_values import SharedEpoch
 
 logger = logging.getLogger("torchobj")
 
@@ -132,7 +132,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         self._epoch, self._rank_passes = SharedEpoch(), RankPasses()
         # Number of passes that this worker has begun.
         self._begun = 0
-        self._rank: worker_process.Rank | None = None
+        self._rank: process.Rank | None = None
         # Of the iterator that was started last in this process.
         self._progress: PassProgress | None = None
         # The start of the next iterator, if it is of that epoch.
@@ -245,7 +245,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        if worker_process.is_pickling_for_spawn() and self._ranks.is_divided:
+        if process.is_pickling_for_spawn() and self._ranks.is_divided:
             # In a spawned worker torch.distributed is not initialised, and the loop is not on the stack.
             state["_rank"] = self._ranks.rank(self._rank)
         # The iterator belongs to this process.
@@ -320,7 +320,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
                 )
         done, position = (resumed.done, resumed.position) if resumed is not None and is_resumed else (0, None)
         end = None
-        if _given_epoch.get() is None and not worker_process.in_worker() and epoch == self._epoch.next():
+        if _given_epoch.get() is None and not process.in_worker() and epoch == self._epoch.next():
             self.count_pass(epoch)
             end = self._rank_passes.end
         self._progress = PassProgress(self.seed, epoch, done, shape, position, end)

@@ -18,12 +18,12 @@ import torch.utils.data
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
-from torchobj.datasets.context import setting
 from torchobj.datasets.dataset_reader import DatasetReader, Key, ManifestReader
-from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Order
-from torchobj.datasets.shared_values import of_loader
+from torchobj.workers.context import setting
+from torchobj.workers.memory_budget import AHEAD_SHARE, budget_bytes
+from torchobj.workers.shared_values import of_loader
 
 #: Number of objects per request to the prefetcher.
 _GROUP_OBJECTS = 32

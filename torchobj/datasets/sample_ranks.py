@@ -20,10 +20,10 @@ import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchobj.config.checks import check
-from torchobj.datasets import worker_process
-from torchobj.datasets.context import setting
-from torchobj.datasets.worker_process import Rank
 from torchobj.exceptions import ConfigError
+from torchobj.workers import process
+from torchobj.workers.context import setting
+from torchobj.workers.process import Rank
 
 logger = logging.getLogger("torchobj")
 
@@ -163,7 +163,7 @@ def detected_rank(recorded: Rank | None) -> Rank:
     by_library = rank_of_library()
     if by_library is not None:
         return by_library
-    found = worker_process.rank(recorded)
+    found = process.rank(recorded)
     info = torch.utils.data.get_worker_info()
     if info is None or (info.id == 0 and recorded is None):
         _warn_if_unknown(found)
@@ -209,7 +209,7 @@ def _warn_if_unknown(found: Rank) -> None:
     expected = os.environ.get("WORLD_SIZE", "")
     if found.world_size > 1:
         shared = model_dimensions()
-        if not shared or not worker_process.is_first_warning("mesh"):
+        if not shared or not process.is_first_warning("mesh"):
             return
         logger.warning(
             "a device mesh has the dimension %s, whose ranks usually need the same samples, but samples are divided "
@@ -217,7 +217,7 @@ def _warn_if_unknown(found: Rank) -> None:
             ", ".join(map(repr, shared)),
             found.world_size,
         )
-    elif expected.isdecimal() and int(expected) > 1 and worker_process.is_first_warning("world size"):
+    elif expected.isdecimal() and int(expected) > 1 and process.is_first_warning("world size"):
         logger.warning(
             "WORLD_SIZE=%s is set, but torch.distributed is not initialised, so that each rank yields the samples of "
             "all; initialise it before the loop, or pass rank= and world_size= to the dataset or sampler",

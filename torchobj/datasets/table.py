@@ -17,7 +17,6 @@ from torchobj.datasets.base import Sample_co
 from torchobj.datasets.csv_table import CsvFormat, csv_format, csv_table
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.objects import ObjectDataset
-from torchobj.datasets.shared_table import SharedTable
 from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError, ParquetError
 from torchobj.manifest.manifest import url_of_file
 from torchobj.parquet.arrow import import_arrow
@@ -26,6 +25,7 @@ from torchobj.parquet.rows import TableRow, converted, float_parts, unconverted,
 from torchobj.shards.shard_urls import note_prefix
 from torchobj.store.reads import get_many
 from torchobj.urls import ALIASES, CLOUD_SCHEMES, SCHEMES, parse_url, shown_url
+from torchobj.workers.shared_table import SharedTable
 
 __all__ = ["TableDataset"]
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch.distributed
 import torch.utils.data
 
-from torchobj.datasets import lookahead_warning, worker_process
+from torchobj.datasets import lookahead_warning
 from torchobj.datasets.sample_ranks import model_dimensions, rank_of_library
-from torchobj.datasets.worker_process import Rank
 from torchobj.datasets.wrappers import datasets_within
+from torchobj.workers import process
+from torchobj.workers.process import Rank
 
 logger = logging.getLogger("torchobj")
 
@@ -32,7 +33,7 @@ def note_pass(dataset: Any, advice: str, *, samples: str = "", recorded: Rank | 
         samples: Identifies the samples beside the name of the dataset: those of ranks may differ.
         recorded: The rank of the trainer, in a worker that was spawned.
     """
-    rank = rank_of_library() or worker_process.rank(recorded)
+    rank = rank_of_library() or process.rank(recorded)
     # Ranks of one model get the same samples.
     if rank.world_size == 1 or model_dimensions():
         return
@@ -41,10 +42,10 @@ def note_pass(dataset: Any, advice: str, *, samples: str = "", recorded: Rank | 
     if key in _noted:
         return
     _noted.add(key)
-    if worker_process.in_worker():
+    if process.in_worker():
         info = torch.utils.data.get_worker_info()
         speaks = rank.number == 1 and info is not None and info.id == 0 and not lookahead_warning.is_disabled()
-        is_second = speaks and worker_process.is_first_warning(key)
+        is_second = speaks and process.is_first_warning(key)
     else:
         is_second = _is_second_rank(key, rank.number)
     if is_second:

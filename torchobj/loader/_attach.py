@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import torch.utils.data
 
-from torchobj.datasets import worker_process
 from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterator import MeteredIterator
 from torchobj.loader.loader import AnnouncingLoader
 from torchobj.loader.lookahead import check_lookahead
+from torchobj.workers import process
 
 __all__ = ["attach"]
 
@@ -56,7 +56,7 @@ def attach(loader: _Loader, *, lookahead: int | None = None) -> _Loader:
         [[0, 1], [2, 3], [4]]
     """
     attach_torch_loader(loader, lookahead)
-    if torch_loader_of(loader) is not loader and worker_process.rank(None).number == 0:
+    if torch_loader_of(loader) is not loader and process.rank(None).number == 0:
         _warn_of_local_folders()
     return loader
 

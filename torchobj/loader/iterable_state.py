@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import torch.utils.data
 
 from torchobj.datasets.passes import UNCOUNTED, PassDataset, in_epoch
-from torchobj.datasets.shared_values import SharedNumber
 from torchobj.exceptions import ConfigError
 from torchobj.loader.order.position import packed, preserved_rng, unpacked
 from torchobj.loader.view import changed_view, starting_with
 from torchobj.stateful import FailedState, checked, is_stateful
+from torchobj.workers.shared_values import SharedNumber
 
 logger = logging.getLogger("torchobj")
 

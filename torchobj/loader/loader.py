@@ -17,9 +17,7 @@ from typing_extensions import TypeVar
 from torchobj import decode
 from torchobj.datasets import lookahead_warning, manifest_broadcast
 from torchobj.datasets.base import PerObjectDataset
-from torchobj.datasets.batch_memory import BatchMemory
 from torchobj.datasets.decoders import import_decoders
-from torchobj.datasets.memory_budget import prefetcher_is_refused
 from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_flight_of, object_finder, prepare_workers
 from torchobj.exceptions import ConfigError
 from torchobj.loader import whole_pass
@@ -37,6 +35,8 @@ from torchobj.loader.order.sampler import ElasticDistributedSampler
 from torchobj.loader.packed_batch import packing_loader
 from torchobj.loader.view import starting_with
 from torchobj.stateful import checked
+from torchobj.workers.batch_memory import BatchMemory
+from torchobj.workers.memory_budget import prefetcher_is_refused
 
 __all__ = ["AnnouncingLoader", "DataLoader"]
 

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from torchobj import _torchobj
-from torchobj.datasets.memory_budget import AHEAD_SHARE
 from torchobj.datasets.wrappers import ObjectFinder
 from torchobj.exceptions import ConfigError, TorchobjError
 from torchobj.loader.iterator import Progress
 from torchobj.loader.order.position import Order, PassPosition, SamplerStates, in_batches, load
 from torchobj.loader.order.sampler import ElasticDistributedSampler
 from torchobj.stateful import checked, is_stateful
+from torchobj.workers.memory_budget import AHEAD_SHARE
 
 logger = logging.getLogger("torchobj")
 

@@ -21,8 +21,8 @@ from torch.multiprocessing.reductions import reduce_storage
 
 from torchobj import collate
 from torchobj._torchobj import Buffer
-from torchobj.datasets.batch_memory import SMALL_BYTES, BatchMemory, aligned, is_view, view
 from torchobj.loader.view import changed_view, starting_with
+from torchobj.workers.batch_memory import SMALL_BYTES, BatchMemory, aligned, is_view, view
 
 #: Maximum size of all small storages of a batch that are sent through the queue: the size of its pipe.
 _MAX_INLINE_BYTES = 64 << 10

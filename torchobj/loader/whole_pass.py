@@ -4,10 +4,11 @@ from typing import Any
 
 import torch.utils.data
 
-from torchobj.datasets import undivided, worker_process
+from torchobj.datasets import undivided
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.wrappers import datasets_within, object_finder
 from torchobj.loader.iterable_state import TrackedDataset
+from torchobj.workers import process
 
 _ADVICE = (
     "sampler=torchobj.ElasticDistributedSampler(dataset), or torch's DistributedSampler, to divide them, or "
@@ -21,7 +22,7 @@ _COMPARED = 32
 def note_pass(loader: Any) -> None:
     """Records the pass that a loader begins, in the process of the loop."""
     dataset = loader.dataset
-    if worker_process.rank(None).world_size == 1:
+    if process.rank(None).world_size == 1:
         return
     if isinstance(dataset, TrackedDataset):
         dataset = dataset.dataset

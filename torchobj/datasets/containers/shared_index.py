@@ -4,12 +4,13 @@ import logging
 import os
 from typing import Any
 
-from torchobj.datasets import manifest_broadcast, worker_process
+from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.containers.tar_samples import Decode, warn_of_decode
 from torchobj.datasets.listing import BY_WORKERS, DatasetListing
-from torchobj.datasets.shared_table import SharedTable
 from torchobj.shards.index import TarIndex
 from torchobj.shards.index_file import TarShard
+from torchobj.workers import process
+from torchobj.workers.shared_table import SharedTable
 
 logger = logging.getLogger("torchobj")
 
@@ -33,7 +34,7 @@ class SharedIndex:
         #: Shards, samples and members of the index, once it was read.
         self._tables: tuple[tuple[TarShard, ...], SharedTable, SharedTable] | None = None
         self._index: TarIndex | None = None
-        self._lock = worker_process.ProcessLock()
+        self._lock = process.ProcessLock()
 
     def __repr__(self) -> str:
         return "not indexed yet" if self._tables is None else f"{len(self._tables[1])} samples"
@@ -55,9 +56,9 @@ class SharedIndex:
     def _found(self) -> TarIndex:
         listing = self._listing
         name = f"the index of {listing.name}"
-        if worker_process.is_first_to_repeat("index"):
+        if process.is_first_to_repeat("index"):
             logger.warning(BY_WORKERS, listing.name, "reads the index")
-        with worker_process.logged_once(name):
+        with process.logged_once(name):
             manifest = listing.objects(warns=False)
 
             def read() -> TarIndex:

@@ -21,11 +21,11 @@ from torchobj.datasets.listing import DatasetListing, Shards
 from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment
-from torchobj.datasets.shared_values import SharedNumber
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest import Manifest
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls, compression
 from torchobj.urls import parse_url
+from torchobj.workers.shared_values import SharedNumber
 
 __all__ = ["TarIterableDataset"]
 

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchobj.datasets.shared_values import SharedSums
 from torchobj.loader.import_timer import imported
 from torchobj.telemetry.ranges import profiled
+from torchobj.workers.shared_values import SharedSums
 
 
 class Exposed(NamedTuple):

@@ -14,12 +14,12 @@ import numpy as np
 import torch.distributed
 
 from torchobj import _torchobj
-from torchobj.datasets import shared_values
 from torchobj.loader import import_timer
 from torchobj.loader.measure.exposed import SlowestRank, TimedCollate, Totals
 from torchobj.loader.measure.timeline import Sample, Timeline
 from torchobj.telemetry.epochs import EPOCHS
 from torchobj.telemetry.names import CAUSES
+from torchobj.workers import shared_values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ import torch.utils.data
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer
-from torchobj.datasets import worker_process
-from torchobj.datasets.descriptors import Descriptors
-from torchobj.datasets.memory_budget import start_prefetcher
+from torchobj.workers import process
+from torchobj.workers.descriptors import Descriptors
+from torchobj.workers.memory_budget import start_prefetcher
 
 logger = logging.getLogger("torchobj")
 
@@ -134,7 +134,7 @@ class BatchMemory:
         """Memory of this process for the workers of an iterator; None if the system has none, or refuses it."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if 0 <= limit < _MIN_OPEN_FILES:
-            if worker_process.is_first_warning("few open files"):
+            if process.is_first_warning("few open files"):
                 logger.warning(
                     "batches take memory that is not recycled: this process may open %d files, and recycled memory "
                     "needs %d; raise the limit (ulimit -n)",
@@ -202,7 +202,7 @@ class BatchMemory:
     def use(self) -> None:
         """Makes this the memory of the current process, a worker."""
         if self._descriptors is not None:
-            worker_process.exit_with_trainer()
+            process.exit_with_trainer()
             try:
                 file, eventfd = self._descriptors.copies()
                 self._native = _torchobj.NativeBlocks.attach(self._owner, file, eventfd)
@@ -223,7 +223,7 @@ class BatchMemory:
             self._native.reclaim(exited)
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._native is None or not worker_process.is_pickling_for_spawn():
+        if self._native is None or not process.is_pickling_for_spawn():
             raise TypeError("the memory of a loader can be sent to the loader's workers only")
         descriptors = Descriptors.to_new_process(*self._native.descriptors())
         return {"owner": self._native.owner, "descriptors": descriptors, "first_number": self._first_number}

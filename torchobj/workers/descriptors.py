@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer
-from torchobj.datasets import worker_process
 from torchobj.manifest import Manifest
+from torchobj.workers import process
 
 
 def _identity(number: int, fstat: Callable[[int], os.stat_result] = os.fstat) -> tuple[int, int] | None:
@@ -104,7 +104,7 @@ def _reduce_buffer(buffer: Buffer) -> Any:
 
 def _reduce_manifest(manifest: Manifest) -> Any:
     number = manifest.descriptor()
-    if number is None or not worker_process.is_pickling_for_spawn():
+    if number is None or not process.is_pickling_for_spawn():
         return manifest.__reduce__()
     return _received, (Descriptors.to_new_process(number), manifest.bases(), manifest.digest())
 

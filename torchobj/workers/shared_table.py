@@ -10,10 +10,10 @@ import os
 import sys
 from typing import Any, Self
 
-from torchobj.datasets import worker_process
-from torchobj.datasets.descriptors import Descriptors
-from torchobj.datasets.shared_values import SharedFile
 from torchobj.parquet.arrow import import_arrow
+from torchobj.workers import process
+from torchobj.workers.descriptors import Descriptors
+from torchobj.workers.shared_values import SharedFile
 
 
 class SharedTable:
@@ -34,7 +34,7 @@ class SharedTable:
     def __init__(self, table: Any) -> None:
         self._table = table
         self._file: SharedFile | None = None
-        self._lock = worker_process.ProcessLock()
+        self._lock = process.ProcessLock()
         self._set_up()
 
     def _set_up(self) -> None:
@@ -76,7 +76,7 @@ class SharedTable:
         return f"<SharedTable, {len(self)} rows, columns: {', '.join(self._columns)}>"
 
     def __reduce__(self) -> Any:
-        if sys.platform == "linux" and worker_process.is_pickling_for_spawn():
+        if sys.platform == "linux" and process.is_pickling_for_spawn():
             return self._received, (Descriptors.to_new_process(self._descriptor()),)
         sink = import_arrow().BufferOutputStream()
         _write(self._table, sink)
@@ -102,7 +102,7 @@ class SharedTable:
     @classmethod
     def _received(cls, descriptors: Descriptors) -> Self:
         shared = cls.__new__(cls)
-        shared._lock = worker_process.ProcessLock()
+        shared._lock = process.ProcessLock()
         shared._map(SharedFile(*descriptors.copies()))
         return shared
 

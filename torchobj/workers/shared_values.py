@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch.utils.data
 
 from torchobj import _torchobj
-from torchobj.datasets import worker_process
-from torchobj.datasets.context import setting
-from torchobj.datasets.descriptors import Descriptor, Descriptors
+from torchobj.workers import process
+from torchobj.workers.context import setting
+from torchobj.workers.descriptors import Descriptor, Descriptors
 
 logger = logging.getLogger("torchobj")
 
@@ -43,7 +43,7 @@ class _Shared:
         self._process, self._file = _torchobj.process_number(), SharedFile.create("torchobj-shared", content)
 
     def _own(self) -> "SharedFile":
-        if self._process != _torchobj.process_number() and not worker_process.in_worker():
+        if self._process != _torchobj.process_number() and not process.in_worker():
             _Shared.__init__(self, self._file.content())
         return self._file
 
@@ -52,7 +52,7 @@ class _Shared:
         return self._own().numbers
 
     def __getstate__(self) -> dict[str, Any]:
-        if worker_process.is_pickling_for_spawn():
+        if process.is_pickling_for_spawn():
             return {"process": self._process, "descriptors": Descriptors.to_new_process(self._own().descriptor)}
         return {"content": self._own().content()}
 
@@ -161,7 +161,7 @@ class SharedCounter(_Shared):
                 try:
                     os.write(counter._own().descriptor, b"\0")
                 except OSError as error:
-                    if worker_process.is_first_warning("closed counter"):
+                    if process.is_first_warning("closed counter"):
                         logger.warning("failed samples are not counted: %s", error)
 
     def total(self) -> int:
