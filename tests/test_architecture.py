@@ -25,6 +25,7 @@ LAYERS = [
     ["parquet", "files"],
     ["manifest"],
     ["shards", "workers"],
+    ["ranks"],
     ["datasets", "fsspec", "wds"],
     ["collate"],
     ["loader"],

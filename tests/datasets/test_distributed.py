@@ -17,7 +17,7 @@ from tests.support import ranks
 from tests.support.long_tables import often
 from tests.support.ranks import run_ranks, started
 from torchobj import exceptions
-from torchobj.datasets import manifest_broadcast
+from torchobj.ranks import broadcast
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def rank_0_begins_no_pass(rank, bucket, config):
     for _ in range(3):
         data = kind_of("iterable", bucket, config)
         len(data.manifest)
-        manifest_broadcast._PASS_S = 0.1 if not waits else 1000.0
+        broadcast._PASS_S = 0.1 if not waits else 1000.0
         waits.append(len(list(data)) if rank == 1 else 5)
     dist.barrier()
     return waits
@@ -191,7 +191,7 @@ def test_a_rank_waits_once_for_one_that_begins_no_pass(filled):
 
 def only_rank_1(rank, bucket, config):
     dist.init_process_group("gloo")
-    manifest_broadcast._PASS_S = 0.2
+    broadcast._PASS_S = 0.2
     data = kind_of("iterable", bucket, config)
     assert len(data.manifest) == 10
     found = len(list(data)) if rank == 1 else None
@@ -205,7 +205,7 @@ def test_another_rank_may_begin_a_pass_alone_after_some_seconds(filled):
 
 def later_than_the_others(rank, bucket, config):
     dist.init_process_group("gloo")
-    manifest_broadcast._PASS_S = 0.2
+    broadcast._PASS_S = 0.2
     if rank == 0:
         len(kind_of("map", bucket, config))
         add(bucket, config, "added")
@@ -294,7 +294,7 @@ def test_a_restarted_job_does_not_read_the_listings_and_failures_of_an_earlier_a
 
 def different_urls(rank, bucket, config):
     dist.init_process_group("gloo")
-    manifest_broadcast._OTHER_NAMES_S = 0.2
+    broadcast._OTHER_NAMES_S = 0.2
     same = len(torchobj.S3MapDataset(f"s3://{bucket}/train/1", config=config))
     try:
         return same, len(torchobj.S3MapDataset(f"s3://{bucket}/{('train', 'other')[rank]}/", config=config))
@@ -430,7 +430,7 @@ def left_alone(rank, bucket, config):
     dist.init_process_group("gloo")
     samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
     if rank == 1:
-        manifest_broadcast._TIMEOUT = datetime.timedelta(seconds=0.2)
+        broadcast._TIMEOUT = datetime.timedelta(seconds=0.2)
         try:
             len(samples)
         finally:

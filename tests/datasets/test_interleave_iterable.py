@@ -17,8 +17,8 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 import torchobj
 from tests.support.long_tables import often
 from tests.support.prefetching import Taken
-from torchobj.datasets.sharding import Shard
 from torchobj.exceptions import ConfigError
+from torchobj.ranks.sharding import Shard
 
 STRATEGIES = ("first_exhausted", "all_exhausted")
 LENGTHS = (60, 150, 90)

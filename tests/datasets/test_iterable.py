@@ -26,7 +26,7 @@ from tests.support.iterables import (
 )
 from tests.support.prefetching import all_free, eventually, stats
 from torchobj import exceptions
-from torchobj.datasets.sharding import Shard, in_order, shuffled
+from torchobj.ranks.sharding import Shard, in_order, shuffled
 
 # test_each_store.py reads from GCS in each run.
 pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))

@@ -17,8 +17,8 @@ import torch
 import torchobj
 from tests.support.long_tables import often
 from torchobj.datasets.containers import parquet
-from torchobj.datasets.sharding import Shard
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, ParquetError
+from torchobj.ranks.sharding import Shard
 
 FILES, GROUP = 5, 60
 

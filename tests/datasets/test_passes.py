@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import torchobj
 from tests.support.iterables import COUNT, dataset, flat, numbers, write_objects
 from tests.support.long_tables import often
-from torchobj.datasets.sharding import shuffled
+from torchobj.ranks.sharding import shuffled
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),

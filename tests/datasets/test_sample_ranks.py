@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torchobj
 from tests.support.iterables import COUNT, dataset, number_of, numbers, write_objects
 from torchobj import exceptions
-from torchobj.datasets.sample_ranks import detected_rank, given_rank
+from torchobj.ranks.sample_ranks import detected_rank, given_rank
 from torchobj.workers import process
 
 

@@ -10,8 +10,8 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 import torchobj
 from tests.support.long_tables import often
 from tests.support.prefetching import eventually, stats
-from torchobj.datasets.sharding import Shard
 from torchobj.exceptions import ConfigError
+from torchobj.ranks.sharding import Shard
 
 SHARDS = 7
 

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset
 import torchobj
 from tests.support.long_tables import often
 from torchobj import _torchobj
-from torchobj.datasets.sharding import in_order
+from torchobj.ranks.sharding import in_order
 
 COUNT = 64
 LIMIT_S = 30.0

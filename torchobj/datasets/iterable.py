@@ -12,17 +12,18 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check_kinds
-from torchobj.datasets import manifest_broadcast, undivided
+from torchobj.datasets import undivided
 from torchobj.datasets.base import PerObjectDataset, Sample_co
 from torchobj.datasets.failures import Failure, OnIterableError
 from torchobj.datasets.listing import DatasetListing, OnChange
 from torchobj.datasets.passes import PassDataset, PassIterator
 from torchobj.datasets.read_ahead import IndexedReader, read_listed
 from torchobj.datasets.reader_constructor import ReaderConstructor
-from torchobj.datasets.sample_ranks import SampleRanks, callers
-from torchobj.datasets.sharding import Shard, Uneven, in_order, shuffled
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import key_filter
+from torchobj.ranks import broadcast
+from torchobj.ranks.sample_ranks import SampleRanks, callers
+from torchobj.ranks.sharding import Shard, Uneven, in_order, shuffled
 
 __all__ = ["ObjectIterableDataset"]
 
@@ -169,7 +170,7 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
             return PassIterator(listed, progress, functools.partial(self._sample, pages.url))
         reader = self._listing.reader()
         manifest = reader.manifest
-        manifest_broadcast.confirm()
+        broadcast.confirm()
         progress = self._start_progress(self._shape(shard, len(manifest)), epoch)
         order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
         readers = read_listed(reader, shard.select(order, self.uneven)[progress.done :], kind)

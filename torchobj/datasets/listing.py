@@ -15,11 +15,11 @@ from torchobj.config import (
     store_config_of_all,
 )
 from torchobj.config.checks import check
-from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.dataset_reader import ManifestReader
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import KeyFilter
+from torchobj.ranks import broadcast
 from torchobj.shards.shard_urls import find_shards
 from torchobj.store.nearest_keys import nearest_keys
 from torchobj.urls import Url, canonical_url, shown_url
@@ -262,7 +262,7 @@ class DatasetListing:
         return self._checked(manifest) if self.is_of_manifest and not self._allow_empty else manifest
 
     def _agreed(self, *, warns: bool) -> Manifest:
-        if self._manifest is not None and (not self._is_shared or manifest_broadcast.is_current(self._agreed_in)):
+        if self._manifest is not None and (not self._is_shared or broadcast.is_current(self._agreed_in)):
             return self._manifest
         with self._lock:
             if isinstance(self._source, list):
@@ -272,13 +272,13 @@ class DatasetListing:
                 if warns and process.is_first_to_repeat("listing"):
                     logger.warning(BY_WORKERS, name, self._action)
                 with process.logged_once(f"listing of {name}"):
-                    found = manifest_broadcast.broadcast(name, self._load, Manifest)
+                    found = broadcast.broadcast(name, self._load, Manifest)
                 if self._url is None:
                     self._configs = _configs_of(found, self.config, self._parse)
-                self._manifest, self._agreed_in = found, manifest_broadcast.nonce()
-            elif not manifest_broadcast.is_current(self._agreed_in):
-                manifest_broadcast.compare(self.name, self._manifest, is_given=self.is_of_manifest)
-                self._agreed_in = manifest_broadcast.nonce()
+                self._manifest, self._agreed_in = found, broadcast.nonce()
+            elif not broadcast.is_current(self._agreed_in):
+                broadcast.compare(self.name, self._manifest, is_given=self.is_of_manifest)
+                self._agreed_in = broadcast.nonce()
             return self._manifest
 
     def _load(self) -> Manifest:
@@ -301,7 +301,7 @@ class DatasetListing:
         """The pages of the listing as they arrive, each once. None if the listing exists, or if other ranks or workers
         need it too. Call `keep` at the end.
         """
-        if self._url is None or self._manifest is not None or process.in_worker() or manifest_broadcast.in_job():
+        if self._url is None or self._manifest is not None or process.in_worker() or broadcast.in_job():
             return None
         return _torchobj.ManifestPages(self._store(), self._url.base, self._url.key, *self._filter)
 

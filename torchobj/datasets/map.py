@@ -13,9 +13,9 @@ from torchobj.datasets.listing import DatasetListing, OnChange
 from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.read_ahead import read_listed
 from torchobj.datasets.reader_constructor import ReaderConstructor
-from torchobj.datasets.sharding import Order
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import key_filter
+from torchobj.ranks.sharding import Order
 
 __all__ = ["ObjectMapDataset"]
 

@@ -13,7 +13,7 @@ from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError
 from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.read_ahead import Group, grouped, read_ahead
-from torchobj.datasets.sharding import Order
+from torchobj.ranks.sharding import Order
 from torchobj.workers import process
 
 __all__ = ["ObjectDataset"]

@@ -16,9 +16,9 @@ from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import SKIPPED, FailurePolicy, OnIterableError
 from torchobj.datasets.rank_passes import RankPasses
-from torchobj.datasets.sample_ranks import SampleRanks, callers
-from torchobj.datasets.sharding import Shard
 from torchobj.exceptions import ConfigError
+from torchobj.ranks.sample_ranks import SampleRanks, callers
+from torchobj.ranks.sharding import Shard
 from torchobj.workers import process
 from torchobj.workers.context import setting
 from torchobj.workers.shared_values import SharedEpoch

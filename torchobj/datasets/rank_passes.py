@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed
 
-from torchobj.datasets import manifest_broadcast
+from torchobj.ranks import broadcast
 
 logger = logging.getLogger("torchobj")
 
@@ -41,7 +41,7 @@ class RankPasses:
             epoch: The epoch of the pass.
             start: Number of its samples that are skipped.
         """
-        if not manifest_broadcast.in_job():
+        if not broadcast.in_job():
             return
         self._name = type(of).__name__
         if (left := self._open) is not None and left != epoch:
@@ -70,7 +70,7 @@ class RankPasses:
 
     def _first(self, kind: str, number: int, value: str) -> tuple[str, str]:
         """The first rank that compared this number, and its value: this one, if ranks cannot be compared."""
-        found = manifest_broadcast.first_value(f"{self._name} {self._number}", kind, number, value)
+        found = broadcast.first_value(f"{self._name} {self._number}", kind, number, value)
         if found is None:
             return "", value
         rank, _, first = found.partition(" ")

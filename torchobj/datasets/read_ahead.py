@@ -20,7 +20,7 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.datasets.dataset_reader import DatasetReader, Key, ManifestReader
 from torchobj.datasets.reader_constructor import ReaderConstructor
-from torchobj.datasets.sharding import Order
+from torchobj.ranks.sharding import Order
 from torchobj.workers.context import setting
 from torchobj.workers.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.workers.shared_values import of_loader

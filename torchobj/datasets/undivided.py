@@ -13,8 +13,8 @@ import torch.distributed
 import torch.utils.data
 
 from torchobj.datasets import lookahead_warning
-from torchobj.datasets.sample_ranks import model_dimensions, rank_of_library
 from torchobj.datasets.wrappers import datasets_within
+from torchobj.ranks.sample_ranks import model_dimensions, rank_of_library
 from torchobj.workers import process
 from torchobj.workers.process import Rank
 

@@ -18,7 +18,7 @@ from torchobj.datasets.base import PerObjectDataset, Sample_co, positions_of
 from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.passes import PassDataset
-from torchobj.datasets.sharding import Order
+from torchobj.ranks.sharding import Order
 
 #: Maximum number of items of a container among which datasets are looked for, and of all values of a dataset that are
 #: looked at, before each epoch: more than these are samples.

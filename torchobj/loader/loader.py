@@ -15,7 +15,7 @@ import torch.utils.data
 from typing_extensions import TypeVar
 
 from torchobj import decode
-from torchobj.datasets import lookahead_warning, manifest_broadcast
+from torchobj.datasets import lookahead_warning
 from torchobj.datasets.base import PerObjectDataset
 from torchobj.datasets.decoders import import_decoders
 from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_flight_of, object_finder, prepare_workers
@@ -34,6 +34,7 @@ from torchobj.loader.order.position import check, drawing_from_a_copy, in_batche
 from torchobj.loader.order.sampler import ElasticDistributedSampler
 from torchobj.loader.packed_batch import packing_loader
 from torchobj.loader.view import starting_with
+from torchobj.ranks import broadcast
 from torchobj.stateful import checked
 from torchobj.workers.batch_memory import BatchMemory
 from torchobj.workers.memory_budget import prefetcher_is_refused
@@ -339,7 +340,7 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         return super()._find_objects(sampler)
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]  # torch's iterator, within
-        manifest_broadcast.confirm()
+        broadcast.confirm()
         loaded = self._pending()
         within = loaded is not None and loaded["within_epoch"]
         sampler = self._index_sampler

@@ -4,9 +4,9 @@ import logging
 import os
 from typing import Any
 
-from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.containers.tar_samples import Decode, warn_of_decode
 from torchobj.datasets.listing import BY_WORKERS, DatasetListing
+from torchobj.ranks import broadcast
 from torchobj.shards.index import TarIndex
 from torchobj.shards.index_file import TarShard
 from torchobj.workers import process
@@ -66,7 +66,7 @@ class SharedIndex:
                 warn_of_decode(self._decode, index.fields, listing.name)
                 return index
 
-            index = manifest_broadcast.broadcast(name, read, TarIndex.from_bytes)
+            index = broadcast.broadcast(name, read, TarIndex.from_bytes)
             return TarIndex.load_or_build(manifest, index)
 
     def __getstate__(self) -> dict[str, Any]:

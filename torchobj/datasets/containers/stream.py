@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from torchobj.config.checks import check
-from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.base import ListedDataset, Sample_co
 from torchobj.datasets.containers.shuffle_buffer import ShuffleBuffer
 from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import DatasetListing
 from torchobj.datasets.passes import PassDataset, PassIterator, PassProgress
-from torchobj.datasets.sample_ranks import SampleRanks
-from torchobj.datasets.sharding import (
+from torchobj.ranks import broadcast
+from torchobj.ranks.sample_ranks import SampleRanks
+from torchobj.ranks.sharding import (
     Division,
     Order,
     Segment,
@@ -264,7 +264,7 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
         self._warn_of_repeated_samples(self._listing.name)
         shard, epoch = self._shard(), self._pass_epoch()
         segments = self._segments(shard, epoch)
-        manifest_broadcast.confirm()
+        broadcast.confirm()
         progress = self._start_progress(self._shape(shard), epoch)
         start, ids, draws = self._checked_position(progress, segments)
         items = self._items(segments, start)

@@ -19,10 +19,10 @@ from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.listing import DatasetListing, Shards
 from torchobj.datasets.read_ahead import Group, read_ahead
-from torchobj.datasets.sample_ranks import SampleRanks
-from torchobj.datasets.sharding import Order, Segment
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest import Manifest
+from torchobj.ranks.sample_ranks import SampleRanks
+from torchobj.ranks.sharding import Order, Segment
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls, compression
 from torchobj.urls import parse_url
 from torchobj.workers.shared_values import SharedNumber

@@ -17,10 +17,10 @@ from torchobj.datasets.base import Sample_co, positions_of
 from torchobj.datasets.containers.shuffle_buffer import mixed_seed, mixed_word
 from torchobj.datasets.mixing.member_passes import IterablePass, MapPass, MemberPass, samples_of
 from torchobj.datasets.passes import PassDataset, PassProgress
-from torchobj.datasets.sample_ranks import SampleRanks
-from torchobj.datasets.sharding import Order
 from torchobj.datasets.wrappers import CompositeDataset
 from torchobj.exceptions import ConfigError
+from torchobj.ranks.sample_ranks import SampleRanks
+from torchobj.ranks.sharding import Order
 
 __all__ = ["InterleaveDataset", "IterableInterleaveDataset", "MapInterleaveDataset"]
 

@@ -12,11 +12,11 @@ import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchobj.config.checks import check
-from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.rank_passes import RankPasses
-from torchobj.datasets.sample_ranks import detected_rank, given_rank
 from torchobj.exceptions import ConfigError
 from torchobj.loader.order.permutation import Permutation
+from torchobj.ranks import broadcast
+from torchobj.ranks.sample_ranks import detected_rank, given_rank
 
 __all__ = ["ElasticDistributedSampler"]
 
@@ -239,7 +239,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
             ManifestMismatchError: Another rank has another listing of a dataset.
         """
         plan = self.plan()
-        manifest_broadcast.confirm()
+        broadcast.confirm()
         if not self._epoch_is_set:
             self._rank_passes.begin(self, plan.epoch, plan.start)
         self._start, self._latest = 0, indices
