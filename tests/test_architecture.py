@@ -26,6 +26,7 @@ LAYERS = [
     ["manifest"],
     ["shards", "workers"],
     ["ranks"],
+    ["reading"],
     ["datasets", "fsspec", "wds"],
     ["collate"],
     ["loader"],

@@ -13,7 +13,7 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from torchobj.datasets.ragged import RaggedBatch
+from torchobj.reading.ragged import RaggedBatch
 from torchobj.workers.batch_memory import SMALL_BYTES, current_memory, view
 
 __all__ = ["RaggedBatch", "default_collate", "empty"]

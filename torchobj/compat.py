@@ -8,8 +8,8 @@ import math
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, one_config, store_config
-from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.exceptions import ConfigError, StoreError
+from torchobj.reading.reader_constructor import ReaderConstructor
 from torchobj.store.file_objects import ObjectWriter, open_reader
 from torchobj.urls import parse_url
 

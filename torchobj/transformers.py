@@ -10,13 +10,13 @@ from typing import Any
 
 import torch.utils.data
 
-from torchobj.datasets import lookahead_warning
 from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
 from torchobj.loader._attach import attach_torch_loader, torch_loader_of
 from torchobj.loader.loader import AnnouncingLoader
 from torchobj.loader.lookahead import Lookahead
 from torchobj.loader.order.position import innermost
+from torchobj.reading import lookahead_warning
 from torchobj.urls import shown_url
 
 try:

@@ -3,7 +3,7 @@
 import threading
 
 from tests.support.forking import in_child
-from torchobj.datasets.read_ahead import Group, read_ahead
+from torchobj.reading.read_ahead import Group, read_ahead
 
 
 class Reader:

@@ -17,8 +17,8 @@ import torchobj
 from tests.support import warm_python
 from tests.support.prefetching import Taken
 from tests.support.ranks import environment_of, job_store
-from torchobj.datasets import lookahead_warning
 from torchobj.loader import _attach
+from torchobj.reading import lookahead_warning
 from torchobj.workers import process
 
 COUNT = 48

@@ -13,8 +13,8 @@ from torch.utils.data import ConcatDataset, DistributedSampler, RandomSampler, S
 import torchobj
 from tests.support.prefetching import Taken, stats
 from torchobj import exceptions
-from torchobj.datasets import lookahead_warning
 from torchobj.loader import batch_sampler, lookahead
+from torchobj.reading import lookahead_warning
 from torchobj.workers import process
 
 COUNT = 48

@@ -4,7 +4,7 @@ import pytest
 
 import torchobj
 from torchobj import _torchobj
-from torchobj.datasets.dataset_reader import DatasetReader
+from torchobj.reading.reader import DatasetReader
 from torchobj.workers import memory_budget
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import torchobj
 from tests.support.ranks import run_ranks
-from torchobj.datasets import lookahead_warning
+from torchobj.reading import lookahead_warning
 from torchobj.workers import process
 
 SAYS = "each of 2 ranks reads all samples, so that every sample is repeated 2 times; pass "

@@ -17,11 +17,11 @@ from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError, OnIterableError
 from torchobj.datasets.listing import DatasetListing, ManifestFile, Objects, OnChange
-from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.exceptions import ConfigError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import url_of_file
 from torchobj.ranks.sharding import Uneven
+from torchobj.reading.reader_constructor import ReaderConstructor
 from torchobj.urls import SCHEMES, Url, canonical_url, parse_url
 
 #: Type of the samples of a dataset, for type checkers.

@@ -17,13 +17,13 @@ from torchobj.datasets.base import PerObjectDataset, Sample_co
 from torchobj.datasets.failures import Failure, OnIterableError
 from torchobj.datasets.listing import DatasetListing, OnChange
 from torchobj.datasets.passes import PassDataset, PassIterator
-from torchobj.datasets.read_ahead import IndexedReader, read_listed
-from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import key_filter
 from torchobj.ranks import broadcast
 from torchobj.ranks.sample_ranks import SampleRanks, callers
 from torchobj.ranks.sharding import Shard, Uneven, in_order, shuffled
+from torchobj.reading.read_ahead import IndexedReader, read_listed
+from torchobj.reading.reader_constructor import ReaderConstructor
 
 __all__ = ["ObjectIterableDataset"]
 

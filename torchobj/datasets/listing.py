@@ -15,11 +15,11 @@ from torchobj.config import (
     store_config_of_all,
 )
 from torchobj.config.checks import check
-from torchobj.datasets.dataset_reader import ManifestReader
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import KeyFilter
 from torchobj.ranks import broadcast
+from torchobj.reading.reader import ManifestReader
 from torchobj.shards.shard_urls import find_shards
 from torchobj.store.nearest_keys import nearest_keys
 from torchobj.urls import Url, canonical_url, shown_url

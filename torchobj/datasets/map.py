@@ -11,11 +11,11 @@ from torchobj.datasets.base import PerObjectDataset, Sample_co
 from torchobj.datasets.failures import FailurePolicy, OnError
 from torchobj.datasets.listing import DatasetListing, OnChange
 from torchobj.datasets.map_style import MapStyleDataset
-from torchobj.datasets.read_ahead import read_listed
-from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import key_filter
 from torchobj.ranks.sharding import Order
+from torchobj.reading.read_ahead import read_listed
+from torchobj.reading.reader_constructor import ReaderConstructor
 
 __all__ = ["ObjectMapDataset"]
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.config import StoreConfig
-from torchobj.datasets import lookahead_warning
 from torchobj.datasets.base import Sample_co, position_of, positions_of
 from torchobj.datasets.failures import Failure, FailurePolicy, neighbours
 from torchobj.ranks.sharding import Order
+from torchobj.reading import lookahead_warning
 from torchobj.telemetry.ranges import profiled
 from torchobj.workers import process
 from torchobj.workers.memory_budget import HAS_PREFETCHER

@@ -9,11 +9,11 @@ from typing_extensions import override
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError
 from torchobj.datasets.map_style import MapStyleDataset
-from torchobj.datasets.read_ahead import Group, grouped, read_ahead
 from torchobj.ranks.sharding import Order
+from torchobj.reading.read_ahead import Group, grouped, read_ahead
+from torchobj.reading.reader import RefReader
 from torchobj.workers import process
 
 __all__ = ["ObjectDataset"]

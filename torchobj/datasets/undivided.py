@@ -12,9 +12,9 @@ from typing import Any
 import torch.distributed
 import torch.utils.data
 
-from torchobj.datasets import lookahead_warning
 from torchobj.datasets.wrappers import datasets_within
 from torchobj.ranks.sample_ranks import model_dimensions, rank_of_library
+from torchobj.reading import lookahead_warning
 from torchobj.workers import process
 from torchobj.workers.process import Rank
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.utils.data
 
-from torchobj.datasets import lookahead_warning
 from torchobj.datasets.wrappers import ObjectFinder, object_finder, prepare_workers
 from torchobj.loader.lookahead import Lookahead, check_lookahead
+from torchobj.reading import lookahead_warning
 
 __all__ = ["LookaheadBatchSampler"]
 

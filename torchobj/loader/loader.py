@@ -15,7 +15,6 @@ import torch.utils.data
 from typing_extensions import TypeVar
 
 from torchobj import decode
-from torchobj.datasets import lookahead_warning
 from torchobj.datasets.base import PerObjectDataset
 from torchobj.datasets.decoders import import_decoders
 from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_flight_of, object_finder, prepare_workers
@@ -35,6 +34,7 @@ from torchobj.loader.order.sampler import ElasticDistributedSampler
 from torchobj.loader.packed_batch import packing_loader
 from torchobj.loader.view import starting_with
 from torchobj.ranks import broadcast
+from torchobj.reading import lookahead_warning
 from torchobj.stateful import checked
 from torchobj.workers.batch_memory import BatchMemory
 from torchobj.workers.memory_budget import prefetcher_is_refused

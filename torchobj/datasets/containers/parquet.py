@@ -16,7 +16,6 @@ from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
 from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.listing import DatasetListing, Shards
-from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.exceptions import ParquetError
 from torchobj.parquet.arrow import import_arrow
 from torchobj.parquet.row_groups import (
@@ -32,6 +31,7 @@ from torchobj.parquet.row_groups import (
 from torchobj.parquet.rows import TableRow, converted, float_parts, unconverted, with_nan
 from torchobj.ranks.sample_ranks import SampleRanks
 from torchobj.ranks.sharding import Order, Segment, Uneven
+from torchobj.reading.read_ahead import Group, read_ahead
 from torchobj.shards.shard_urls import checked_urls
 from torchobj.urls import parse_url
 

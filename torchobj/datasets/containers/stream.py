@@ -13,7 +13,6 @@ from typing_extensions import override
 from torchobj.config.checks import check
 from torchobj.datasets.base import ListedDataset, Sample_co
 from torchobj.datasets.containers.shuffle_buffer import ShuffleBuffer
-from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import DatasetListing
 from torchobj.datasets.passes import PassDataset, PassIterator, PassProgress
@@ -30,6 +29,7 @@ from torchobj.ranks.sharding import (
     resampled,
     shuffled,
 )
+from torchobj.reading.reader import RefReader
 
 logger = logging.getLogger("torchobj")
 

@@ -15,14 +15,14 @@ from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.shared_index import SharedIndex
 from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
 from torchobj.datasets.containers.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
-from torchobj.datasets.dataset_reader import RefReader
 from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.listing import DatasetListing, Shards
-from torchobj.datasets.read_ahead import Group, read_ahead
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest import Manifest
 from torchobj.ranks.sample_ranks import SampleRanks
 from torchobj.ranks.sharding import Order, Segment
+from torchobj.reading.read_ahead import Group, read_ahead
+from torchobj.reading.reader import RefReader
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls, compression
 from torchobj.urls import parse_url
 from torchobj.workers.shared_values import SharedNumber

@@ -15,11 +15,11 @@ import numpy as np
 
 from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.passes import PassDataset, in_epoch
-from torchobj.datasets.read_ahead import sharing
 from torchobj.datasets.wrappers import parts_of
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks, members_divided_by
 from torchobj.ranks.sharding import Order, Shard, in_order
+from torchobj.reading.read_ahead import sharing
 from torchobj.stateful import is_stateful
 
 logger = logging.getLogger("torchobj")

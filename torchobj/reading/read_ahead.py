@@ -18,9 +18,9 @@ import torch.utils.data
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
-from torchobj.datasets.dataset_reader import DatasetReader, Key, ManifestReader
-from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.ranks.sharding import Order
+from torchobj.reading.reader import DatasetReader, Key, ManifestReader
+from torchobj.reading.reader_constructor import ReaderConstructor
 from torchobj.workers.context import setting
 from torchobj.workers.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.workers.shared_values import of_loader

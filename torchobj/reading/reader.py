@@ -10,9 +10,12 @@ from typing import Any, Generic, TypeVar
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig, by_prefix
-from torchobj.datasets import lookahead_warning, ragged  # noqa: F401  registers readers with default_collate
-from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.manifest import Manifest
+from torchobj.reading import (
+    lookahead_warning,
+    ragged,  # noqa: F401  registers readers with default_collate
+)
+from torchobj.reading.reader_constructor import ReaderConstructor
 from torchobj.urls import parse_url
 from torchobj.workers import process
 from torchobj.workers.descriptors import Descriptors
