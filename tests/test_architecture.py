@@ -31,7 +31,7 @@ LAYERS = [
     ["collate"],
     ["loader"],
     ["checkpoint"],
-    ["compat", "dcp", "lightning", "otel", "transformers"],
+    ["lightning", "otel", "s3torchconnector", "transformers"],
     ["cli"],
     ["__main__"],
 ]

@@ -80,8 +80,8 @@ def test_a_budget_that_is_too_small_is_refused():
 
 def test_the_names_of_s3torchconnector_are_attributes_that_are_not_listed():
     assert len(torchobj.__all__) <= 45
-    for name in torchobj.compat.__all__:
-        assert getattr(torchobj, name) is getattr(torchobj.compat, name)
+    for name in torchobj.s3torchconnector.names.__all__:
+        assert getattr(torchobj, name) is getattr(torchobj.s3torchconnector.names, name)
         assert name not in dir(torchobj)
 
 
@@ -176,7 +176,7 @@ def test_a_dataset_of_one_scheme_explains_the_arguments_of_its_parent(kind, any_
 
 
 def test_modules_are_attributes_and_are_imported_at_their_first_use():
-    names = ["collate", "datasets", "dcp", "fsspec", "lightning", "loader", "wds"]
+    names = ["collate", "datasets", "fsspec", "lightning", "loader", "wds"]
     code = (
         "import sys, torchobj\n"
         "assert not {'torch', 'fsspec', 'webdataset'} & sys.modules.keys()\n"

@@ -47,4 +47,4 @@ def test_the_type_checked_file_uses_every_public_name():
     """`make lint` runs mypy and pyright on the file that uses every name."""
     tree = ast.parse((Path(__file__).parent / "typing" / "public_names.py").read_text())
     [imported] = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "torchobj"]
-    assert {alias.name for alias in imported.names} == {*torchobj.__all__, *torchobj.compat.__all__}
+    assert {alias.name for alias in imported.names} == {*torchobj.__all__, *torchobj.s3torchconnector.names.__all__}

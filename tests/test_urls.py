@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchobj
-from torchobj.compat import S3Checkpoint
 from torchobj.exceptions import ConfigError
+from torchobj.s3torchconnector.names import S3Checkpoint
 from torchobj.urls import parse_url
 
 

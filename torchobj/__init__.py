@@ -4,9 +4,9 @@
 into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`datasets`) of a `Manifest` (`manifest`)
 or of tar shards (`shards`), which a `DataLoader` reads ahead (`loader`) · `save`, `load` and `CheckpointManager` are
 for checkpoints (`checkpoint`) · `metrics` counts requests (`telemetry`) · `StoreConfig` holds the settings (`config`) ·
-exceptions are in `exceptions`, URLs in `urls`. `fsspec`, `wds`, `dcp`, `lightning`, `transformers` and `otel` connect
-other libraries. The names of s3torchconnector (`compat`), such as `S3Checkpoint`, are attributes too, but `dir()` omits
-them.
+exceptions are in `exceptions`, URLs in `urls`. `fsspec`, `wds`, `lightning`, `transformers` and `otel` connect other
+libraries. The names of s3torchconnector (`s3torchconnector`), such as `S3Checkpoint`, are attributes too, but `dir()`
+omits them.
 
 Importing torchobj and using a store do not import torch; names that need it are loaded at their first use.
 """
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from torchobj import _shutdown, decode, files
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef, __version__
-from torchobj.compat import S3Checkpoint as S3Checkpoint
-from torchobj.compat import S3ClientConfig as S3ClientConfig
-from torchobj.compat import S3Exception as S3Exception
-from torchobj.compat import S3Reader as S3Reader
-from torchobj.compat import S3ReaderConstructor as S3ReaderConstructor
-from torchobj.compat import S3Writer as S3Writer
 from torchobj.config import AdvancedOptions, FileOptions, GCSOptions, S3Options, StoreConfig, load_config
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
+from torchobj.s3torchconnector.names import S3Checkpoint as S3Checkpoint
+from torchobj.s3torchconnector.names import S3ClientConfig as S3ClientConfig
+from torchobj.s3torchconnector.names import S3Exception as S3Exception
+from torchobj.s3torchconnector.names import S3Reader as S3Reader
+from torchobj.s3torchconnector.names import S3ReaderConstructor as S3ReaderConstructor
+from torchobj.s3torchconnector.names import S3Writer as S3Writer
 from torchobj.shards import ShardWriter
 from torchobj.store import ObjectInfo, Store
 from torchobj.store.file_objects import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from torchobj import checkpoint as checkpoint
     from torchobj import collate as collate
     from torchobj import datasets as datasets
-    from torchobj import dcp as dcp
     from torchobj import fsspec as fsspec
     from torchobj import lightning as lightning
     from torchobj import loader as loader
@@ -55,9 +54,9 @@ if TYPE_CHECKING:
     from torchobj.datasets.map import ObjectMapDataset
     from torchobj.datasets.mixing.interleave import InterleaveDataset
     from torchobj.datasets.objects import ObjectDataset
-    from torchobj.datasets.one_provider import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
     from torchobj.datasets.table import TableDataset
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
+    from torchobj.s3torchconnector.datasets import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
 
 _shutdown.register()
 
@@ -66,8 +65,8 @@ _LAZY = {
     "CheckpointManager": "torchobj.checkpoint.steps.manager",
     "DataLoader": "torchobj.loader",
     "ElasticDistributedSampler": "torchobj.loader",
-    "GCSIterableDataset": "torchobj.datasets.one_provider",
-    "GCSMapDataset": "torchobj.datasets.one_provider",
+    "GCSIterableDataset": "torchobj.s3torchconnector.datasets",
+    "GCSMapDataset": "torchobj.s3torchconnector.datasets",
     "GroupDataset": "torchobj.datasets.folders.groups",
     "ImageFolder": "torchobj.datasets.folders.image_folder",
     "InterleaveDataset": "torchobj.datasets.mixing.interleave",
@@ -76,8 +75,8 @@ _LAZY = {
     "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
     "ParquetIterableDataset": "torchobj.datasets.containers.parquet",
-    "S3IterableDataset": "torchobj.datasets.one_provider",
-    "S3MapDataset": "torchobj.datasets.one_provider",
+    "S3IterableDataset": "torchobj.s3torchconnector.datasets",
+    "S3MapDataset": "torchobj.s3torchconnector.datasets",
     "TableDataset": "torchobj.datasets.table",
     "TarIterableDataset": "torchobj.datasets.containers.tar_stream",
     "TarMapDataset": "torchobj.datasets.containers.tar_map",
@@ -87,7 +86,7 @@ _LAZY = {
 }
 
 #: Modules that are imported at their first use: those that need torch, and integrations, which need another library.
-_LAZY_MODULES = {"checkpoint", "collate", "dcp", "fsspec", "lightning", "loader", "otel", "transformers", "wds"}
+_LAZY_MODULES = {"checkpoint", "collate", "fsspec", "lightning", "loader", "otel", "transformers", "wds"}
 
 __all__ = [
     "AdvancedOptions",

@@ -11,8 +11,8 @@ import torch.distributed.checkpoint as torch_dcp
 
 import torchobj
 import torchobj.checkpoint
-import torchobj.dcp
 import torchobj.fsspec
+import torchobj.s3torchconnector.dcp
 from tests.servers import launch
 from tests.servers.boto_client import boto_client
 from torchobj import ObjectRef, Store, StoreConfig
@@ -110,9 +110,9 @@ def test_checkpoints_and_files_are_written_and_read(url):
     with torchobj.checkpoint.CheckpointManager(f"{url}/run") as manager:
         assert manager.latest() == 1
     state = {"a": torch.arange(4)}
-    torch_dcp.save(state, no_dist=True, storage_writer=torchobj.dcp.StorageWriter(f"{url}/dcp"))
+    torch_dcp.save(state, no_dist=True, storage_writer=torchobj.s3torchconnector.dcp.StorageWriter(f"{url}/dcp"))
     into = {"a": torch.zeros(4, dtype=torch.int64)}
-    torch_dcp.load(into, no_dist=True, storage_reader=torchobj.dcp.StorageReader(f"{url}/dcp"))
+    torch_dcp.load(into, no_dist=True, storage_reader=torchobj.s3torchconnector.dcp.StorageReader(f"{url}/dcp"))
     assert into["a"].tolist() == [0, 1, 2, 3]
     files = torchobj.fsspec.ObjectFileSystem()
     files.pipe(f"{url}/text", b"t")

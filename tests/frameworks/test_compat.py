@@ -12,8 +12,8 @@ import torch.utils.data
 from s3torchconnector.dcp.s3_prefix_strategy import RoundRobinPrefixStrategy
 
 import torchobj
-import torchobj.dcp
 import torchobj.lightning
+import torchobj.s3torchconnector.dcp
 
 DATASETS = [
     (cls, method) for cls in ("S3MapDataset", "S3IterableDataset") for method in ("from_prefix", "from_objects")
@@ -24,7 +24,7 @@ CONSTRUCTORS = ["sequential", "range_based", "dcp_optimized", "default", "get_re
 @pytest.mark.parametrize("name", s3torchconnector.__all__)
 def test_the_name_exists(name):
     assert getattr(torchobj, name) is not None
-    assert name in {*torchobj.__all__, *torchobj.compat.__all__}
+    assert name in {*torchobj.__all__, *torchobj.s3torchconnector.names.__all__}
 
 
 def assert_takes(ours, theirs, *, optional=(), constructor=None):
@@ -117,9 +117,11 @@ def test_their_exception_catches_ours():
 @pytest.mark.parametrize("name", [*s3torchconnector.dcp.__all__, "RoundRobinPrefixStrategy"])
 def test_names_of_distributed_checkpoints_exist_and_are_created_by_the_same_calls(name):
     theirs = getattr(s3torchconnector.dcp, name, RoundRobinPrefixStrategy)
-    assert name in torchobj.dcp.__all__
-    assert_takes(getattr(torchobj.dcp, name), theirs)
-    missing = {method for method in dir(theirs) if not method.startswith("_")} - set(dir(getattr(torchobj.dcp, name)))
+    assert name in torchobj.s3torchconnector.dcp.__all__
+    assert_takes(getattr(torchobj.s3torchconnector.dcp, name), theirs)
+    missing = {method for method in dir(theirs) if not method.startswith("_")} - set(
+        dir(getattr(torchobj.s3torchconnector.dcp, name))
+    )
     assert missing <= {"stage", "synchronize_staging", "should_synchronize_after_execute", "close"}, missing
 
 
@@ -134,7 +136,7 @@ def test_names_of_distributed_checkpoints_exist_and_are_created_by_the_same_call
     ],
 )
 def test_prefixes_are_the_same(name, arguments):
-    ours = getattr(torchobj.dcp, name)(**arguments)
+    ours = getattr(torchobj.s3torchconnector.dcp, name)(**arguments)
     theirs = getattr(s3torchconnector.dcp, name, RoundRobinPrefixStrategy)(**arguments)
     assert [ours(rank) for rank in range(20)] == [theirs(rank) for rank in range(20)]
 
@@ -145,9 +147,9 @@ FILE_SYSTEM_METHODS = [name for name in vars(s3torchconnector.dcp.S3FileSystem) 
 @pytest.mark.parametrize("method", [*FILE_SYSTEM_METHODS, "create_stream", "rename", "rm_file"])
 def test_the_file_system_of_a_writer_and_a_reader_has_the_same_methods(method):
     theirs = getattr(s3torchconnector.dcp.S3FileSystem, method)
-    for kind in (torchobj.dcp.S3StorageWriter, torchobj.dcp.S3StorageReader):
+    for kind in (torchobj.s3torchconnector.dcp.S3StorageWriter, torchobj.s3torchconnector.dcp.S3StorageReader):
         user = kind("us-east-1", "s3://bucket/step 1")
-        assert type(user.fs) is torchobj.dcp.S3FileSystem
+        assert type(user.fs) is torchobj.s3torchconnector.dcp.S3FileSystem
         assert user.path == "s3://bucket/step 1"
         assert list(inspect.signature(getattr(user.fs, method)).parameters) == [
             name for name in inspect.signature(theirs).parameters if name != "self"

@@ -5,7 +5,7 @@ import torch
 
 import torchobj
 from torchobj import exceptions
-from torchobj.compat import S3Checkpoint
+from torchobj.s3torchconnector.names import S3Checkpoint
 
 pytestmark = pytest.mark.providers("s3", "gs")
 

@@ -1,9 +1,8 @@
 """Datasets over objects: `map`, `iterable`, and `objects` for samples that consist of several objects.
 
 `base` holds what datasets of a `listing` share; `map_style` what map-style datasets share, and `passes` iterable ones.
-`one_provider` has classes for URLs of S3 or GCS only. `folders` has datasets whose samples are named by folders,
-`containers` those of tar shards and Parquet files, `table` those of an Arrow table or a CSV file (`csv_table`), and
-`mixing` mixtures of datasets. `wrappers` looks through mixtures and torch's wrappers. `failures` says what is done
-about samples that fail, `rank_passes` and `undivided` warn of ranks that read different passes or the same samples, and
-`decoders` are imported before workers start.
+`folders` has datasets whose samples are named by folders, `containers` those of tar shards and Parquet files, `table`
+one of an Arrow table or a CSV file (`csv_table`), and `mixing` mixtures. `wrappers` looks through mixtures and torch's
+wrappers. `failures` handles samples that fail, `rank_passes` and `undivided` warn of ranks that read different passes
+or the same samples, and `decoders` imports decoders before workers start.
 """

@@ -1,4 +1,4 @@
-"""The kinds of reader that a dataset passes to its transform. Its names in s3torchconnector are in `compat`."""
+"""The kinds of reader that a dataset passes to its transform. `s3torchconnector` has the other library's names."""
 
 import dataclasses
 

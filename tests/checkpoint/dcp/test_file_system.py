@@ -2,11 +2,11 @@
 
 import pytest
 
-import torchobj.dcp
+import torchobj.s3torchconnector.dcp
 from torchobj.exceptions import ConfigError, IntegrityError, ObjectNotFoundError
 
 
-@pytest.fixture(params=[torchobj.dcp.S3StorageWriter, torchobj.dcp.S3StorageReader])
+@pytest.fixture(params=[torchobj.s3torchconnector.dcp.S3StorageWriter, torchobj.s3torchconnector.dcp.S3StorageReader])
 def files(request, bucket):
     for key in ("a", "a/b", "a/c/d", "a2"):
         bucket.write(key, key.encode())

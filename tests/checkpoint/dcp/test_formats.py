@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import torchobj
-import torchobj.dcp
+import torchobj.s3torchconnector.dcp
 from tests.support.distributed_states import (
     QUIET,
     assert_equal,
@@ -78,7 +78,7 @@ def test_what_is_saved_is_loaded(any_bucket, threads):
 @pytest.mark.providers("s3", "gs")
 def test_torch_reads_what_torchobj_wrote(bucket, tmp_path):
     state = every_kind()
-    save(bucket, state, thread_count=3, prefix_strategy=torchobj.dcp.HexPrefixStrategy(epoch_num=2))
+    save(bucket, state, thread_count=3, prefix_strategy=torchobj.s3torchconnector.dcp.HexPrefixStrategy(epoch_num=2))
     download(bucket, tmp_path)
     for reader in (dcp.FileSystemReader(tmp_path), fsspec_reader(tmp_path)):
         found = blank(state)
@@ -207,7 +207,7 @@ def test_s3torchconnector_reads_ours_and_we_read_theirs(versitygw_bucket, connec
     import s3torchconnector.dcp as theirs
 
     state, url = every_kind(), f"{versitygw_bucket.url}/step 1"
-    save(versitygw_bucket, state, thread_count=2, prefix_strategy=torchobj.dcp.BinaryPrefixStrategy())
+    save(versitygw_bucket, state, thread_count=2, prefix_strategy=torchobj.s3torchconnector.dcp.BinaryPrefixStrategy())
     found = blank(state)
     dcp.load(found, storage_reader=theirs.S3StorageReader(path=url, **connector))
     assert_equal(found, state)
@@ -218,20 +218,22 @@ def test_s3torchconnector_reads_ours_and_we_read_theirs(versitygw_bucket, connec
 @pytest.mark.providers("s3")
 def test_the_names_of_s3torchconnector_save_and_load(bucket):
     state, url = every_kind(), f"{bucket.url}/step 1"
-    strategy = torchobj.dcp.RoundRobinPrefixStrategy(["a", "b"], epoch_num=1)
-    writer = torchobj.dcp.S3StorageWriter(None, url, bucket.config, strategy, 2, overwrite=False, sync_files=True)
+    strategy = torchobj.s3torchconnector.dcp.RoundRobinPrefixStrategy(["a", "b"], epoch_num=1)
+    writer = torchobj.s3torchconnector.dcp.S3StorageWriter(
+        None, url, bucket.config, strategy, 2, overwrite=False, sync_files=True
+    )
     dcp.save(state, storage_writer=writer)
     found = blank(state)
-    dcp.load(found, storage_reader=torchobj.dcp.S3StorageReader(None, url, bucket.config))
+    dcp.load(found, storage_reader=torchobj.s3torchconnector.dcp.S3StorageReader(None, url, bucket.config))
     assert_equal(found, state)
     assert all(key.startswith("step 1/a/epoch_1/__0_") for key in files_of(bucket))
     with pytest.raises(TypeError, match="nonsense"):
-        torchobj.dcp.S3StorageWriter(None, url, nonsense=1)
+        torchobj.s3torchconnector.dcp.S3StorageWriter(None, url, nonsense=1)
 
 
 @pytest.mark.providers("s3")
 def test_torch_saves_and_loads_through_the_file_system(bucket):
-    files = torchobj.dcp.S3FileSystem(None, s3client_config=bucket.config)
+    files = torchobj.s3torchconnector.dcp.S3FileSystem(None, s3client_config=bucket.config)
     state, url = {"weight": torch.rand(1000)}, f"{bucket.url}/step 1"
     writer, reader = dcp.FileSystemWriter("unused", sync_files=False), dcp.FileSystemReader("unused")
     for each in (writer, reader):

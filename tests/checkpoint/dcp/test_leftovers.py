@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-import torchobj.dcp
+import torchobj.s3torchconnector.dcp
 from tests.support import warm_python
 from tests.support.killing import HELD_S, Saver, kill_at
 from tests.support.managers import GCS_IN_MATRIX
@@ -280,7 +280,7 @@ def test_a_sweep_covers_the_checkpoints_in_subfolders(bucket):
         folder = f"{bucket.url}/run/step-{step}"
         dcp.save(tensors(1.0), storage_writer=StorageWriter(folder, config=bucket.config))
         dcp.save(tensors(2.0), storage_writer=Killed(folder, config=bucket.config))
-    strategy = torchobj.dcp.HexPrefixStrategy(epoch_num=3)
+    strategy = torchobj.s3torchconnector.dcp.HexPrefixStrategy(epoch_num=3)
     dcp.save(tensors(2.0), storage_writer=writer_of(bucket, Killed, prefix_strategy=strategy))
     dcp.save(tensors(2.0), storage_writer=Killed(f"{bucket.url}/running", config=bucket.config))
     assert swept(bucket) == set()

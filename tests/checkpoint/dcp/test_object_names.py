@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.api import CheckpointException
 
-import torchobj.dcp
+import torchobj.s3torchconnector.dcp
 from torchobj import Store, exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter, sweep
 from torchobj.checkpoint.checkpoint_dir import is_canonical
@@ -69,7 +69,7 @@ class Killed(StorageWriter):
         pass
 
 
-@pytest.mark.parametrize("strategy", [None, torchobj.dcp.RoundRobinPrefixStrategy(["a/b", "c"])])
+@pytest.mark.parametrize("strategy", [None, torchobj.s3torchconnector.dcp.RoundRobinPrefixStrategy(["a/b", "c"])])
 def test_a_sweep_of_any_folder_above_or_below_keeps_what_metadata_names(strategy):
     store, url = planted("names-folders", ()), "memory://names-folders/run/x"
     dcp.save({"weight": torch.ones(9)}, storage_writer=StorageWriter(url, prefix_strategy=strategy))
@@ -155,7 +155,9 @@ def test_a_sweep_wants_an_age(age):
 
 @pytest.mark.parametrize("prefix", ["a//b", "../a", "./a", "a\\b", "/a", "a/.."])
 def test_a_prefix_strategy_that_leads_out_of_the_folder_is_refused_before_anything_is_written(prefix):
-    writer = StorageWriter("memory://prefixes/run", prefix_strategy=torchobj.dcp.RoundRobinPrefixStrategy([prefix]))
+    writer = StorageWriter(
+        "memory://prefixes/run", prefix_strategy=torchobj.s3torchconnector.dcp.RoundRobinPrefixStrategy([prefix])
+    )
     with pytest.raises(CheckpointException) as caught:
         dcp.save({"x": torch.ones(4)}, storage_writer=writer)
     [(error, _)] = caught.value.failures.values()

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import torchobj
-import torchobj.dcp
+import torchobj.s3torchconnector.dcp
 from tests.support.distributed_states import (
     QUIET,
     assert_equal,
@@ -109,7 +109,8 @@ def test_an_existing_checkpoint_is_not_overwritten_unless_it_may_be(bucket):
 
 @pytest.mark.parametrize("overwrite", [1, None, "no"])
 @pytest.mark.parametrize(
-    "kind", [StorageWriter, lambda url, **settings: torchobj.dcp.S3StorageWriter(None, url, **settings)]
+    "kind",
+    [StorageWriter, lambda url, **settings: torchobj.s3torchconnector.dcp.S3StorageWriter(None, url, **settings)],
 )
 def test_an_overwrite_that_is_no_bool_is_refused_before_a_file_is_written(kind, overwrite):
     with pytest.raises(exceptions.ConfigError, match=f"overwrite={overwrite!r}: must be True or False"):

@@ -224,7 +224,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
         thread_count: Number of files for the items of a rank. One is enough: its parts are sent in parallel.
         prefix_strategy: Returns how the names of the files of a rank start, given its number; `__<rank>_` if None. The
-            strategies of s3torchconnector are in `torchobj.dcp`.
+            strategies of s3torchconnector are in `torchobj.s3torchconnector.dcp`.
         overwrite: Replace an existing checkpoint.
         progress: Receives a `torchobj.files.Progress` of the bytes that this rank saves, as they are sent; True shows
             a bar on stderr. An exception that it raises ends the save on all ranks.

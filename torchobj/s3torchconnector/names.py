@@ -1,7 +1,6 @@
 """The names of s3torchconnector: also attributes of `torchobj`, such as `torchobj.S3Checkpoint`. Does not import torch.
 
-`S3MapDataset` and `S3IterableDataset` are names of torchobj too, and are in `datasets`; `torchobj.dcp` has the names of
-`s3torchconnector.dcp`.
+`S3MapDataset` and `S3IterableDataset`, which are names of torchobj too, are in `datasets`.
 """
 
 import math
