@@ -61,7 +61,7 @@ SERVED = frozenset(
     ]
 )
 #: Few and long: with these first, no process ends long before another.
-FIRST = ("docs", "loader", "checkpoint", "datasets", "frameworks", "benchmarks")
+FIRST = ("docs", "loader", "workers", "checkpoint", "datasets", "frameworks", "s3torchconnector", "benchmarks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -119,7 +119,7 @@ def starts_workers(file: Path) -> bool:
 
 def is_unit(item: pytest.Item) -> bool:
     """Whether a test starts no server, no process and no other framework."""
-    if item.path.parent.name in ("benchmarks", "frameworks"):
+    if item.path.parent.name in ("benchmarks", "frameworks", "s3torchconnector"):
         return False
     code = getattr(item, "function", is_unit).__code__
     served = SERVED & set(getattr(item, "fixturenames", ()))

@@ -1,4 +1,4 @@
-"""Run by `test_loader_kills.py`: a training loop that prints its worker processes and goes on until it is killed."""
+"""Run by `test_killed_worker.py`: a training loop that prints its worker processes and goes on until it is killed."""
 
 import json
 import multiprocessing

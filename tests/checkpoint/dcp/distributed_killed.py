@@ -1,4 +1,4 @@
-"""Run by `test_leftovers.py`: for each line of orders a child that saves by `StorageWriter`, to be killed."""
+"""Run by `test_removal_leftovers.py`: for each line of orders a child that saves by `StorageWriter`, to be killed."""
 
 import dataclasses
 import warnings

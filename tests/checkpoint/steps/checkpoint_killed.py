@@ -1,4 +1,4 @@
-"""Run by `test_manager_kills.py`: for each line of orders a child that saves a step, to be killed meanwhile.
+"""Run by `test_pending_save_kills.py`: for each line of orders a child that saves a step, to be killed meanwhile.
 
 torch is imported once, and each child is forked from the process that has done no more than that.
 """

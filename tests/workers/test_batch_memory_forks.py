@@ -149,7 +149,7 @@ def test_a_child_keeps_the_bytes_of_what_its_parent_dropped(folder, kind):
 #: In a process without libraries that need their descriptors at a fork, as Arrow does.
 GRANDCHILD = """
 import os, pathlib, sys, traceback
-from tests.loader.test_inherited_views import first, loader, refill
+from tests.workers.test_batch_memory_forks import first, loader, refill
 folder = pathlib.Path(sys.argv[1])
 held = first(loader(folder))
 (wait, go), (answers, answer) = os.pipe(), os.pipe()

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 import torchobj
-from tests.loader.test_batch_equality import Point, assert_same, ours, torchs
+from tests.loader.test_packed_batch import Point, assert_same, ours, torchs
 
 # A sample is made from its number.
 Make = Callable[[int], Any]

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.checkpoint.test_manager_deletes import Between
+from tests.checkpoint.steps.test_commits import Between
 from tests.support.managers import GCS_IN_MATRIX
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps.commits import Commits, CommittedByAnotherError

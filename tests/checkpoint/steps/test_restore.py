@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.checkpoint.test_manager_ranks import opened, outcome
+from tests.checkpoint.steps.test_manager_ranks import opened, outcome
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
@@ -233,7 +233,7 @@ def test_a_save_warns_of_values_that_a_restore_will_refuse(open_manager, sharded
 
 
 def saved_without_parts(rank, url, config):
-    from tests.checkpoint.test_manager_ranks import whole_and_shard
+    from tests.checkpoint.steps.test_manager_ranks import whole_and_shard
 
     dist.init_process_group("gloo")
     manager = opened(url, config)
