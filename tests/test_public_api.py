@@ -181,7 +181,7 @@ def test_modules_are_attributes_and_are_imported_at_their_first_use():
         "import sys, torchobj\n"
         "assert not {'torch', 'fsspec', 'webdataset'} & sys.modules.keys()\n"
         f"for name in {names}:\n"
-        "    assert f'torchobj.{name}' not in sys.modules or name in ('datasets', 'fsspec', 'loader'), name\n"
+        "    assert f'torchobj.{name}' not in sys.modules or name in ('fsspec', 'loader'), name\n"
         "    assert getattr(torchobj, name) is sys.modules[f'torchobj.{name}']\n"
         "assert torchobj.checkpoint is sys.modules['torchobj.checkpoint']\n"
     )

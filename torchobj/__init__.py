@@ -86,7 +86,7 @@ _LAZY = {
 }
 
 #: Modules that are imported at their first use: those that need torch, and integrations, which need another library.
-_LAZY_MODULES = {"checkpoint", "collate", "fsspec", "lightning", "loader", "otel", "transformers", "wds"}
+_LAZY_MODULES = {"checkpoint", "collate", "datasets", "fsspec", "lightning", "loader", "otel", "transformers", "wds"}
 
 __all__ = [
     "AdvancedOptions",
