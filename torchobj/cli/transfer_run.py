@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchobj.checkpoint.checkpoint_dir import without_links
 from torchobj.cli.options import CommandError, described
 from torchobj.cli.output import escaped
 from torchobj.cli.progress import Report
@@ -19,6 +18,7 @@ from torchobj.cli.transfer_plan import Item, PlannedTransfer, compared
 from torchobj.config import StoreConfig
 from torchobj.exceptions import TransferError
 from torchobj.files import download, download_file, upload, upload_file
+from torchobj.files.links import without_links
 from torchobj.store import Store
 from torchobj.store.attributes import ObjectAttributes
 from torchobj.store.concurrency import concurrently

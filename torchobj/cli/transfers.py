@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-from torchobj.checkpoint.checkpoint_dir import remove_empty_folders, without_links
 from torchobj.cli.objects import write_target
 from torchobj.cli.options import Command, CommandError, PatternCommand, Settings, settings
 from torchobj.cli.output import counted, escaped, human_size, rate_shown, shown
@@ -27,6 +26,7 @@ from torchobj.cli.transfer_plan import (
 from torchobj.cli.transfer_run import Options, Outcome, guessed_type, move_all, run_all, sources_to_move
 from torchobj.config import StoreConfig
 from torchobj.files import upload_stream
+from torchobj.files.links import remove_empty_folders, without_links
 from torchobj.files.patterns import Pattern, selects
 from torchobj.store import Store
 

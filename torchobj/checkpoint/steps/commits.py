@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from torchobj._torchobj import Buffer
-from torchobj.checkpoint.checkpoint_dir import CheckpointDir, remove_empty_folders, without_links
+from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.steps.commit import DIGITS, Attempt, Commit, check_size
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
@@ -31,6 +31,7 @@ from torchobj.exceptions import (
     StoreError,
     UnsupportedError,
 )
+from torchobj.files.links import remove_empty_folders, without_links
 from torchobj.store import ObjectInfo
 from torchobj.urls import CLOUD_SCHEMES
 
