@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.table import TableDataset
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
-    from torchobj.s3torchconnector.datasets import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
+    from torchobj.s3torchconnector.datasets import S3IterableDataset, S3MapDataset
 
 _shutdown.register()
 
@@ -65,8 +65,6 @@ _LAZY = {
     "CheckpointManager": "torchobj.checkpoint.steps.manager",
     "DataLoader": "torchobj.loader",
     "ElasticDistributedSampler": "torchobj.loader",
-    "GCSIterableDataset": "torchobj.s3torchconnector.datasets",
-    "GCSMapDataset": "torchobj.s3torchconnector.datasets",
     "GroupDataset": "torchobj.datasets.folders.groups",
     "ImageFolder": "torchobj.datasets.folders.image_folder",
     "InterleaveDataset": "torchobj.datasets.mixing.interleave",
@@ -95,8 +93,6 @@ __all__ = [
     "DataLoader",
     "ElasticDistributedSampler",
     "FileOptions",
-    "GCSIterableDataset",
-    "GCSMapDataset",
     "GCSOptions",
     "GroupDataset",
     "ImageFolder",

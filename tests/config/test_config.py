@@ -336,7 +336,7 @@ def test_the_endpoint_of_a_url_of_gcs_is_an_option_of_gcs(url):
     given = ANY(s3=S3(endpoint_url="http://s3"), gcs=GCS(anonymous=True))
     for config in (
         store_config(given, endpoint_url="http://gcs", url=url),
-        torchobj.GCSMapDataset(f"{url}/x", endpoint_url="http://gcs", config=given)._listing.config,
+        torchobj.ObjectMapDataset(f"{url}/x", endpoint_url="http://gcs", config=given)._listing.config,
     ):
         assert (config.gcs.endpoint_url, config.gcs.anonymous, config.s3.endpoint_url) == (
             "http://gcs",
@@ -346,7 +346,7 @@ def test_the_endpoint_of_a_url_of_gcs_is_an_option_of_gcs(url):
     assert torchobj.Store("s3://b", endpoint_url="http://s3").config.gcs == GCS()
 
 
-@pytest.mark.parametrize("kind", [torchobj.GCSMapDataset, torchobj.GCSIterableDataset])
+@pytest.mark.parametrize("kind", [torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset])
 def test_a_dataset_of_gcs_shows_its_endpoint_and_has_no_region(kind):
     for dataset in (
         kind("gs://b/x", endpoint_url="http://gcs"),
@@ -366,8 +366,8 @@ def test_a_region_is_refused_for_gcs_with_the_reason():
     for call in (
         torchobj.Store,
         torchobj.ObjectMapDataset,
-        torchobj.GCSIterableDataset,
-        torchobj.GCSMapDataset.from_prefix,
+        torchobj.ObjectIterableDataset,
+        torchobj.ObjectMapDataset.from_prefix,
         torchobj.ObjectMapDataset.from_objects,
     ):
         with pytest.raises(ConfigError, match=reason):

@@ -121,7 +121,7 @@ def test_a_token_that_the_server_rejects_is_not_shown(gcs_bucket, caplog):
     caplog.set_level(1, logger="torchobj")
     config = with_gcs(gcs_bucket, credential_provider=refused_token)
     store = Store(gcs_bucket.url, config=config)
-    data = torchobj.GCSMapDataset(f"{gcs_bucket.url}/", config=config)
+    data = torchobj.ObjectMapDataset(f"{gcs_bucket.url}/", config=config)
     shown = [repr(store), repr(config), repr(data), *(pickle.dumps(each).decode("latin-1") for each in (store, data))]
     calls = [
         lambda: store.get("k"),
@@ -183,7 +183,8 @@ def test_gcs_is_another_name_of_gs(gcs_bucket, store):
     assert torchobj.get_many([url, ObjectRef(url, end=1)], config=gcs_bucket.config) == [b"x", b"x"]
     assert torchobj.open(url, config=gcs_bucket.config).read() == b"x"
     [(reader, _)] = [
-        (sample, sample.url) for sample in torchobj.GCSMapDataset(f"gcs://{gcs_bucket.name}/", config=gcs_bucket.config)
+        (sample, sample.url)
+        for sample in torchobj.ObjectMapDataset(f"gcs://{gcs_bucket.name}/", config=gcs_bucket.config)
     ]
     assert reader.read() == b"x"
 

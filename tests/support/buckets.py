@@ -104,12 +104,12 @@ class GcsBucket(NamedTuple):
     @property
     def map_dataset(self) -> Any:
         """The map-style dataset of the provider."""
-        return torchobj.GCSMapDataset
+        return torchobj.ObjectMapDataset
 
     @property
     def iterable_dataset(self) -> Any:
         """The iterable dataset of the provider."""
-        return torchobj.GCSIterableDataset
+        return torchobj.ObjectIterableDataset
 
     @property
     def files(self) -> torchobj.fsspec.ObjectFileSystem:

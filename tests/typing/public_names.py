@@ -13,8 +13,6 @@ from torchobj import (
     DataLoader,
     ElasticDistributedSampler,
     FileOptions,
-    GCSIterableDataset,
-    GCSMapDataset,
     GCSOptions,
     GroupDataset,
     ImageFolder,
@@ -95,9 +93,6 @@ def datasets() -> None:
     assert_type(S3IterableDataset("s3://bucket/", transform=length), S3IterableDataset[int])
     assert_type(S3IterableDataset[int].from_prefix("s3://bucket/", transform=length), S3IterableDataset[int])
     assert_type(ObjectMapDataset[int].from_prefix("file:///a/", transform=length, limit=3)[0], int)
-    assert_type(GCSMapDataset("gs://bucket/", transform=length), GCSMapDataset[int])
-    assert_type(GCSMapDataset[int].from_prefix("gs://bucket/", transform=length)[0], int)
-    GCSIterableDataset[int].from_objects(["gs://bucket/key"], transform=length, shuffle=True, on_error="skip")
     assert_type(mapped.manifest, Manifest)
     assert_type(Manifest.from_prefix("s3://bucket/train/", suffixes=".jpg"), Manifest)
     assert_type(Manifest.load("train.parquet"), Manifest)

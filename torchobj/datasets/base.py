@@ -3,7 +3,6 @@
 The datasets decide the order of samples and the handling of failures.
 """
 
-import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence, Sized
@@ -17,12 +16,11 @@ from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError, OnIterableError
 from torchobj.datasets.listing import DatasetListing, ManifestFile, Objects, OnChange
-from torchobj.exceptions import ConfigError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import url_of_file
 from torchobj.ranks.sharding import Uneven
 from torchobj.reading.reader_constructor import ReaderConstructor
-from torchobj.urls import SCHEMES, Url, canonical_url, parse_url
+from torchobj.urls import SCHEMES, Url, parse_url
 
 #: Type of the samples of a dataset, for type checkers.
 Sample_co = TypeVar("Sample_co", covariant=True, default=Any)
@@ -115,32 +113,15 @@ class ListedDataset(Generic[Sample_co]):
 
 
 class PerObjectDataset(ListedDataset[Sample_co]):
-    """A dataset of one sample per object, whose objects are listed, named, or of a manifest.
-
-    Class arguments of a subclass:
-        scheme: The only scheme whose URLs it accepts; None: those of its parent. The docstring is completed with the
-            arguments of the parent.
-    """
+    """A dataset of one sample per object, whose objects are listed, named, or of a manifest."""
 
     _reader_constructor: ReaderConstructor
     #: The constructor of torchobj's class: that of a subclass may have other arguments.
     _construct: ClassVar[Callable[..., None]]
-    _schemes: tuple[str, ...] = SCHEMES
+    #: The schemes of the URLs that it accepts.
+    _schemes: ClassVar[tuple[str, ...]] = SCHEMES
     #: Whether no objects at all are an empty dataset, unless `allow_empty` says.
     _allows_empty: ClassVar[bool] = False
-    #: Names of the classes of one kind by the scheme that they accept; "" is the one that accepts any.
-    _of_scheme: ClassVar[dict[str, str]]
-
-    def __init_subclass__(cls, *, scheme: str | None = None, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        if scheme is None:
-            return
-        parent = next(kind for kind in cls.__mro__[1:] if "_of_scheme" in kind.__dict__)
-        cls._schemes = (scheme,)
-        cls._of_scheme.setdefault(scheme, cls.__name__)
-        if cls.__doc__ and parent.__doc__:
-            explained = inspect.cleandoc(parent.__doc__).partition("\nArgs:")[2].partition("\nExample:")[0]
-            cls.__doc__ = f"{inspect.cleandoc(cls.__doc__)}\n\nArgs:{explained}"
 
     @classmethod
     def from_prefix(cls, url: str, **options: Unpack[Options[Sample_co]]) -> Self:
@@ -201,12 +182,7 @@ class PerObjectDataset(ListedDataset[Sample_co]):
 
     @classmethod
     def _parse(cls, url: str) -> Url:
-        """Parses a URL of this class. The error for another scheme names the classes that accept it."""
-        scheme = canonical_url(url).partition("://")[0] if isinstance(url, str) else ""
-        if scheme in SCHEMES and scheme not in cls._schemes:
-            expected = " or ".join(f"{name}://" for name in cls._schemes)
-            kinds = [cls._of_scheme[name] for name in (scheme, "") if name in cls._of_scheme]
-            raise ConfigError(f"url={url!r}: scheme {scheme!r}, expected {expected}; use {' or '.join(kinds)}")
+        """Parses a URL of this class."""
         return parse_url(url, cls._schemes)
 
     def _may_be_empty(self, *, allow_empty: bool | None) -> bool:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
@@ -100,7 +100,6 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
 
     shuffle: bool = False
     uneven: Uneven
-    _of_scheme: ClassVar[dict[str, str]] = {"": "ObjectIterableDataset"}
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Map-style datasets: one object is one sample."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from typing_extensions import override
 
@@ -65,8 +65,6 @@ class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
         >>> len(dataset), dataset[0], dataset[-1]
         (2, b'train/a', b'train/b')
     """
-
-    _of_scheme: ClassVar[dict[str, str]] = {"": "ObjectMapDataset"}
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Datasets that accept URLs of one provider only. Those of S3 have the classmethods of s3torchconnector."""
+"""`S3MapDataset` and `S3IterableDataset`: datasets of URLs of S3 only, with the classmethods of s3torchconnector."""
 
 from collections.abc import Iterable
-from typing import Any, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 from typing_extensions import override
 
@@ -9,14 +9,28 @@ from torchobj.config import S3ClientConfig, StoreConfig, one_config
 from torchobj.datasets.base import Options, PerObjectDataset, Sample_co
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.map import ObjectMapDataset
+from torchobj.exceptions import ConfigError
+from torchobj.urls import SCHEMES, Url, canonical_url
 
-__all__ = ["GCSIterableDataset", "GCSMapDataset", "S3IterableDataset", "S3MapDataset"]
+__all__ = ["S3IterableDataset", "S3MapDataset"]
 
 
 class _S3ConnectorMethods(PerObjectDataset[Sample_co]):
-    """The classmethods of s3torchconnector's datasets."""
+    """URLs of S3 only, and the classmethods of s3torchconnector's datasets."""
 
+    _schemes = ("s3",)
     _allows_empty = True
+    #: Name of the dataset that accepts other URLs.
+    _any_scheme: ClassVar[str]
+
+    @classmethod
+    @override
+    def _parse(cls, url: str) -> Url:
+        """Parses a URL of S3. The error for another scheme names the class that accepts it."""
+        scheme = canonical_url(url).partition("://")[0] if isinstance(url, str) else ""
+        if scheme in SCHEMES and scheme != "s3":
+            raise ConfigError(f"url={url!r}: scheme {scheme!r}, expected s3://; use {cls._any_scheme}")
+        return super()._parse(url)
 
     @classmethod
     @override
@@ -74,9 +88,10 @@ def _renamed(endpoint: str | None, s3client_config: S3ClientConfig | StoreConfig
     return options | renamed | ({} if endpoint is None else {"endpoint_url": endpoint})
 
 
-class S3MapDataset(_S3ConnectorMethods[Sample_co], ObjectMapDataset[Sample_co], scheme="s3"):
-    """An `ObjectMapDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`. A prefix without
-    objects is a dataset without samples, as in s3torchconnector; with `allow_empty=False` it is an error.
+class S3MapDataset(_S3ConnectorMethods[Sample_co], ObjectMapDataset[Sample_co]):
+    """An `ObjectMapDataset` of `s3://` URLs only, with its arguments. URLs of other schemes raise a
+    `ConfigError`. A prefix without objects is a dataset without samples, as in s3torchconnector; with
+    `allow_empty=False` it is an error.
 
     Example:
         ```python
@@ -85,10 +100,13 @@ class S3MapDataset(_S3ConnectorMethods[Sample_co], ObjectMapDataset[Sample_co], 
         ```
     """
 
+    _any_scheme = "ObjectMapDataset"
 
-class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sample_co], scheme="s3"):
-    """An `ObjectIterableDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`. A prefix without
-    objects is a dataset without samples, as in s3torchconnector; with `allow_empty=False` it is an error.
+
+class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sample_co]):
+    """An `ObjectIterableDataset` of `s3://` URLs only, with its arguments. URLs of other schemes raise a
+    `ConfigError`. A prefix without objects is a dataset without samples, as in s3torchconnector; with
+    `allow_empty=False` it is an error.
 
     Example:
         ```python
@@ -96,23 +114,4 @@ class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sa
         ```
     """
 
-
-class GCSMapDataset(ObjectMapDataset[Sample_co], scheme="gs"):
-    """An `ObjectMapDataset` of `gs://` URLs only. URLs of other schemes raise a `ConfigError`.
-
-    Example:
-        ```python
-        dataset = GCSMapDataset("gs://bucket/train/", transform=decode)
-        dataset = GCSMapDataset.from_objects(["gs://bucket/a.jpg", "gs://bucket/b.jpg"], transform=decode)
-        ```
-    """
-
-
-class GCSIterableDataset(ObjectIterableDataset[Sample_co], scheme="gs"):
-    """An `ObjectIterableDataset` of `gs://` URLs only. URLs of other schemes raise a `ConfigError`.
-
-    Example:
-        ```python
-        dataset = GCSIterableDataset("gs://bucket/train/", transform=decode, enable_sharding=True)
-        ```
-    """
+    _any_scheme = "ObjectIterableDataset"
