@@ -4,7 +4,6 @@ Also checks keys that are used as paths.
 """
 
 import contextlib
-import dataclasses
 import datetime
 import functools
 from collections.abc import Iterable
@@ -127,7 +126,7 @@ class CheckpointDir:
                 raise
             return []
         named = (info for info in listed if info.key.startswith(self.key(beginning)))
-        return [dataclasses.replace(info, key=info.key.removeprefix(self._prefix)) for info in named]
+        return [info._replace(key=info.key.removeprefix(self._prefix)) for info in named]
 
     def unfinished_uploads(self, beginning: str = "") -> list[tuple[str, UnfinishedUpload]]:
         """Returns the unfinished uploads of objects whose names start with `beginning`, with the objects' names."""

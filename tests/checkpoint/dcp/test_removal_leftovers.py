@@ -1,6 +1,5 @@
 """What distributed saves leave that fail or are killed: it is deleted, and nothing else ever is."""
 
-import dataclasses
 import datetime
 import os
 import pickle
@@ -247,7 +246,7 @@ def shift_times(monkeypatch, shift_of):
     def objects(self, *arguments):
         for info in listed(self, *arguments):
             modified = info.last_modified + datetime.timedelta(seconds=shift_of(info.key))
-            yield dataclasses.replace(info, last_modified=modified)
+            yield info._replace(last_modified=modified)
 
     monkeypatch.setattr(CheckpointDir, "objects", lambda *arguments: list(objects(*arguments)))
 

@@ -1,7 +1,5 @@
 """A folder with keys and commit objects of other tools: saved steps can be restored."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -24,7 +22,7 @@ def test_a_key_that_no_commit_can_name_is_not_committed(bucket, monkeypatch, nam
 
     def with_another(self, below):
         found = listed(self, below)
-        more = [dataclasses.replace(found[0], key=below + name)] if below.startswith("steps/") and found else []
+        more = [found[0]._replace(key=below + name)] if below.startswith("steps/") and found else []
         return [*more, *found]
 
     monkeypatch.setattr(Commits, "objects", with_another)
@@ -38,7 +36,7 @@ def test_a_commit_that_could_not_be_read_again_is_refused(monkeypatch):
     written = PendingSave._written
 
     def with_a_wrong_size(*given):
-        return tuple(dataclasses.replace(item, size=-1) for item in written(*given))
+        return tuple(item._replace(size=-1) for item in written(*given))
 
     monkeypatch.setattr(PendingSave, "_written", with_a_wrong_size)
     with pytest.raises(exceptions.CheckpointError, match="step 1 cannot be committed"):

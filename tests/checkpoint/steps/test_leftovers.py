@@ -1,6 +1,5 @@
 """A save deletes what killed saves left a day ago, and nothing else."""
 
-import dataclasses
 import datetime
 import os
 import time
@@ -172,7 +171,7 @@ def test_times_of_the_year_one_do_not_fail_a_save(monkeypatch):
     monkeypatch.setattr(
         Commits,
         "objects",
-        lambda self, below: [dataclasses.replace(info, last_modified=zero) for info in listed(self, below)],
+        lambda self, below: [info._replace(last_modified=zero) for info in listed(self, below)],
     )
     with CheckpointManager("memory://zero/run") as manager:
         manager.save(1, state())
