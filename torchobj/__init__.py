@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchobj import _shutdown, decode, files
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef, __version__
+from torchobj.checkpoint.archive import failed_save
 from torchobj.config import AdvancedOptions, FileOptions, GCSOptions, S3Options, StoreConfig, load_config
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from torchobj.s3torchconnector.datasets import S3IterableDataset, S3MapDataset
 
 _shutdown.register()
+failed_save.register()
 
 #: Names that need torch, and their modules.
 _LAZY = {

@@ -4,8 +4,7 @@
 as files. `object_info` describes objects, listings and unfinished uploads; `attributes` are headers and metadata of
 written objects, `conditions` are the conditions of a write. `transfers` sends one file to a store or receives it;
 `concurrency` runs several such calls at the same time.
-`buffers` converts the caller's memory, that of tensors by `tensor_memory`; `archive` reads the directory of a zip
-archive of `torch.save`.
+`buffers` converts the caller's memory, that of tensors by `tensor_memory`.
 """
 
 from torchobj.store.object_info import Listing, ListPage, ObjectInfo, UnfinishedUpload

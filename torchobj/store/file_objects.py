@@ -1,25 +1,34 @@
 """Objects as files: `open`, `ObjectWriter` and `TextFile`.
 
-`ObjectReader` is written in Rust. Does not import torch, but recognises the output of a `torch.save` that failed.
+`ObjectReader` is written in Rust. Does not import torch.
 """
 
 import codecs
 import io
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypedDict, Unpack, overload
 
 from torchobj import _shutdown, _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
-from torchobj.exceptions import CheckpointError, ConfigError
-from torchobj.store.archive import records_in
+from torchobj.exceptions import ConfigError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
 from torchobj.store.conditions import check_condition
 from torchobj.urls import Url, parse_object_url, parse_url
 
-__all__ = ["ObjectWriter", "OpenOptions", "TextFile", "WriteConditions", "ends_silently", "log_abort", "open"]
+__all__ = [
+    "ObjectWriter",
+    "OpenOptions",
+    "TextFile",
+    "WriteConditions",
+    "check_before_commit",
+    "ends_silently",
+    "log_abort",
+    "open",
+]
 
 logger = logging.getLogger("torchobj")
 
@@ -28,33 +37,21 @@ io.BufferedIOBase.register(ObjectReader)
 #: Attributes of an object without headers and metadata of its own, for `_torchobj`.
 NO_ATTRIBUTES: "_torchobj.Attributes" = {"metadata": {}}
 
-#: Length of the suffix of the written data that is kept: it contains the three records of a failed torch.save.
+#: Length of the end of the written data that is kept for the checks: it contains the directory of a small archive.
 _END_BYTES = 4096
 
-#: Records that torch's archive writer adds when it is closed. If pickling fails, torch.save writes a valid archive of
-#: only these (torch 2.15, torch/serialization.py, `_save`).
-_SERIALIZATION_ID = ".data/serialization_id"
-_CLOSING_RECORDS = frozenset({"version", "byteorder", _SERIALIZATION_ID})
+#: What runs before an object is created: see `check_before_commit`.
+_checks: list[Callable[[str, bytes, int], None]] = []
 
 
-class _Suffix:
-    """The last bytes of the written data, and the length of the data."""
+def check_before_commit(check: Callable[[str, bytes, int], None]) -> None:
+    """Adds a check of what every `ObjectWriter` has written, before the object is created.
 
-    def __init__(self) -> None:
-        self._last, self._length = b"", 0
-
-    def add(self, data: memoryview) -> None:
-        self._last = (self._last + bytes(data[-_END_BYTES:]))[-_END_BYTES:]
-        self._length += len(data)
-
-    def is_failed_torch_save(self) -> bool:
-        """Returns whether `torch.save` failed in pickling: the data is an archive without a record of the caller."""
-        try:
-            names = records_in(self._last, self._length).keys()
-        except CheckpointError:
-            # Not an archive, or one whose directory is longer than the suffix.
-            return False
-        return _SERIALIZATION_ID in names and names <= _CLOSING_RECORDS
+    Args:
+        check: Receives the URL, the last 4096 bytes of the data, and its length in bytes. If it raises, the writer is
+            aborted, and its `close` raises the error.
+    """
+    _checks.append(check)
 
 
 if TYPE_CHECKING:
@@ -100,7 +97,7 @@ class ObjectWriter(_BinaryFile):
     ) -> None:
         self._native: _torchobj.NativeWriter | None = None
         self._failed: BaseException | None = None
-        self._suffix = _Suffix()
+        self._end = b""
         parsed, store = store_of(url, store_config(config, region, endpoint_url, url=url), is_written=True)
         check_condition(overwrite, if_version)
         native = native_attributes(attributes)
@@ -172,7 +169,7 @@ class ObjectWriter(_BinaryFile):
             # A part may be missing: the object can no longer be created.
             self._failed = error
             raise
-        self._suffix.add(view)
+        self._end = (self._end + bytes(view[-_END_BYTES:]))[-_END_BYTES:]
         self._position += len(view)
         return len(view)
 
@@ -209,9 +206,12 @@ class ObjectWriter(_BinaryFile):
         if self._failed is not None:
             self.abort()
             raise self._failed
-        if self._suffix.is_failed_torch_save():
+        try:
+            for check in _checks:
+                check(str(self._url), self._end, self._position)
+        except BaseException:
             self.abort()
-            raise CheckpointError(f"{self._url}: torch.save failed: nothing was written")
+            raise
         native, self._native = self._native, None
         self._version = native.close()
 

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.saved_objects import whole
-from torchobj.checkpoint.archive import device_memory, plan
+from torchobj.checkpoint.archive import device_memory, plan, zip_archive
 from torchobj.checkpoint.archive.entries import select, selected
 from torchobj.checkpoint.archive.pickling import Outline, uses_in
 from torchobj.exceptions import CheckpointError, ConfigError
-from torchobj.store import archive
 
 OVER_4_GIB = (4 << 30) + 5
 
@@ -64,20 +63,20 @@ def test_payload_offsets_equal_torchs(lengths, alignment):
         data = stock([torch.arange(length, dtype=torch.int16) for length in lengths])
     finally:
         config.save.storage_alignment = before
-    directory = archive.find_directory(data[-256 << 10 :], len(data))
-    records = archive.records_of(data[directory.start : directory.end], directory.start)
+    directory = zip_archive.find_directory(data[-256 << 10 :], len(data))
+    records = zip_archive.records_of(data[directory.start : directory.end], directory.start)
     reader = torch._C.PyTorchFileReader(io.BytesIO(data))
     assert sorted(records) == sorted(reader.get_all_records())
     for name, record in records.items():
         assert record.payload == reader.get_record_offset(name)
-        local = data[record.header : record.header + archive.LOCAL_HEADER_BYTES]
-        assert archive.payload_of(record, local) == record.payload
+        local = data[record.header : record.header + zip_archive.LOCAL_HEADER_BYTES]
+        assert zip_archive.payload_of(record, local) == record.payload
         assert record.stored
         content = data[record.payload : record.payload + record.size]
         assert zlib.crc32(content) == record.crc32
         assert data[record.crc32_field : record.crc32_field + 4] == record.crc32.to_bytes(4, "little")
         if record.size:
-            at = archive.crc32_of_descriptor(record.payload, record.size)
+            at = zip_archive.crc32_of_descriptor(record.payload, record.size)
             assert data[at : at + 4] == record.crc32.to_bytes(4, "little")
 
 
@@ -134,15 +133,15 @@ def test_storages_over_4_gib_are_planned_and_parsed_without_their_memory():
     reader = torch._C.PyTorchFileReader(file)
     assert [reader.get_record_offset(f"data/{number}") for number in range(3)] == list(holes)
     file.seek(-4096, io.SEEK_END)
-    directory = archive.find_directory(file.read(), planned.size)
+    directory = zip_archive.find_directory(file.read(), planned.size)
     file.seek(directory.start)
-    records = archive.records_of(file.read(directory.end - directory.start), directory.start)
+    records = zip_archive.records_of(file.read(directory.end - directory.start), directory.start)
     assert [(records[f"data/{n}"].payload, records[f"data/{n}"].size) for n in range(3)] == list(holes.items())
     for record in (records[f"data/{n}"] for n in range(3)):
         file.seek(record.header)
-        assert archive.payload_of(record, file.read(archive.LOCAL_HEADER_BYTES)) == record.payload
+        assert zip_archive.payload_of(record, file.read(zip_archive.LOCAL_HEADER_BYTES)) == record.payload
         fields = [field.start for field in planned.fields if field.hole == record.payload]
-        assert fields == [archive.crc32_of_descriptor(record.payload, record.size), record.crc32_field]
+        assert fields == [zip_archive.crc32_of_descriptor(record.payload, record.size), record.crc32_field]
         file.seek(record.payload + record.size)
         assert file.read(4) == b"PK\x07\x08"
 
@@ -155,9 +154,9 @@ def test_a_damaged_directory_raises_checkpoint_error_or_parses_differently(data)
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(start, len(body) - 1))] = data.draw(st.integers(0, 255))
     try:
-        directory = archive.find_directory(bytes(body), len(body))
+        directory = zip_archive.find_directory(bytes(body), len(body))
         if directory is not None:
-            archive.records_of(bytes(body[directory.start : directory.end]), directory.start)
+            zip_archive.records_of(bytes(body[directory.start : directory.end]), directory.start)
     except CheckpointError:
         pass
 

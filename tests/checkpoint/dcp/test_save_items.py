@@ -13,9 +13,9 @@ from torch.utils.serialization import config as torch_config
 from tests.support.tensors import DTYPES
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.archive import plan
+from torchobj.checkpoint.archive import zip_archive as archives
 from torchobj.checkpoint.dcp import other_formats, save_items
 from torchobj.exceptions import IntegrityError
-from torchobj.store import archive as archives
 from torchobj.store.tensor_memory import memory_of
 
 SHAPES = [(), (0,), (3, 0), (1,), (5,), (2, 3), (2, 3, 4), (2, 3, 4, 5), (300,), (70_000,), (1, 1, 1), (0, 2)]

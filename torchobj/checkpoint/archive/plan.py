@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchobj.checkpoint.archive import zip_archive
 from torchobj.checkpoint.archive.device_memory import check_memory
 from torchobj.exceptions import CheckpointError
-from torchobj.store import archive
 
 __all__ = ["Field", "Hole", "Plan", "PlanError", "TensorArchive", "is_memory", "plan_of", "tensor_archive"]
 
@@ -200,7 +200,7 @@ def _match(
     recorder: _Recorder, literals: list[tuple[int, bytes]], storages: dict[str, torch.UntypedStorage]
 ) -> tuple[list[Hole], list[Field]]:
     """Returns holes and fields according to the directory that torch wrote; everything must be consistent."""
-    records = archive.records_in(literals[-1][1] if literals else b"", recorder.size)
+    records = zip_archive.records_in(literals[-1][1] if literals else b"", recorder.size)
     # The local header of a hole is at the end of the literal before it.
     literal_starts = {start + len(literal): (start, literal) for start, literal in literals}
     holes, fields = [], []
@@ -211,15 +211,15 @@ def _match(
         if not record.size:
             continue
         start, literal = literal_starts.get(record.payload, (0, b""))
-        header = literal[record.header - start : record.header - start + archive.LOCAL_HEADER_BYTES]
-        if recorder.holes.pop(record.payload, None) != record.size or len(header) != archive.LOCAL_HEADER_BYTES:
+        header = literal[record.header - start : record.header - start + zip_archive.LOCAL_HEADER_BYTES]
+        if recorder.holes.pop(record.payload, None) != record.size or len(header) != zip_archive.LOCAL_HEADER_BYTES:
             raise PlanError(f"{record.name}: its hole is not at the offset of its bytes")
-        if archive.payload_of(record, header) != record.payload:
+        if zip_archive.payload_of(record, header) != record.payload:
             raise PlanError(f"{record.name}: its local header has an unexpected length")
         if storage.device.type == "meta":
             raise PlanError(f"{record.name}: a storage on meta has no bytes")
         holes.append(Hole(record.payload, storage))
-        in_descriptor = archive.crc32_of_descriptor(record.payload, record.size)
+        in_descriptor = zip_archive.crc32_of_descriptor(record.payload, record.size)
         fields += [Field(in_descriptor, record.payload), Field(record.crc32_field, record.payload)]
     if recorder.holes:
         raise PlanError(f"{len(recorder.holes)} holes belong to no storage")
@@ -257,7 +257,7 @@ def tensor_archive(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorArchive 
     try:
         tensor = _reserved(dtype, shape)
         planned = None if dtype in _QUANTIZED else plan_of(tensor)
-        records = {} if planned is None else archive.records_in(planned.literals[-1][1], planned.size)
+        records = {} if planned is None else zip_archive.records_in(planned.literals[-1][1], planned.size)
     except (CheckpointError, OSError, OverflowError, RuntimeError, ValueError, KeyError, TypeError):
         return None
     if planned is None or "data.pkl" not in records or not 1 <= len(planned.literals) <= 2:
@@ -268,7 +268,7 @@ def tensor_archive(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorArchive 
     if not tensor.nbytes:
         return TensorArchive(before, 0, b"", b"", planned.size, data)
     [(start, behind)], [in_descriptor, in_directory] = planned.literals[1:], planned.fields
-    if not behind.startswith(archive.DESCRIPTOR_MARK):
+    if not behind.startswith(zip_archive.DESCRIPTOR_MARK):
         return None
     middle = behind[in_descriptor.start - start + 4 : in_directory.start - start]
     return TensorArchive(before, tensor.nbytes, middle, behind[in_directory.start - start + 4 :], planned.size, data)

@@ -10,8 +10,15 @@ import torch
 
 from torchobj import _torchobj
 from torchobj.checkpoint.archive import device_memory
+from torchobj.checkpoint.archive.zip_archive import (
+    LOCAL_HEADER_BYTES,
+    Ends,
+    Record,
+    find_directory,
+    payload_of,
+    records_of,
+)
 from torchobj.exceptions import CheckpointError, IntegrityError
-from torchobj.store.archive import LOCAL_HEADER_BYTES, Ends, Record, find_directory, payload_of, records_of
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
 

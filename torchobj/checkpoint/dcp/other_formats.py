@@ -11,8 +11,8 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from torchobj.checkpoint.archive.pickling import byte_order, check_nesting
 from torchobj.checkpoint.archive.plan import TensorArchive
+from torchobj.checkpoint.archive.zip_archive import Ends
 from torchobj.exceptions import CheckpointError, IntegrityError
-from torchobj.store.archive import Ends
 
 __all__ = ["END_BYTES", "Payload", "check_archive", "is_transformed", "payload_in", "untransformed"]
 

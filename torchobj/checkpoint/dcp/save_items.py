@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torchobj import _torchobj
 from torchobj.checkpoint.archive.device_memory import BLOCK_BYTES, BLOCKS_BYTES, check_memory
 from torchobj.checkpoint.archive.plan import TensorArchive, is_memory, tensor_archive
+from torchobj.checkpoint.archive.zip_archive import DESCRIPTOR_MARK
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.object_names import FileNames
 from torchobj.checkpoint.dcp.removal import discard
 from torchobj.checkpoint.leftovers import under_way
 from torchobj.checkpoint.state.ranks import portable
-from torchobj.store.archive import DESCRIPTOR_MARK
 from torchobj.store.file_objects import NO_ATTRIBUTES
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
