@@ -20,7 +20,7 @@ LAYERS = [
     ["stateful", "urls"],
     ["config"],
     ["_torchobj"],
-    ["_shutdown", "decode", "telemetry"],
+    ["_shutdown", "decode", "telemetry", "warn_once"],
     ["store"],
     ["parquet", "files"],
     ["manifest"],

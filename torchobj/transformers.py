@@ -18,6 +18,7 @@ from torchobj.loader.lookahead import Lookahead
 from torchobj.loader.order.position import innermost
 from torchobj.reading import lookahead_warning
 from torchobj.urls import shown_url
+from torchobj.warn_once import Once, warn_once
 
 try:
     from transformers import TrainerCallback
@@ -57,18 +58,19 @@ class LookaheadCallback(TrainerCallback):
         #: The loader of the current evaluation, and the rest of its order.
         self._evaluated: Any = None
         self._rest: Iterator[Any] = iter(())
-        self._has_warned = False
+        self._once = Once()
 
     def on_init_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Warns of an output folder that is not local."""
         folder = str(getattr(args, "output_dir", ""))
-        if "://" in folder and state.is_world_process_zero and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
+        if "://" in folder and state.is_world_process_zero:
+            warn_once(
+                self._once,
                 "LookaheadCallback: output_dir=%r: the Trainer writes local files only, here to the folder %s; pass a "
                 "local folder and call torchobj.files.upload(folder, url), for example in on_save of a callback",
                 shown_url(folder),
                 Path(shown_url(folder)),
+                key="output_dir",
             )
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, train_dataloader: Any = None, **__: Any) -> None:

@@ -15,7 +15,7 @@ import torchobj
 from tests.support import warm_python
 from tests.support.prefetching import eventually
 from torchobj import exceptions
-from torchobj.workers import process
+from torchobj.warn_once import FORKED
 
 # test_each_store.py reads from GCS in each run.
 pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
@@ -361,7 +361,7 @@ def test_forked_workers_do_not_repeat_the_parents_listing(filled, control, log_f
 
 def test_forked_workers_that_have_to_list_warn_once_how_to_list_once(filled, log_file, monkeypatch):
     for samples in in_order(filled):
-        monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+        monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
         log_file.write_text("")
         for _ in range(2):
             assert len(keys_by_workers(samples, "fork")) == COUNT + 1

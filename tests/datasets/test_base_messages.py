@@ -12,6 +12,7 @@ import torchobj
 from tests.support.long_tables import often
 from torchobj.datasets import wrappers
 from torchobj.exceptions import ConfigError
+from torchobj.warn_once import FORKED
 from torchobj.workers import process
 
 COUNT = 6
@@ -161,7 +162,7 @@ WITHIN = {
 @pytest.mark.parametrize("make", often(3, reversed(WITHIN.values())), ids=reversed(WITHIN))
 @pytest.mark.parametrize("kind", [torchobj.DataLoader, torch.utils.data.DataLoader], ids=["torchobj", "torch"])
 def test_workers_that_list_are_warned_of_once_in_all_epochs(folder, log_file, monkeypatch, kind, make, workers):
-    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
     inner = torchobj.ObjectMapDataset(folder, transform=number_of)
     data = make(inner)
     for _ in range(3):
@@ -233,16 +234,16 @@ def test_a_worker_says_what_it_repeats(source, said, monkeypatch, caplog):
 
 
 def test_each_kind_of_warning_is_logged_once(monkeypatch):
-    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
     for kind in ("announcement", "index", "listing", "mesh", "world size"):
-        assert not process.has_warned(kind)
-        assert [process.is_first_warning(kind) for _ in range(2)] == [True, False]
+        assert not FORKED.has(kind)
+        assert [FORKED.is_first(kind) for _ in range(2)] == [True, False]
 
 
 def test_a_worker_that_lists_does_not_hide_that_another_dataset_reads_its_index(
     folder, log_file, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
     with tarfile.open(tmp_path / "a.tar", "w") as shard:
         shard.add(tmp_path / "objects" / "0.bin", "0.bin")
     objects = torchobj.ObjectMapDataset(folder, transform=number_of)
@@ -259,7 +260,7 @@ def test_a_worker_that_lists_does_not_hide_that_another_dataset_reads_its_index(
 
 
 def test_shards_that_are_prepared_before_the_loop_are_indexed_once(log_file, monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
     tar_of(tmp_path / "a.tar", "0.bin", "1.bin")
     counts = []
     for prepares in (True, False):
@@ -295,7 +296,7 @@ def of_stream(url):
 @pytest.mark.parametrize("kind", [torchobj.DataLoader, torch.utils.data.DataLoader], ids=["torchobj", "torch"])
 @pytest.mark.parametrize("make", often(1, [of_stream, of_samples]))
 def test_what_workers_find_in_a_prefix_is_logged_once_in_all_epochs(tmp_path, log_file, monkeypatch, kind, make):
-    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
     for folder in ("shards", "shards/_temporary", "others"):
         (tmp_path / folder).mkdir()
         tar_of(tmp_path / folder / "a.tar", *(f"{number}.bin" for number in range(COUNT)))

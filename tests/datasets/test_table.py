@@ -14,6 +14,7 @@ from tests.support.long_tables import often
 from tests.support.prefetching import Taken, all_free
 from torchobj import decode
 from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError
+from torchobj.warn_once import PROCESS
 
 COUNT = 30
 NAMES = [f"images/{7 * number % COUNT:02} é.txt" for number in range(COUNT)]
@@ -195,7 +196,7 @@ def test_a_table_in_a_bucket_names_no_files_of_this_machine(bucket):
 
 
 def test_an_object_that_is_missing_or_cannot_be_decoded_is_named(base, caplog, monkeypatch):
-    monkeypatch.setattr("torchobj.datasets.failures._logged", set())
+    monkeypatch.setattr(PROCESS, "_once", {})
     table = pandas.DataFrame({"image": [f"{base}{NAMES[0]}", f"{base}missing", f"{base}{NAMES[1]}"]})
     with pytest.raises(ObjectNotFoundError, match=f"{base}missing"):
         torchobj.TableDataset(table, "image")[1]

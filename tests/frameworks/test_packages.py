@@ -17,9 +17,8 @@ import torchobj
 from tests.support import warm_python
 from tests.support.prefetching import Taken
 from tests.support.ranks import environment_of, job_store
-from torchobj.loader import _attach
 from torchobj.reading import lookahead_warning
-from torchobj.workers import process
+from torchobj.warn_once import FORKED, PROCESS
 
 COUNT = 48
 
@@ -179,7 +178,7 @@ def test_a_prepared_loader_in_a_state_has_a_state_or_says_how_to_have_one(data, 
 def test_a_loader_that_prepare_replaced_is_told_to_attach_the_prepared_one(data, accelerator, caplog, monkeypatch):
     monkeypatch.setattr(lookahead_warning, "_disabled", False)
     monkeypatch.setattr(lookahead_warning, "_batches", 0)
-    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
     assert sorted(keys(accelerator.prepare(torchobj.DataLoader(data, batch_size=2)))) == list(range(COUNT))
     assert "call torchobj.attach(accelerator.prepare(loader)), because prepare returns another loader" in caplog.text
 
@@ -205,7 +204,7 @@ def test_each_rank_of_accelerate_announces_its_own_batches_only(data, accelerato
 
 def test_attach_warns_once_that_accelerate_writes_local_files_only(data, accelerator, caplog, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _attach._warn_of_local_folders.cache_clear()
+    monkeypatch.setattr(PROCESS, "_once", {})
     torchobj.attach(torch.utils.data.DataLoader(data))
     assert caplog.messages == []
     for _ in range(2):

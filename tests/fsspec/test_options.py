@@ -14,7 +14,8 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 import torchobj
 from tests.support.file_systems import InMemory
 from torchobj import AdvancedOptions, GCSOptions, S3Options, StoreConfig, exceptions
-from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, instances, options
+from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, instances
+from torchobj.warn_once import PROCESS
 
 KEY, SECRET, TOKEN = "canary-KEY-id", "canary8SECRET", "canary8TOKEN"
 
@@ -22,7 +23,7 @@ KEY, SECRET, TOKEN = "canary-KEY-id", "canary8SECRET", "canary8TOKEN"
 @pytest.fixture(autouse=True)
 def own_state(monkeypatch):
     monkeypatch.setattr(instances, "_default", None)
-    monkeypatch.setattr(options, "_warned", set())
+    monkeypatch.setattr(PROCESS, "_once", {})
 
 
 def s3_of(**options):

@@ -13,9 +13,9 @@ from torch.utils.data import ConcatDataset, DistributedSampler, RandomSampler, S
 import torchobj
 from tests.support.prefetching import Taken, stats
 from torchobj import exceptions
-from torchobj.loader import batch_sampler, lookahead
+from torchobj.loader import lookahead
 from torchobj.reading import lookahead_warning
-from torchobj.workers import process
+from torchobj.warn_once import FORKED, PROCESS
 
 COUNT = 48
 
@@ -147,8 +147,8 @@ def test_a_batch_sampler_takes_the_dataset_from_its_sampler_or_an_argument(folde
     assert not caplog.records
 
 
-def test_a_batch_sampler_without_a_dataset_warns_once_and_announces_nothing(folder, caplog):
-    batch_sampler._warn_unknown_objects.cache_clear()
+def test_a_batch_sampler_without_a_dataset_warns_once_and_announces_nothing(folder, caplog, monkeypatch):
+    monkeypatch.setattr(PROCESS, "_once", {})
     data = dataset(folder)
     assert len(data) == COUNT
     for _ in range(2):
@@ -293,7 +293,7 @@ WARNS = [
 
 def _begin_log(file):
     """Logs to a file in a worker that is not forked. Workers of a forkserver share its state: nothing was warned yet."""
-    process._warned = mmap.mmap(-1, 1 << 16)
+    FORKED._flags = mmap.mmap(-1, 1 << 16)
     logging.getLogger("torchobj").addHandler(logging.FileHandler(file))
 
 
@@ -312,7 +312,7 @@ def fresh_log(monkeypatch, tmp_path):
     """Resets the warnings as in a new process; the file receives the log of this process and its workers."""
     monkeypatch.setattr(lookahead_warning, "_disabled", False)
     monkeypatch.setattr(lookahead_warning, "_batches", 0)
-    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
     logger, handler = logging.getLogger("torchobj"), logging.FileHandler(tmp_path.with_suffix(".log"))
     logger.addHandler(handler)
     yield Path(handler.baseFilename)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torchobj
 from tests.support.ranks import run_ranks
 from torchobj.reading import lookahead_warning
-from torchobj.workers import process
+from torchobj.warn_once import FORKED
 
 SAYS = "each of 2 ranks reads all samples, so that every sample is repeated 2 times; pass "
 
@@ -136,7 +136,7 @@ def passes(rank, loaders, name, url, only_rank, log):
     dist.init_process_group("gloo")
     # Without what the process of the tests has warned of, and whether it has drawn ahead: a worker of a loader that draws ahead
     # says nothing.
-    process._warned = mmap.mmap(-1, len(process._warned))
+    FORKED._flags = mmap.mmap(-1, len(FORKED._flags))
     lookahead_warning._disabled = False
     logging.getLogger("torchobj").addHandler(logging.FileHandler(log))
     if only_rank in (None, rank):

@@ -15,7 +15,7 @@ import torchobj
 from tests.support.iterables import COUNT, dataset, number_of, numbers, write_objects
 from torchobj import exceptions
 from torchobj.ranks.sample_ranks import detected_rank, given_rank
-from torchobj.workers import process
+from torchobj.warn_once import FORKED
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def nothing_warned(monkeypatch):
-    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
 
 
 @contextlib.contextmanager
@@ -286,7 +286,7 @@ def test_a_job_without_a_process_group_warns_once(folder, caplog, monkeypatch, w
     messages = warnings_of(caplog, lambda: (numbers(loader), numbers(loader)))
     # A worker logs to the stderr of its own process.
     assert len(messages) == (1 if workers == 0 else 0)
-    assert process.has_warned("world size")
+    assert FORKED.has("world size")
     assert all("WORLD_SIZE=2 is set" in each and "rank= and world_size=" in each for each in messages)
-    monkeypatch.setattr(process, "_warned", mmap.mmap(-1, 1 << 16))
+    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
     assert not warnings_of(caplog, lambda: list(named(folder, rank=0, world_size=2)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchobj
-from torchobj.workers import process
+from torchobj.warn_once import FORKED
 from torchobj.workers.shared_values import SharedCounter, SharedNumber
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are those of Linux")
@@ -133,7 +133,7 @@ def test_a_child_that_closes_them_uses_what_its_parent_created(tmp_path, tmp_pat
 
 
 def test_counters_and_numbers_whose_file_was_closed_change_no_other_file(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(process, "is_first_warning", lambda _: True)
+    monkeypatch.setattr(FORKED, "is_first", lambda _: True)
     counter, number = SharedCounter(), SharedNumber()
     counter.add()
     number.set(5)

@@ -1,21 +1,14 @@
 """What happens to samples that cannot be read or built."""
 
 import copy
-import logging
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Self
 
-from torchobj import _torchobj
 from torchobj._torchobj import Buffer
 from torchobj.exceptions import ConfigError
+from torchobj.warn_once import PROCESS, warn_once
 from torchobj.workers.shared_values import SharedCounter
-
-logger = logging.getLogger("torchobj")
-
-#: Numbers of the processes that have logged a failed sample. A forked worker inherits the entry of its parent and logs
-#: its own.
-_logged: set[int] = set()
 
 #: Called with index, URL and exception; returns the sample to use.
 Handler = Callable[[int, str, Exception], Any]
@@ -166,13 +159,13 @@ def add_sample_note(error: BaseException, what: str, url: str, index: int) -> No
 
 def _log(index: int, failure: Failure, action: str) -> None:
     """Logs the first failed sample of this process. Failures in DataLoader workers are not reported elsewhere."""
-    if _torchobj.process_number() not in _logged:
-        _logged.add(_torchobj.process_number())
-        logger.warning(
-            "sample %d, %s, was %s: %s: %s; further failures in this process are only counted, in failed_samples",
-            index,
-            failure.url,
-            action,
-            type(failure.error).__name__,
-            failure.error,
-        )
+    warn_once(
+        PROCESS,
+        "sample %d, %s, was %s: %s: %s; further failures in this process are only counted, in failed_samples",
+        index,
+        failure.url,
+        action,
+        type(failure.error).__name__,
+        failure.error,
+        key="failed sample",
+    )

@@ -289,7 +289,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         # A wrapper of the dataset may divide the samples among the workers.
         if worker is None or worker.num_workers == 1 or self._ranks.is_divided or worker.dataset is not self:
             return
-        if worker.id == 0 and self._epoch.is_first_warning("repeated"):
+        if worker.id == 0 and self._epoch.is_first("repeated"):
             logger.warning(
                 "%s: each of %d DataLoader workers yields all samples, so that every sample is returned %d times; pass "
                 "enable_sharding=True to divide them among ranks and workers; with rank=0, world_size=1 among the "

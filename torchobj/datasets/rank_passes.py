@@ -8,14 +8,12 @@ collectives.
 """
 
 import itertools
-import logging
 from typing import Any
 
 import torch.distributed
 
 from torchobj.ranks import broadcast
-
-logger = logging.getLogger("torchobj")
+from torchobj.warn_once import Once, warn_once
 
 _numbers = itertools.count()
 
@@ -31,7 +29,7 @@ class RankPasses:
         self._begun_at = -1
         # The epoch of a pass that has begun and has not ended.
         self._open: int | None = None
-        self._has_warned = False
+        self._once = Once()
 
     def begin(self, of: object, epoch: int, start: int = 0) -> None:
         """Called when a pass begins, in the process of the rank.
@@ -77,14 +75,14 @@ class RankPasses:
         return rank, first
 
     def _warn(self, what: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "%s: %s begun a pass alone, so that the ranks are in different epochs, and samples are "
-                "lost and repeated; begin each pass on all ranks, or call set_epoch(epoch) before each pass",
-                self._name,
-                what,
-            )
+        warn_once(
+            self._once,
+            "%s: %s begun a pass alone, so that the ranks are in different epochs, and samples are lost and repeated; "
+            "begin each pass on all ranks, or call set_epoch(epoch) before each pass",
+            self._name,
+            what,
+            key="alone",
+        )
 
 
 def _collectives() -> int | None:

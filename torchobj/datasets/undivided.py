@@ -15,6 +15,7 @@ import torch.utils.data
 from torchobj.datasets.wrappers import datasets_within
 from torchobj.ranks.sample_ranks import model_dimensions, rank_of_library
 from torchobj.reading import lookahead_warning
+from torchobj.warn_once import FORKED
 from torchobj.workers import process
 from torchobj.workers.process import Rank
 
@@ -45,7 +46,7 @@ def note_pass(dataset: Any, advice: str, *, samples: str = "", recorded: Rank | 
     if process.in_worker():
         info = torch.utils.data.get_worker_info()
         speaks = rank.number == 1 and info is not None and info.id == 0 and not lookahead_warning.is_disabled()
-        is_second = speaks and process.is_first_warning(key)
+        is_second = speaks and FORKED.is_first(key)
     else:
         is_second = _is_second_rank(key, rank.number)
     if is_second:

@@ -15,6 +15,7 @@ from torchobj.config.explicit_fields import replace_fields
 from torchobj.exceptions import ConfigError
 from torchobj.fsspec.passed_credentials import GoogleCredentials, GoogleFile, GoogleToken, PassedKeys
 from torchobj.store.attributes import ObjectAttributes
+from torchobj.warn_once import PROCESS
 
 __all__ = [
     "GCSFS_OPTIONS",
@@ -75,15 +76,11 @@ GCSFS_OPTIONS = frozenset(
     {*_TUNING, *_LIBRARY_OPTIONS, *_IGNORED_OF_GCSFS, "project", "requester_pays", "requests_timeout", "token"}
 )
 
-#: Names of options that were warned about.
-_warned: set[str] = set()
-
 
 def _warn_ignored(ignored: list[str]) -> None:
-    """Warns once per process of each option that has no effect."""
-    new = sorted(set(ignored) - _warned)
+    """Warns once of each option that has no effect."""
+    new = [name for name in sorted(set(ignored)) if PROCESS.is_first(f"fsspec option {name}")]
     if new:
-        _warned.update(new)
         logger.warning(
             "fsspec file system of torchobj: ignored %s, which have no effect; remove them, or set the fields of "
             "StoreConfig",

@@ -1,7 +1,6 @@
 """Look-ahead for DataLoaders that other libraries build."""
 
 import functools
-import logging
 from collections import deque
 from typing import Any, TypeVar
 
@@ -12,11 +11,10 @@ from torchobj.exceptions import ConfigError
 from torchobj.loader.iterator import MeteredIterator
 from torchobj.loader.loader import AnnouncingLoader
 from torchobj.loader.lookahead import check_lookahead
+from torchobj.warn_once import PROCESS, warn_once
 from torchobj.workers import process
 
 __all__ = ["attach"]
-
-logger = logging.getLogger("torchobj")
 
 _Loader = TypeVar("_Loader")
 
@@ -61,12 +59,12 @@ def attach(loader: _Loader, *, lookahead: int | None = None) -> _Loader:
     return loader
 
 
-@functools.cache
 def _warn_of_local_folders() -> None:
-    logger.warning(
+    warn_once(
+        PROCESS,
         'attach: Accelerate writes local files only: accelerator.save_state("s3://bucket/run"), or such a project_dir, '
         "makes a folder s3: on this machine; save to a local folder and call torchobj.files.upload(folder, url), or "
-        "save with torchobj.checkpoint.CheckpointManager"
+        "save with torchobj.checkpoint.CheckpointManager",
     )
 
 

@@ -1,7 +1,5 @@
 """A batch sampler that announces its batches, for DataLoaders that other libraries build."""
 
-import functools
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,10 +8,9 @@ import torch.utils.data
 from torchobj.datasets.wrappers import ObjectFinder, object_finder, prepare_workers
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.reading import lookahead_warning
+from torchobj.warn_once import PROCESS, warn_once
 
 __all__ = ["LookaheadBatchSampler"]
-
-logger = logging.getLogger("torchobj")
 
 
 class LookaheadBatchSampler(torch.utils.data.BatchSampler):
@@ -96,9 +93,9 @@ def _dataset_of(sampler: Any) -> Any:
     return source if within is None else _dataset_of(within)
 
 
-@functools.cache
 def _warn_unknown_objects(name: str) -> None:
-    logger.warning(
+    warn_once(
+        PROCESS,
         "LookaheadBatchSampler: nothing is read ahead, because torchobj does not know which objects the samples of %s "
         "consist of. Pass the dataset of the loader: LookaheadBatchSampler(sampler, batch_size, dataset=dataset).",
         name,

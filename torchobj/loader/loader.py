@@ -36,6 +36,7 @@ from torchobj.loader.view import starting_with
 from torchobj.ranks import broadcast
 from torchobj.reading import lookahead_warning
 from torchobj.stateful import checked
+from torchobj.warn_once import PROCESS, warn_once
 from torchobj.workers.batch_memory import BatchMemory
 from torchobj.workers.memory_budget import prefetcher_is_refused
 
@@ -496,9 +497,9 @@ def _is_drawn_ahead_by_default(sampler: Any) -> bool:
     return type(inner) in _DRAWN_AHEAD_BY_DEFAULT if inner is sampler else _is_drawn_ahead_by_default(inner)
 
 
-@functools.cache
 def _warn_inexact(how: str) -> None:
-    logger.warning(
+    warn_once(
+        PROCESS,
         "in_order=False: a state of the middle of an epoch was %s; it counts the batches that were returned, which are "
         "not always the first ones, so that the resumed epoch loses some samples and repeats others; pass "
         "in_order=True, or save between epochs",
@@ -506,9 +507,9 @@ def _warn_inexact(how: str) -> None:
     )
 
 
-@functools.cache
 def _warn_unknown_objects(name: str) -> None:
-    logger.warning(
+    warn_once(
+        PROCESS,
         "%s: nothing is read ahead, because torchobj does not know which objects its samples consist of. Use a dataset "
         "of torchobj that does not override __getitem__, torch's Subset, ConcatDataset or StackDataset of one, or a "
         "subclass of torchobj.ObjectDataset. Pass lookahead=0 to silence this warning.",

@@ -4,7 +4,6 @@ Exactly one divides: the arguments of the dataset, another library whose loader 
 otherwise the ranks of torch.distributed. `sharding` computes the parts.
 """
 
-import logging
 import operator
 import os
 import re
@@ -21,11 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError
+from torchobj.warn_once import FORKED, warn_once
 from torchobj.workers import process
 from torchobj.workers.context import setting
 from torchobj.workers.process import Rank
-
-logger = logging.getLogger("torchobj")
 
 #: Accelerate and transformers iterate over a dataset in these modules, and divide its samples or its batches.
 _DIVIDING = ("accelerate.data_loader", "transformers.trainer_pt_utils")
@@ -209,17 +207,21 @@ def _warn_if_unknown(found: Rank) -> None:
     expected = os.environ.get("WORLD_SIZE", "")
     if found.world_size > 1:
         shared = model_dimensions()
-        if not shared or not process.is_first_warning("mesh"):
+        if not shared:
             return
-        logger.warning(
+        warn_once(
+            FORKED,
             "a device mesh has the dimension %s, whose ranks usually need the same samples, but samples are divided "
             "among all %d ranks; pass mesh= to the dataset or sampler; rank= and world_size= silence this warning",
             ", ".join(map(repr, shared)),
             found.world_size,
+            key="mesh",
         )
-    elif expected.isdecimal() and int(expected) > 1 and process.is_first_warning("world size"):
-        logger.warning(
+    elif expected.isdecimal() and int(expected) > 1:
+        warn_once(
+            FORKED,
             "WORLD_SIZE=%s is set, but torch.distributed is not initialised, so that each rank yields the samples of "
             "all; initialise it before the loop, or pass rank= and world_size= to the dataset or sampler",
             expected,
+            key="world size",
         )

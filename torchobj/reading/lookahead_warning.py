@@ -6,15 +6,12 @@ is enabled when batches are read, they are read for a DataLoader of torch that i
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
 
-from torchobj.workers import process
-
-logger = logging.getLogger("torchobj")
+from torchobj.warn_once import FORKED, warn_once
 
 #: Number of batches before the warning, because interactive use reads a few.
 _MIN_BATCHES = 3
@@ -49,18 +46,20 @@ def disabled_in_workers(num_workers: int) -> Iterator[None]:
 def note_batch(dataset: Any) -> None:
     """Records that a DataLoader reads a batch of `dataset` that was not announced as far as is known."""
     global _batches  # noqa: PLW0603  state of the process
-    if _disabled or process.has_warned("announcement"):
+    if _disabled or FORKED.has("announcement"):
         return
     worker = torch.utils.data.get_worker_info()
     if worker is not None and not (worker.id == 0 and _objects_are_known(worker.dataset, dataset)):
         return
     _batches += 1
-    if _batches == _MIN_BATCHES and process.is_first_warning("announcement"):
-        logger.warning(
+    if _batches == _MIN_BATCHES:
+        warn_once(
+            FORKED,
             "batches are read only when they are needed, because the DataLoader does not announce them. Use "
             "torchobj.DataLoader or torchobj.attach(loader) to read ahead. With Accelerate call "
             "torchobj.attach(accelerator.prepare(loader)), because prepare returns another loader, also for a "
-            "torchobj.DataLoader. Pass lookahead=0 to silence this warning."
+            "torchobj.DataLoader. Pass lookahead=0 to silence this warning.",
+            key="announcement",
         )
 
 

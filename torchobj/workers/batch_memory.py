@@ -1,7 +1,6 @@
 """Allocates the tensors of batches from blocks of recycled shared memory. Does not build batches."""
 
 import itertools
-import logging
 import resource
 import threading
 import weakref
@@ -15,11 +14,10 @@ import torch.utils.data
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer
+from torchobj.warn_once import FORKED, warn_once
 from torchobj.workers import process
 from torchobj.workers.descriptors import Descriptors
 from torchobj.workers.memory_budget import start_prefetcher
-
-logger = logging.getLogger("torchobj")
 
 #: Minimum limit of open files. Below, the blocks would take the descriptors that torch and the program need.
 _MIN_OPEN_FILES = 96
@@ -134,13 +132,14 @@ class BatchMemory:
         """Memory of this process for the workers of an iterator; None if the system has none, or refuses it."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if 0 <= limit < _MIN_OPEN_FILES:
-            if process.is_first_warning("few open files"):
-                logger.warning(
-                    "batches take memory that is not recycled: this process may open %d files, and recycled memory "
-                    "needs %d; raise the limit (ulimit -n)",
-                    limit,
-                    _MIN_OPEN_FILES,
-                )
+            warn_once(
+                FORKED,
+                "batches take memory that is not recycled: this process may open %d files, and recycled memory needs "
+                "%d; raise the limit (ulimit -n)",
+                limit,
+                _MIN_OPEN_FILES,
+                key="few open files",
+            )
             return None
         return cls(_torchobj.NativeBlocks()) if start_prefetcher() else None
 

@@ -1,24 +1,23 @@
 """DataLoader workers: whether this process is one, whether a pickle is for a process that is being spawned, the rank
-that the worker belongs to, and its exit when the trainer dies. The datasets decide what is pickled. Also what a process
-and its workers have warned of.
+that the worker belongs to, and its exit when the trainer dies. The datasets decide what is pickled. Also what each
+worker repeats, and one of them logs.
 """
 
 import contextlib
 import functools
 import logging
-import mmap
 import multiprocessing
 import multiprocessing.context
 import os
 import signal
 import threading
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch.utils.data
 
 from torchobj import _torchobj
+from torchobj.warn_once import FORKED
 
 logger = logging.getLogger("torchobj")
 
@@ -35,28 +34,12 @@ def in_worker() -> bool:
     return torch.utils.data.get_worker_info() is not None
 
 
-#: Whether there was a warning, by a checksum of what it is about; shared with forked workers, which are new each epoch.
-_warned = mmap.mmap(-1, 1 << 16)
-
-
-def has_warned(of: str) -> bool:
-    """Whether `is_first_warning` was called with this argument, in this process or one that shares its memory."""
-    return bool(_warned[zlib.crc32(of.encode()) % len(_warned)])
-
-
-def is_first_warning(of: str) -> bool:
-    """Whether `has_warned` was False; it is True from now on."""
-    is_first = not has_warned(of)
-    _warned[zlib.crc32(of.encode()) % len(_warned)] = 1
-    return is_first
-
-
 def is_first_to_repeat(what: str) -> bool:
     """Whether this is the first worker of a loader, and that of no other loader has called this before. To be called
     where each worker repeats what its parent should have done for all of them.
     """
     info = torch.utils.data.get_worker_info()
-    return info is not None and info.id == 0 and is_first_warning(what)
+    return info is not None and info.id == 0 and FORKED.is_first(what)
 
 
 class ProcessLock:

@@ -3,28 +3,25 @@
 import contextlib
 import fcntl
 import functools
-import logging
 import mmap
 import os
 import tempfile
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
 from torchobj import _torchobj
+from torchobj.warn_once import FORKED, warn_once
 from torchobj.workers import process
 from torchobj.workers.context import setting
 from torchobj.workers.descriptors import Descriptor, Descriptors
 
-logger = logging.getLogger("torchobj")
-
 #: What is warned of once; each has a flag of its own.
-Warned = Literal["division", "uneven", "repeated", "no samples"]
-_KINDS: tuple[Warned, ...] = ("division", "uneven", "repeated", "no samples")
+_KINDS = ("decode", "division", "uneven", "repeated", "no samples")
 
 #: Positions of the values of an epoch: its number, whether a pass of it has begun, whether it was set, the flag of each
 #: kind of warning, and the most recent passes of workers: tag, epoch, and number of workers that have not begun it.
@@ -136,9 +133,9 @@ class SharedEpoch(_Shared):
         numbers[_PASSES:] = 0
         numbers[_EPOCH], numbers[_BEGUN], numbers[_IS_SET] = number, 0, is_set
 
-    def is_first_warning(self, of: Warned) -> bool:
-        """True for the first call with this argument in all these processes, in any epoch."""
-        numbers, flag = self._values(), _WARNED + _KINDS.index(of)
+    def is_first(self, key: str) -> bool:
+        """Whether this is the first call with this kind of warning in all these processes, in any epoch."""
+        numbers, flag = self._values(), _WARNED + _KINDS.index(key)
         is_first = not numbers[flag]
         numbers[flag] = 1
         return bool(is_first)
@@ -161,8 +158,7 @@ class SharedCounter(_Shared):
                 try:
                     os.write(counter._own().descriptor, b"\0")
                 except OSError as error:
-                    if process.is_first_warning("closed counter"):
-                        logger.warning("failed samples are not counted: %s", error)
+                    warn_once(FORKED, "failed samples are not counted: %s", error, key="closed counter")
 
     def total(self) -> int:
         """The sum over all processes; 0 if this program has closed the file."""

@@ -11,6 +11,7 @@ import torchobj
 from tests.support.prefetching import Taken, all_free
 from torchobj import decode
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.warn_once import PROCESS
 
 FIELDS = {"image": ".jpg", "mask": ".mask.png", "meta": ".json"}
 SUFFIXES = tuple(FIELDS.values())
@@ -158,7 +159,7 @@ def failing(sample):
 
 
 def test_a_transform_that_raises_names_the_first_object_of_the_sample(caplog, monkeypatch):
-    monkeypatch.setattr("torchobj.datasets.failures._logged", set())
+    monkeypatch.setattr(PROCESS, "_once", {})
     url = in_memory("group-failing", ["0", "1", "2"])
     with pytest.raises(ValueError, match="cannot decode") as raised:
         torchobj.GroupDataset(url, FIELDS, failing)[1]

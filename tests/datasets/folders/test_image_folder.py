@@ -14,6 +14,7 @@ from torch.utils.data import Subset, random_split
 import torchobj
 from tests.support.prefetching import Taken, all_free
 from torchobj import decode
+from torchobj.warn_once import PROCESS
 
 #: Names for which the order of keys and that of os.walk differ, nested folders, upper case, hidden files, other files.
 NAMES = [
@@ -415,7 +416,7 @@ def test_an_image_that_cannot_be_decoded_is_named(damaged, loader):
 
 
 def test_an_image_that_cannot_be_decoded_is_replaced_and_logged_with_its_url(damaged, caplog, monkeypatch):
-    monkeypatch.setattr("torchobj.datasets.failures._logged", set())
+    monkeypatch.setattr(PROCESS, "_once", {})
     dataset = torchobj.ImageFolder(damaged, on_error="replace")
     assert [target for _, target in dataset] == [0, 1, 1]
     assert dataset.failed_samples == 1

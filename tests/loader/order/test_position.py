@@ -18,8 +18,8 @@ from tests.support.stateful import ItsOwnIterator
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
-from torchobj.loader import loader as loader_module
 from torchobj.loader.lookahead import Lookahead
+from torchobj.warn_once import PROCESS
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -442,8 +442,8 @@ def not_in_order(kind, workers):
         ),
     ],
 )
-def test_a_state_of_batches_that_are_not_in_order_is_warned_of_once(kind, workers, warns, caplog):
-    loader_module._warn_inexact.cache_clear()
+def test_a_state_of_batches_that_are_not_in_order_is_warned_of_once(kind, workers, warns, caplog, monkeypatch):
+    monkeypatch.setattr(PROCESS, "_once", {})
 
     def lines(how):
         return sum(f"in_order=False: a state of the middle of an epoch was {how}" in text for text in caplog.messages)

@@ -18,7 +18,6 @@ Who saves what, if there are several ranks:
 """
 
 import collections
-import functools
 import itertools
 import logging
 import pickle
@@ -53,6 +52,7 @@ from torchobj.checkpoint.state.parts import (
 from torchobj.checkpoint.state.ranks import Ranks
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.stateful import is_stateful
+from torchobj.warn_once import PROCESS, warn_once
 
 __all__ = [
     "PARTS",
@@ -139,7 +139,7 @@ def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> T
         for name, value in taken.unusual if sharded or ranks.is_first else ():
             if _is_refused(value):
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
-                _warn_once("restore needs weights_only=False for entry %r (%s)", name, kind)
+                warn_once(PROCESS, "restore needs weights_only=False for entry %r (%s)", name, kind)
     return _gathered(taken, ranks, sharded=sharded) if ranks.several else taken
 
 
@@ -256,11 +256,6 @@ def _is_of_replicas(value: Any) -> bool:
     return hasattr(value, "_metadata") or is_optimizer(value) or is_flat_optimizer(value)
 
 
-@functools.cache
-def _warn_once(message: str, *arguments: str) -> None:
-    logger.warning(message, *arguments)
-
-
 def _is_refused(value: Any) -> bool:
     kind = type(value)
     if kind.__module__ != "numpy":
@@ -321,7 +316,7 @@ def _gathered(taken: TakenState, ranks: Ranks, *, sharded: bool) -> TakenState:
     for path in kept:
         count = sum(path in of_rank for of_rank in loaders)
         if not count and ranks.is_first and path[-1] != PARAM_GROUPS:
-            _warn_once(_EACH_RANK, name_of(path))
+            warn_once(PROCESS, _EACH_RANK, name_of(path))
         if 0 < count < ranks.count:
             message = "%s: given by %d of %d ranks; the others will restore the state of the first of these"
             logger.warning(message, name_of(path), count, ranks.count)
@@ -402,7 +397,7 @@ def _with_part(tree: dict[Any, Any], path: Path, part: _Parts, ranks: Ranks) -> 
     if part.is_beside:
         return tree if is_writer else _without(tree, path)
     if ranks.is_first:
-        _warn_once(_EACH_RANK, name_of(path))
+        warn_once(PROCESS, _EACH_RANK, name_of(path))
     below = {str(first): value} if is_writer else {}
     if ranks.is_first:
         below |= {_FIRSTS: {",".join("" if each is None else str(each) for each in part.firsts): None}}

@@ -34,6 +34,7 @@ from torchobj.exceptions import (
 from torchobj.files.links import remove_empty_folders, without_links
 from torchobj.store import ObjectInfo
 from torchobj.urls import CLOUD_SCHEMES
+from torchobj.warn_once import Once, warn_once
 
 __all__ = ["Commits", "CommittedByAnotherError", "UnreadableCommitError"]
 
@@ -74,7 +75,8 @@ class Commits(CheckpointDir):
         super().__init__(url, config)
         self._no_version = _NO_GENERATION if self.scheme == "gs" else _NO_VERSION
         self._is_delete_conditional: bool | None = None if self.scheme in CLOUD_SCHEMES else True
-        self._warned: set[str] = set()
+        #: What is logged once, and not at every save.
+        self.once = Once()
         #: Whether a save has deleted what killed saves left.
         self.is_swept = False
         #: Commits that were read or written, by step. Commit objects never change, but may be replaced.
@@ -146,7 +148,7 @@ class Commits(CheckpointDir):
         try:
             yield
         except UnreadableCommitError as error:
-            self.warn_once(str(error))
+            warn_once(self.once, "%s", error)
 
     def publish(self, commit: Commit, replaces: str | None = None) -> None:
         """Commits a checkpoint.
@@ -177,8 +179,10 @@ class Commits(CheckpointDir):
             info = self.head(_commit(step))
             if (None if info is None else info.version) != replaces:
                 raise PreconditionFailedError(f"put {self.store.url}/{key}: the object was replaced") from None
-            self.warn_once(
-                f"{self.url} does not support conditional writes: two writers of the same step may overwrite each other"
+            warn_once(
+                self.once,
+                "%s does not support conditional writes: two writers of the same step may overwrite each other",
+                self.url,
             )
             return self.store.put(key, body)
 
@@ -297,12 +301,6 @@ class Commits(CheckpointDir):
             logger.info("%s was written again, and is kept", self.url_of(name))
         except UnsupportedError:
             self.store.delete(self.key(name))
-
-    def warn_once(self, message: str) -> None:
-        """Logs a warning once, not at every save."""
-        if message not in self._warned:
-            self._warned.add(message)
-            logger.warning("%s", message)
 
     def delete(self, names: Iterable[str]) -> list[str]:
         """Deletes objects of attempts, and their empty folders. Ignores other objects."""

@@ -44,6 +44,7 @@ from torchobj.exceptions import (
 )
 from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import ProgressOption, counters_to
+from torchobj.warn_once import warn_once
 
 __all__ = ["PendingSave", "SaveHandle"]
 
@@ -265,14 +266,17 @@ class PendingSave:
             logger.warning("%s: step %d is saved, but old steps were not deleted: %s", commits.url, self.step, error)
             if isinstance(error, AccessDeniedError) and error.operation == "delete":
                 permission = "storage.objects.delete" if commits.url.startswith("gs://") else "s3:DeleteObject"
-                commits.warn_once(
-                    f"{commits.url}: to delete old steps, grant {permission}; keep_last=None keeps all steps"
+                warn_once(
+                    commits.once,
+                    "%s: to delete old steps, grant %s; keep_last=None keeps all steps",
+                    commits.url,
+                    permission,
                 )
         try:
             for item in sweep_expired(commits, self._attempt):
                 logger.info("%s: deleted %s, which a save of step %d left", commits.url, item.key, item.step)
         except TorchobjError as error:
-            commits.warn_once(f"{commits.url}: what killed saves left was not deleted: {error}")
+            warn_once(commits.once, "%s: what killed saves left was not deleted: %s", commits.url, error)
 
     def _delete_expired(self) -> None:
         """Deletes the steps that no rule keeps."""
@@ -284,7 +288,7 @@ class PendingSave:
             )
             logger.warning(message, commits.url, self.step, above[-1], above)
         if best and any(commit.step == self.step and best.metric not in commit.metrics for commit in committed):
-            commits.warn_once(f"{commits.url}: a step was saved without the metric {best.metric!r} of keep_best")
+            warn_once(commits.once, "%s: a step was saved without the metric %r of keep_best", commits.url, best.metric)
         saving = {attempt.step for attempt in running() if isinstance(attempt, Attempt)}
         old = set(expired(committed, self._rules, {self.step, *saving}))
         for commit in committed:

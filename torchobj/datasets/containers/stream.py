@@ -204,7 +204,7 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
 
     def _warn_of_uneven_shards(self, shard: Shard, units: int) -> None:
         parts = shard.world_size * shard.workers
-        if units % parts == 0 or shard.rank or shard.worker or not self._epoch.is_first_warning("uneven"):
+        if units % parts == 0 or shard.rank or shard.worker or not self._epoch.is_first("uneven"):
             return
         if shard.world_size > 1:
             logger.warning(
@@ -227,7 +227,7 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
             )
 
     def _log_division(self, shard: Shard, division: Division) -> None:
-        if shard.rank or shard.worker or not self._epoch.is_first_warning("division"):
+        if shard.rank or shard.worker or not self._epoch.is_first("division"):
             return
         samples, per_rank = division
         total = per_rank * shard.world_size

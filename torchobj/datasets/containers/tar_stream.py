@@ -25,7 +25,6 @@ from torchobj.reading.read_ahead import Group, read_ahead
 from torchobj.reading.reader import RefReader
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls, compression
 from torchobj.urls import parse_url
-from torchobj.workers.shared_values import SharedNumber
 
 __all__ = ["TarIterableDataset"]
 
@@ -144,8 +143,8 @@ class TarIterableDataset(StreamDataset[Sample_co]):
     ) -> None:
         check("shuffle_shards", shuffle_shards, "True or False", ok=isinstance(shuffle_shards, bool))
         self._decode = check_decode(decode)
-        #: Whether the first sample was compared with `decode`: in this process, and in any.
-        self._compared, self._compared_in = not self._decode, SharedNumber()
+        #: Whether the first sample was compared with `decode` in this process.
+        self._compared = not self._decode
         # Number of samples of the shards before each, once they were counted.
         self._starts: Order = np.zeros(0, dtype=np.int64)
         self._checked = False
@@ -174,8 +173,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         """Warns once in all workers of a job if `decode` matches no field of its first sample."""
         self._compared = True
         shard = self._shard()
-        if not (shard.rank or shard.worker or self._compared_in.get()):
-            self._compared_in.set(1)
+        if not (shard.rank or shard.worker) and self._epoch.is_first("decode"):
             warn_of_decode(self._decode, sample, f"{sample['__key__']!r} of {sample['__url__']}")
 
     @override

@@ -396,7 +396,7 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
             for number, dataset in enumerate(self.datasets)
             if isinstance(dataset, PassDataset) and not dataset._ranks.is_divided
         ]
-        if parts > 1 and whole and self._epoch.is_first_warning("repeated"):
+        if parts > 1 and whole and self._epoch.is_first("repeated"):
             logger.warning(
                 "datasets[%d] of an InterleaveDataset: each of %d ranks and DataLoader workers yields all its objects; "
                 "pass enable_sharding=True to divide them",
@@ -456,7 +456,7 @@ class _SampleIterator(Iterator[Any]):
         return all(self._exhausted) if self._dataset._oversamples else any(self._exhausted)
 
     def _warn_of_no_samples(self, member: int) -> None:
-        if self._dataset._epoch.is_first_warning("no samples"):
+        if self._dataset._epoch.is_first("no samples"):
             action = "its passes over it are empty" if self._dataset._oversamples else "its mixture ends"
             worker = getattr(torch.utils.data.get_worker_info(), "id", 0)
             logger.warning(

@@ -6,8 +6,6 @@ Samples of a map-style dataset are read ahead, in the order of the pass.
 import collections
 import contextlib
 import copy
-import functools
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,8 +19,7 @@ from torchobj.ranks.sample_ranks import SampleRanks, members_divided_by
 from torchobj.ranks.sharding import Order, Shard, in_order
 from torchobj.reading.read_ahead import sharing
 from torchobj.stateful import is_stateful
-
-logger = logging.getLogger("torchobj")
+from torchobj.warn_once import PROCESS, warn_once
 
 #: Number of samples that a dataset that is not of torchobj returns at a time.
 _GROUP_SAMPLES = 32
@@ -204,9 +201,8 @@ def _load(target: Any, state: Any) -> None:
     target.load_state_dict(copy.deepcopy(state))
 
 
-@functools.cache
 def _warn_of_replay(name: str) -> None:
-    logger.warning("%s has no state_dict and load_state_dict: its samples are read again and dropped", name)
+    warn_once(PROCESS, "%s has no state_dict and load_state_dict: its samples are read again and dropped", name)
 
 
 def ordered_samples(dataset: Any, order: Order) -> Iterator[Any]:
