@@ -152,7 +152,7 @@ unit-py: venv
 	+cd $(UNOPTIMIZED) && PYTHONPATH=$(UNOPTIMIZED) $(PYTEST) -m unit
 
 strict: build servers ## The tests of the strict servers themselves, with their long tables
-	$(PYTEST) tests/strict_server
+	$(PYTEST) tests/strict
 
 matrix: build servers ## The long tables, the properties with new examples, and emulators of other programs
 	$(TESTED) test --locked --release -p torchobj-store --test servers --no-run

@@ -18,7 +18,7 @@ import pytest
 from fsspec.registry import _registry  # type: ignore[import-untyped]
 
 from tests.servers import launch
-from tests.servers.strict.control import Control
+from tests.strict.control import Control
 from tests.support import huge_pages, warm_python
 from tests.support.buckets import AnyBucket, Bucket, GcsBucket, new_gcs_bucket, new_s3_bucket
 from tests.support.gcs_control import S3NamedControl

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tests.servers.strict.control import FaultAction, FaultRule
+from tests.strict.control import FaultAction, FaultRule
 
 #: Longer than any timeout: a client that waits for it to end hangs.
 _FOR_EVER_S = 600.0

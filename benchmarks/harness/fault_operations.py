@@ -27,7 +27,7 @@ import torchobj
 from benchmarks.harness.fault_kinds import Script
 from benchmarks.lab.objects import MIB, pieces
 from tests.servers import launch
-from tests.servers.strict.control import Control
+from tests.strict.control import Control
 from tests.support.credential_providers import FixedToken
 from torchobj import GCSOptions, S3Options, StoreConfig
 from torchobj.checkpoint import CheckpointManager, StorageReader, StorageWriter

@@ -21,7 +21,7 @@ import torch
 
 import torchobj
 import torchobj.checkpoint
-from tests.servers.strict.control import Control
+from tests.strict.control import Control
 
 ROOT = Path(__file__).parents[2]
 MODULES = ["torchobj", *(info.name for info in pkgutil.walk_packages(torchobj.__path__, "torchobj."))]

@@ -17,7 +17,7 @@ import torch
 
 import torchobj
 import torchobj.fsspec
-from tests.servers.strict.control import FaultAction
+from tests.strict.control import FaultAction
 from tests.support.managers import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.fsspec import instances

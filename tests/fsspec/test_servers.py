@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tests.servers.strict.control import FaultAction
+from tests.strict.control import FaultAction
 from torchobj import exceptions
 from torchobj.fsspec import register
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from tests.strict.s3 import DEFAULT_BASE_DOMAIN
+
 from .install import BINARIES, EMULATORS, InstallFailed, install
-from .strict.s3 import DEFAULT_BASE_DOMAIN
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,12 +7,13 @@ import ssl
 import tempfile
 from pathlib import Path
 
+from tests.strict.accounts import ACCESS_KEY, SECRET_KEY
+from tests.strict.protocol import Protocol
+from tests.strict.s3 import DEFAULT_BASE_DOMAIN, S3
+from tests.strict.server import HOST, serve
+
 from .announcement import Announcement
 from .lifetime import until_stdin_ends
-from .strict.accounts import ACCESS_KEY, SECRET_KEY
-from .strict.protocol import Protocol
-from .strict.s3 import DEFAULT_BASE_DOMAIN, S3
-from .strict.server import HOST, serve
 
 
 def serve_s3(*, base_domain: str, tls: bool) -> None:
@@ -23,8 +24,8 @@ def serve_s3(*, base_domain: str, tls: bool) -> None:
 def serve_gcs(*, tls: bool) -> None:
     """Serves the JSON API of GCS until stdin ends."""
     # The start of the other server does not wait for this import, nor for that of the certificates.
-    from .strict.gcs.protocol import Gcs
-    from .strict.gcs.tokens import TOKEN
+    from tests.strict.gcs.protocol import Gcs
+    from tests.strict.gcs.tokens import TOKEN
 
     _serve(Gcs(), tls=tls, base_domain=DEFAULT_BASE_DOMAIN, token=TOKEN)
 

@@ -72,7 +72,7 @@ print(json.dumps([grown, len(body)]))
 def test_reading_four_bytes_of_a_large_object_uses_almost_no_memory(bucket, control):
     bucket.boto.put_object(Bucket=bucket.name, Key="big", Body=bytes(64 * MIB))
     work = f"""
-from tests.servers.strict.control import Control
+from tests.strict.control import Control
 control = Control("{bucket.server.control}")
 reader = torchobj.open(url + "/big", config=config)
 def four():

@@ -6,7 +6,7 @@ import zlib
 import numpy
 import pytest
 
-from tests.servers.strict.control import FaultAction, FaultRule
+from tests.strict.control import FaultAction, FaultRule
 from torchobj import _torchobj, exceptions
 
 pytestmark = pytest.mark.providers("s3", "gs")

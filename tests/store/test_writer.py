@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import torchobj
-from tests.servers.strict.control import FaultAction
+from tests.strict.control import FaultAction
 from tests.support import warm_python
 from tests.support.prefetching import eventually
 from torchobj import _torchobj, exceptions

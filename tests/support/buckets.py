@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torchobj
 import torchobj.fsspec
 from tests.servers import boto_client, gcs_client, launch
-from tests.servers.strict.control import Control
+from tests.strict.control import Control
 from tests.support.credential_providers import FixedToken
 from torchobj import GCSOptions, S3Options, StoreConfig
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from tests.servers.strict.control import Control, FaultRule, LoggedRequest
+from tests.strict.control import Control, FaultRule, LoggedRequest
 from tests.support.buckets import PARTS
 
 _GCS_NAMES = {

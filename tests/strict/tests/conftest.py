@@ -14,7 +14,7 @@ import pytest
 from tests.servers import launch
 from tests.servers.boto_client import boto_client
 from tests.servers.gcs_client import gcs_client
-from tests.servers.strict.control import Control
+from tests.strict.control import Control
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import pytest
 
 from tests.servers import launch
 from tests.servers.raw_client import RawConnection, gcs_request_bytes
-from tests.servers.strict.control import BucketFlags, Control, ControlRefused
-from tests.strict_server.answers import gcs_exchange, gcs_put, reason_of
+from tests.strict.control import BucketFlags, Control, ControlRefused
+from tests.strict.tests.answers import gcs_exchange, gcs_put, reason_of
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 

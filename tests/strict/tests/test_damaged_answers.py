@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers import launch
 from tests.servers.raw_client import RawConnection, request_bytes
-from tests.servers.strict.control import Control, FaultAction
+from tests.strict.control import Control, FaultAction
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 

@@ -16,11 +16,11 @@ import pytest
 from tests.servers import launch
 from tests.servers.boto_client import boto_client, refusal
 from tests.servers.raw_client import RawConnection, request_bytes
-from tests.servers.strict.control import Control
+from tests.strict.control import Control
 
 pytestmark = pytest.mark.timeout(60)
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 # --- The control API

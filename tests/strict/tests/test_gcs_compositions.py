@@ -13,8 +13,8 @@ import pytest
 from tests.servers import launch
 from tests.servers.gcs_client import refusal
 from tests.servers.raw_client import RawResponse
-from tests.servers.strict.control import Control
-from tests.strict_server.answers import gcs_exchange, gcs_put, reason_of
+from tests.strict.control import Control
+from tests.strict.tests.answers import gcs_exchange, gcs_put, reason_of
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 

@@ -11,8 +11,8 @@ import pytest
 from tests.servers import launch
 from tests.servers.boto_client import refusal
 from tests.servers.raw_client import RawConnection, request_bytes
-from tests.servers.strict.control import BucketFlags, Control
-from tests.strict_server.answers import code_in
+from tests.strict.control import BucketFlags, Control
+from tests.strict.tests.answers import code_in
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.servers import launch
 from tests.servers.gcs_client import refusal
-from tests.servers.strict.control import Control
-from tests.strict_server.answers import gcs_exchange
+from tests.strict.control import Control
+from tests.strict.tests.answers import gcs_exchange
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 

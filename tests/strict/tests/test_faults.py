@@ -12,9 +12,9 @@ import pytest
 from tests.servers import launch
 from tests.servers.boto_client import refusal
 from tests.servers.raw_client import RawConnection, request_bytes
-from tests.servers.strict.control import Control, ControlRefused, FaultAction
-from tests.servers.strict.faults import Action
-from tests.strict_server.answers import code_in
+from tests.strict.control import Control, ControlRefused, FaultAction
+from tests.strict.faults import Action
+from tests.strict.tests.answers import code_in
 
 pytestmark = pytest.mark.timeout(60)
 

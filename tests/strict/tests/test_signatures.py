@@ -11,12 +11,12 @@ import pytest
 from tests.servers import launch
 from tests.servers.boto_client import boto_client, refusal
 from tests.servers.raw_client import RawConnection, request_bytes
-from tests.servers.strict.accounts import Account, Accounts
-from tests.servers.strict.control import BucketFlags, Control
-from tests.servers.strict.errors import S3Error
-from tests.servers.strict.signature import verify_head
-from tests.servers.strict.wire import Headers, RequestHead
-from tests.strict_server.answers import code_in
+from tests.strict.accounts import Account, Accounts
+from tests.strict.control import BucketFlags, Control
+from tests.strict.errors import S3Error
+from tests.strict.signature import verify_head
+from tests.strict.tests.answers import code_in
+from tests.strict.wire import Headers, RequestHead
 
 pytestmark = pytest.mark.timeout(60)
 

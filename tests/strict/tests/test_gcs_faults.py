@@ -10,11 +10,11 @@ import pytest
 
 from tests.servers import launch
 from tests.servers.raw_client import RawConnection, gcs_request_bytes
-from tests.servers.strict.control import Control, ControlRefused, FaultAction
-from tests.servers.strict.faults import OPERATIONS
-from tests.servers.strict.gcs.operations import PERFORM
-from tests.servers.strict.gcs.routing import OPERATIONS as GCS_OPERATIONS
-from tests.strict_server.answers import gcs_exchange, gcs_put, reason_of
+from tests.strict.control import Control, ControlRefused, FaultAction
+from tests.strict.faults import OPERATIONS
+from tests.strict.gcs.operations import PERFORM
+from tests.strict.gcs.routing import OPERATIONS as GCS_OPERATIONS
+from tests.strict.tests.answers import gcs_exchange, gcs_put, reason_of
 
 pytestmark = pytest.mark.timeout(60)
 
