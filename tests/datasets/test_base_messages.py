@@ -11,7 +11,6 @@ import torch.utils.data
 import torchobj
 from tests.support.long_tables import often
 from torchobj.datasets import wrappers
-from torchobj.exceptions import ConfigError
 from torchobj.warn_once import FORKED
 from torchobj.workers import process
 
@@ -56,18 +55,6 @@ def test_a_dataset_without_objects_names_its_prefix_and_filters(folder, kind, fi
     assert f"{url}{named}" in caplog.text or (url in caplog.text and named in caplog.text)
     assert "None" not in caplog.text
     assert "[]" not in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["MapDataset", "IterableDataset"])
-def test_a_dataset_of_s3_names_the_class_that_accepts_other_urls(kind):
-    cls = getattr(torchobj, f"S3{kind}")
-    for make in (cls, cls.from_prefix, cls.from_objects):
-        for url in ("file:///folder/x", "memory://folder/x", "gs://bucket/x", "gcs://bucket/x"):
-            with pytest.raises(ConfigError, match=f"scheme .*, expected s3://; use Object{kind}$"):
-                make(url)
-    for url in ("az://bucket/x", "/folder/x"):
-        with pytest.raises(ConfigError, match="expected"):
-            cls(url)
 
 
 def run_of(dataset, workers, epochs=2, **settings):

@@ -37,6 +37,13 @@ def random_tensor(dtype, shape=(3, 5), seed=0):
     return data.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
 
 
+def stock(value):
+    """The file of `torch.save`."""
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
 def raw(tensor):
     """The elements of a tensor as bytes, so that NaNs compare equal."""
     if tensor.is_quantized:

@@ -2,15 +2,28 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import torchobj
 from tests.support.managers import GCS_IN_MATRIX
-from tests.support.saved_objects import QUIET, blank, flip, load, payload_of, random_tensor, raw, same, save
+from tests.support.saved_objects import (
+    QUIET,
+    blank,
+    flip,
+    load,
+    payload_of,
+    random_tensor,
+    raw,
+    same,
+    save,
+)
 from torchobj import exceptions
 from torchobj.checkpoint.archive import entries
+from torchobj.checkpoint.archive.entries import select, selected
+from torchobj.exceptions import ConfigError
 
 pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", GCS_IN_MATRIX)]
-
 
 MODEL = {
     "model": {
@@ -230,3 +243,32 @@ def test_names_of_wrapped_modules_are_explained(bucket):
     with pytest.raises(exceptions.ConfigError) as caught:
         load(bucket, into=model.state_dict())
     assert "wraps" not in str(caught.value)
+
+
+trees = st.recursive(
+    st.integers(), lambda inner: st.dictionaries(st.sampled_from(["a", "b", "a.b", 1]), inner, max_size=3), max_leaves=9
+)
+
+
+def leaves_of(tree, path=()):
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {key: value for name, inner in tree.items() for key, value in leaves_of(inner, (*path, name)).items()}
+
+
+@settings(max_examples=200)
+@given(trees, st.lists(st.sampled_from(["a", "b", "1", "a.b", "a.b.a", "b.1"]), max_size=3))
+def test_selected_entries_are_those_that_the_keys_name(tree, keys):
+    if not isinstance(tree, dict):
+        return
+    try:
+        paths = select(tree, keys, "s3://b/k")
+    except ConfigError:
+        return
+    dotted = {path: ".".join(map(str, path)) for path in leaves_of(tree)}
+    expected = {
+        path: value
+        for path, value in leaves_of(tree).items()
+        if any(f"{dotted[path]}.".startswith(f"{key}.") for key in keys)
+    }
+    assert leaves_of(selected(tree, paths)) == expected

@@ -1,0 +1,27 @@
+"""`S3MapDataset` and `S3IterableDataset` take URLs of S3 only, and the arguments of the datasets of any store."""
+
+import inspect
+
+import pytest
+
+import torchobj
+from torchobj.exceptions import ConfigError
+
+
+@pytest.mark.parametrize("kind", ["MapDataset", "IterableDataset"])
+def test_a_dataset_of_s3_names_the_class_that_accepts_other_urls(kind):
+    cls = getattr(torchobj, f"S3{kind}")
+    for make in (cls, cls.from_prefix, cls.from_objects):
+        for url in ("file:///folder/x", "memory://folder/x", "gs://bucket/x", "gcs://bucket/x"):
+            with pytest.raises(ConfigError, match=f"scheme .*, expected s3://; use Object{kind}$"):
+                make(url)
+    for url in ("az://bucket/x", "/folder/x"):
+        with pytest.raises(ConfigError, match="expected"):
+            cls(url)
+
+
+@pytest.mark.parametrize("kind", ["MapDataset", "IterableDataset"])
+def test_a_dataset_of_s3_names_the_class_that_explains_its_arguments(kind):
+    ours, any_scheme = getattr(torchobj, f"S3{kind}"), getattr(torchobj, f"Object{kind}")
+    assert inspect.getdoc(ours).startswith(f"An `{any_scheme.__name__}` of `s3://` URLs only, with its arguments.")
+    assert inspect.signature(ours).parameters == inspect.signature(any_scheme).parameters
