@@ -138,7 +138,8 @@ def test_a_worker_that_is_killed_with_a_lock_or_a_part_of_a_message_is_an_error(
         torchobj.attach(loader)
     iterator = iter(loader)
     unseen_deaths()
-    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+    # torch's collate sends descriptors by a thread of the worker, which may be gone before the worker counts as exited.
+    with pytest.raises((RuntimeError, ConnectionError), match="exited unexpectedly|reset by peer|refused"):
         list(iterator)
     workers = iterator._workers
     del iterator
