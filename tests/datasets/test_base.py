@@ -135,7 +135,9 @@ def test_a_batch_is_read_concurrently_without_head_requests(filled, control):
     control.clear_requests()
     batch = samples.__getitems__([4, 2, 4])
     assert [label for label, _ in batch] == [4, 2, 4]
-    assert [request.operation for request in control.requests()] == ["GetObject"] * 3
+    # What is requested twice is copied if it is being read when its turn comes, and else read again.
+    operations = [request.operation for request in control.requests()]
+    assert operations in (["GetObject"] * 2, ["GetObject"] * 3)
     assert all("if-match" in request.headers or "eneration" in request.target for request in control.requests())
 
 

@@ -98,7 +98,7 @@ def test_the_workers_of_loaders_that_start_at_once_agree_on_each_epoch():
 
 def test_each_kind_of_warning_has_a_flag_of_its_own():
     epoch = SharedEpoch()
-    kinds = ["division", "uneven", "repeated", "no samples"]
-    assert [epoch.is_first_warning(kind) for kind in kinds] == [True] * 4
-    assert [epoch.is_first_warning(kind) for kind in kinds] == [False] * 4
+    kinds = ["decode", "division", "uneven", "repeated", "no samples"]
+    assert [epoch.is_first(kind) for kind in kinds] == [True] * 5
+    assert [epoch.is_first(kind) for kind in kinds] == [False] * 5
     assert epoch.get() == 0

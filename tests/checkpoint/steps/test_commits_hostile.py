@@ -1,5 +1,7 @@
 """A folder with keys and commit objects of other tools: saved steps can be restored."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -36,7 +38,7 @@ def test_a_commit_that_could_not_be_read_again_is_refused(monkeypatch):
     written = PendingSave._written
 
     def with_a_wrong_size(*given):
-        return tuple(item._replace(size=-1) for item in written(*given))
+        return tuple(dataclasses.replace(item, size=-1) for item in written(*given))
 
     monkeypatch.setattr(PendingSave, "_written", with_a_wrong_size)
     with pytest.raises(exceptions.CheckpointError, match="step 1 cannot be committed"):

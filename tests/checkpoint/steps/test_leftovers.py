@@ -10,6 +10,7 @@ import torch
 import torchobj
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, leftovers
+from torchobj.checkpoint.steps import leftovers as steps_leftovers
 from torchobj.checkpoint.steps.commit import Attempt
 from torchobj.checkpoint.steps.commits import Commits
 
@@ -109,14 +110,14 @@ def test_a_slow_save_with_an_upload_keeps_everything(bucket, config, monkeypatch
 
 
 def test_a_slow_save_that_ends_an_upload_during_a_sweep_keeps_everything(url, left, monkeypatch):
-    slow, listing = Attempt.new(7), leftovers.leftovers
+    slow, listing = Attempt.new(7), steps_leftovers.leftovers
     first = left(slow, "__0_0.distcp", 2 * DAY_S)
 
     def ended(commits):
         left(slow, "__1_0.distcp", 0)
         return listing(commits)
 
-    monkeypatch.setattr(leftovers, "leftovers", ended)
+    monkeypatch.setattr(steps_leftovers, "leftovers", ended)
     with CheckpointManager(url) as manager:
         manager.save(1, state())
     assert first.exists()

@@ -79,7 +79,7 @@ def test_keys_are_not_decoded(bucket, config):
 def test_a_process_waits_at_exit_for_its_save_and_logs_it(tmp_path):
     script = (
         "import logging, sys, threading, torch, torchobj.checkpoint as c\n"
-        "from torchobj.checkpoint import pending_save\n"
+        "from torchobj.checkpoint.steps import pending_save\n"
         "logged, save = threading.Event(), pending_save.save\n"
         "logging.getLogger('torchobj').addFilter(lambda record: logged.set() or True)\n"
         "pending_save.save = lambda *given, **named: (logged.wait(30), save(*given, **named))\n"
