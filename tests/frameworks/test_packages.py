@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import mmap
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torchobj
 from tests.support import warm_python
 from tests.support.prefetching import Taken
 from tests.support.ranks import environment_of, job_store
+from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.reading import lookahead_warning
 from torchobj.warn_once import FORKED, PROCESS
 
@@ -338,6 +340,39 @@ def test_torchdatas_loader_resumes_at_its_position_and_announces_the_rest_only(d
     with Taken() as taken:
         assert keys(again) == rest
     assert (taken.announced, taken.misses, taken.objects) == (COUNT - 12, 0, COUNT - 12)
+
+
+def test_the_last_batches_of_a_resumed_loader_are_announced_until_a_worker_requests_them(data, monkeypatch):
+    """torchdata drops a resumed order when all of it was sent to the workers."""
+    begin, read = multiprocessing.get_context("fork").Event(), MapStyleDataset.__getitems__
+
+    def read_the_last_later(self, indices):
+        if sorted(indices) == last:
+            begin.wait(30)
+        return read(self, indices)
+
+    def make():
+        sampler = torchobj.LookaheadBatchSampler(range(COUNT), 4, dataset=data)
+        return torchobj.attach(torchdata.StatefulDataLoader(data, batch_sampler=sampler, num_workers=1))
+
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    last = [*range(COUNT - 4, COUNT)]
+    monkeypatch.setattr(MapStyleDataset, "__getitems__", read_the_last_later)
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    begin.set()
+    expected = keys(iterator)
+    begin.clear()
+    again = make()
+    again.load_state_dict(state)
+    with Taken() as taken:
+        rest = iter(again)
+        found = [next(rest) for _ in range(COUNT // 4 - 2)]
+        begin.set()
+        assert keys([*found, *rest]) == expected
+    assert (taken.announced, taken.misses, taken.objects) == (COUNT - 4, 0, COUNT - 4)
 
 
 # torchrun

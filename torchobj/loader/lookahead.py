@@ -381,6 +381,10 @@ class LookaheadIterator(Iterator[Any]):
         self._skipped = _skipped_by(caller)
         if not self._skipped:
             self._drawn = self._lookahead.begin(self._drawn)
+        else:
+            # The islice drops this pass at its end, when workers have not requested the last items yet: their
+            # announcements would be cancelled.
+            caller.f_locals["self"]._torchobj_pass = self
 
     def _draw(self) -> None:
         drawn = self._drawn
