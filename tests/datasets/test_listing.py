@@ -133,13 +133,13 @@ def test_invalid_arguments_are_named(filled, manifest):
             of_manifest(filled, wrong)
     other = torchobj.Manifest.from_urls(["memory://elsewhere/k"])
     with pytest.raises(exceptions.ConfigError, match="scheme 'memory', expected"):
-        of_manifest(filled, other)
+        torchobj.S3MapDataset.from_manifest(other)
     other.save(f"{filled.url}/other", config=filled.config)
     samples = of_manifest(filled, f"{filled.url}/other")
     with pytest.raises(exceptions.ManifestError, match="objects of this machine.*'memory://elsewhere'"):
         len(samples)
     other.save("memory://manifests/other")
-    samples = of_manifest(filled, "memory://manifests/other")
+    samples = torchobj.S3MapDataset.from_manifest("memory://manifests/other")
     with pytest.raises(exceptions.ConfigError, match="scheme 'memory', expected"):
         len(samples)
     filled.write("text", b"no manifest")
