@@ -3,6 +3,6 @@
 `base` holds what datasets of a `listing` share; `map_style` what map-style datasets share, and `passes` iterable ones.
 `folders` has datasets whose samples are named by folders, `containers` those of tar shards and Parquet files, `table`
 one of an Arrow table or a CSV file (`csv_table`), and `mixing` mixtures. `wrappers` looks through mixtures and torch's
-wrappers. `failures` handles samples that fail, `rank_passes` and `undivided` warn of ranks that read different passes
-or the same samples, and `decoders` imports decoders before workers start.
+wrappers. `failures` handles samples that fail, and `rank_passes` and `undivided` warn of ranks that read different
+passes or the same samples.
 """

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torchobj import decode
+from torchobj.decode import libraries
 
 
 class Imported(NamedTuple):
@@ -44,11 +44,11 @@ _original: Any = builtins.__import__
 
 def imported() -> Imported:
     """The time that this thread has spent so far."""
-    return Imported(decode.imports.seconds, _of_transforms.seconds)
+    return Imported(libraries.imports.seconds, _of_transforms.seconds)
 
 
 def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:  # noqa: A002  Python's
-    if _of_transforms.is_measuring or decode.imports.is_measuring or (not fromlist and name in sys.modules):
+    if _of_transforms.is_measuring or libraries.imports.is_measuring or (not fromlist and name in sys.modules):
         return _original(name, globals, locals, fromlist, level)
     began, _of_transforms.is_measuring = time.perf_counter(), True
     try:
@@ -66,7 +66,7 @@ def _install() -> None:
 
 def begin_worker() -> None:
     """Measures from now on, from zero: a forked worker has the times of its parent."""
-    decode.imports.seconds = _of_transforms.seconds = 0.0
+    libraries.imports.seconds = _of_transforms.seconds = 0.0
     _install()
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch.utils.data
 from typing_extensions import TypeVar
 
-from torchobj import decode
 from torchobj.datasets.base import PerObjectDataset
-from torchobj.datasets.decoders import import_decoders
 from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_flight_of, object_finder, prepare_workers
+from torchobj.decode import libraries
 from torchobj.exceptions import ConfigError
 from torchobj.loader import whole_pass
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
@@ -102,9 +101,9 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         return multiprocessing.get_start_method() if context is None else context.get_start_method()
 
     def _import_decoders(self) -> None:
-        before_s = decode.imports.seconds
-        import_decoders([self.dataset, self.collate_fn], self._start_method)
-        self._meter.imports_s += decode.imports.seconds - before_s
+        before_s = libraries.imports.seconds
+        libraries.import_for_workers(self._start_method)
+        self._meter.imports_s += libraries.imports.seconds - before_s
 
     def _time_of_start(self) -> float | None:
         """The time at which the next pass begins to import decoders and start workers.

@@ -1,13 +1,10 @@
-"""`torchobj.decode`: equal to torchvision, Pillow, NumPy and torch, from readers, buffers and bytes."""
+"""Images are equal to those of torchvision and Pillow."""
 
 import contextlib
 import functools
 import importlib.util
 import io
-import json
-import pickle
 import struct
-import subprocess
 import sys
 import types
 import zlib
@@ -19,75 +16,12 @@ import pytest
 import torch
 
 import torchobj
+from tests.support.decoding import encoded, noise, reader_of
 from torchobj import decode
-
-CONFIG_ERROR = torchobj.exceptions.ConfigError
-
-
-def encoded(picture, form):
-    file = io.BytesIO()
-    picture.save(file, form)
-    return file.getvalue()
-
-
-def noise(mode, size=(5, 7)):
-    numbers = numpy.random.default_rng(3).integers(0, 256, (size[1], size[0], 4), dtype=numpy.uint8)
-    picture = PIL.Image.fromarray(numbers, "RGBA")
-    return (picture.convert("RGB") if mode == "P" else picture).convert(mode)
-
-
-def reader_of(data):
-    return torchobj.ObjectReader("memory://decode/key", "decode", "key", torchobj.Buffer(data))
-
-
-def on_demand(data):
-    torchobj.Store("memory://decode").put("on demand", data)
-    return torchobj.open("memory://decode/on demand")
-
-
-FORMS = {
-    "bytes": bytes,
-    "memoryview": memoryview,
-    "Buffer": torchobj.Buffer,
-    "reader": reader_of,
-    "on demand": on_demand,
-}
-forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+from torchobj.decode import images
 
 IMAGES = [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("LA", "PNG"),
           ("P", "PNG"), ("1", "PNG"), ("P", "GIF"), ("RGB", "BMP"), ("RGB", "TIFF"), ("RGB", "WEBP")]  # fmt: skip
-
-
-def saved(write, value):
-    file = io.BytesIO()
-    write(file, value)
-    return file.getvalue()
-
-
-@forms
-def test_every_function_takes_readers_buffers_and_bytes(form):
-    array = numpy.arange(6).reshape(2, 3)
-    assert numpy.array_equal(decode.npy(form(saved(numpy.save, array))), array)
-    assert numpy.array_equal(decode.npz(form(saved(lambda file, it: numpy.savez(file, a=it), array)))["a"], array)
-    assert decode.json(form(b'{"a": [1, null]}')) == {"a": [1, None]}
-    assert decode.text(form("é".encode())) == "é"
-    assert decode.text(form("é".encode("latin-1")), "latin-1") == "é"
-    assert decode.pt(form(saved(lambda file, it: torch.save(it, file), {"x": torch.ones(2)})))["x"].tolist() == [1, 1]
-    picture = encoded(noise("RGB"), "PNG")
-    assert decode.pil(form(picture)).tobytes() == noise("RGB").tobytes()
-    assert decode.image(form(picture)).shape == (3, 7, 5)
-
-
-@forms
-def test_safetensors_are_tensors_by_name(form):
-    of_torch = pytest.importorskip("safetensors.torch")
-    assert decode.safetensors(form(of_torch.save({"x": torch.ones(2)})))["x"].tolist() == [1, 1]
-
-
-def test_a_reader_is_decoded_from_its_start():
-    reader = reader_of(encoded(noise("RGB"), "PNG"))
-    reader.read()
-    assert decode.pil(reader).size == decode.pil(reader).size == (5, 7)
 
 
 @pytest.mark.parametrize(("mode", "form"), IMAGES)
@@ -102,12 +36,12 @@ def test_pil_is_what_torchvisions_loader_returns(tmp_path, mode, form):
 
 def of_pillow(monkeypatch):
     """Decodes with Pillow only."""
-    monkeypatch.setattr(decode, "_native_decoder", lambda: None)
+    monkeypatch.setattr(images, "native_decoder", lambda: None)
 
 
 def of_torchvision(monkeypatch):
     """Decodes with torchvision, whether TorchCodec is installed or not."""
-    monkeypatch.setattr(decode, "_native_decoder", lambda: decode._of_torchvision())
+    monkeypatch.setattr(images, "native_decoder", lambda: images._of_torchvision())
 
 
 def of_torchcodec(monkeypatch):
@@ -115,7 +49,7 @@ def of_torchcodec(monkeypatch):
     if importlib.util.find_spec("torchcodec") is None:
         module = types.SimpleNamespace(decode_image=like_torchcodec)
         monkeypatch.setitem(sys.modules, "torchcodec.decoders", module)
-    monkeypatch.setattr(decode, "_native_decoder", lambda: decode._of_torchcodec())
+    monkeypatch.setattr(images, "native_decoder", lambda: images._of_torchcodec())
 
 
 def like_torchcodec(source, *, mode="RGB", output_dtype=torch.uint8):
@@ -198,7 +132,7 @@ def test_without_pillow_an_image_that_may_be_rotated_is_not_decoded_by_torchcode
     modes = modes_of_torchcodec(monkeypatch, decoded=torch.zeros(3, 7, 5))
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     assert decode.image(plain, exif=exif).shape == (3, 7, 5)
-    with pytest.raises(CONFIG_ERROR, match="needs pillow"):
+    with pytest.raises(torchobj.exceptions.ConfigError, match="needs pillow"):
         decode.image(turned, exif=exif)
     assert modes == ["RGB"]
 
@@ -206,17 +140,17 @@ def test_without_pillow_an_image_that_may_be_rotated_is_not_decoded_by_torchcode
 @pytest.mark.parametrize("module", [None, types.SimpleNamespace()], ids=["missing", "without images"])
 def test_torchvision_decodes_where_torchcodec_does_not(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", module)
-    decode._native_decoder.cache_clear()
+    images.native_decoder.cache_clear()
     try:
-        assert decode._native_decoder().module == "torchvision"
+        assert images.native_decoder().module == "torchvision.io"
         monkeypatch.setitem(sys.modules, "torchvision.io", None)
-        decode._native_decoder.cache_clear()
-        assert decode._native_decoder() is None
+        images.native_decoder.cache_clear()
+        assert images.native_decoder() is None
         monkeypatch.setitem(sys.modules, "torchcodec.decoders", types.SimpleNamespace(decode_image=like_torchcodec))
-        decode._native_decoder.cache_clear()
-        assert decode._native_decoder().module == "torchcodec"
+        images.native_decoder.cache_clear()
+        assert images.native_decoder().module == "torchcodec.decoders"
     finally:
-        decode._native_decoder.cache_clear()
+        images.native_decoder.cache_clear()
 
 
 @by_each
@@ -312,7 +246,7 @@ def test_pngs_of_16_bits_keep_the_upper_8_and_their_transparency():
     ids=["unsigned", "signed", "signed, 16 bits", "float", "float, big-endian", "PFM"],
 )
 def test_pictures_without_a_known_range_are_refused(data, kind):
-    with pytest.raises(CONFIG_ERROR, match=kind):
+    with pytest.raises(torchobj.exceptions.ConfigError, match=kind):
         decode.image(data)
     assert decode.pil(data).mode == "RGB"
 
@@ -426,153 +360,13 @@ def test_a_dataset_rotates_with_a_partial_function():
 
 
 def test_wrong_arguments_of_image_are_refused():
-    with pytest.raises(CONFIG_ERROR, match="mode='rgb': must be one of L, LA, RGB, RGBA"):
+    with pytest.raises(torchobj.exceptions.ConfigError, match="mode='rgb': must be one of L, LA, RGB, RGBA"):
         decode.image(b"", "rgb")
     for wrong in (torch.int64, "float32"):
-        with pytest.raises(CONFIG_ERROR, match=r"must be torch\.uint8 or a type of floating-point numbers"):
+        with pytest.raises(
+            torchobj.exceptions.ConfigError, match=r"must be torch\.uint8 or a type of floating-point numbers"
+        ):
             decode.image(b"", dtype=wrong)
-
-
-ARRAYS = {
-    "C": numpy.arange(24, dtype="<i2").reshape(2, 3, 4),
-    "Fortran": numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),
-    "big endian": numpy.arange(3, dtype=">f8"),
-    "scalar": numpy.array(5),
-    "empty": numpy.zeros((0, 3)),
-    "text": numpy.array(["a", "bc"]),
-    "fields": numpy.array([("a", 1)], dtype=[("x", "U3"), ("y", "i4")]),
-    "time": numpy.array(["2020-01-01"], dtype="M8[D]"),
-}
-
-
-@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
-def test_arrays_share_the_memory_of_the_object(array):
-    buffer = torchobj.Buffer(saved(numpy.save, array))
-    found = decode.npy(buffer)
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    assert numpy.array_equal(found, array)
-    if array.size:
-        assert found.strides == array.strides
-        assert numpy.shares_memory(found, numpy.frombuffer(buffer, numpy.uint8))
-    assert found.flags.writeable
-    assert not decode.npy(bytes(buffer)).flags.writeable
-
-
-@pytest.mark.filterwarnings("ignore:Stored array in format")
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_every_version_of_npy_is_read(version):
-    data = saved(lambda file, it: numpy.lib.format.write_array(file, it, version), numpy.arange(5))
-    assert decode.npy(data).tolist() == list(range(5))
-
-
-def test_arrays_that_are_pickles_are_refused():
-    objects = numpy.array([{}], dtype=object)
-    with pytest.raises(ValueError, match="an npy file of Python objects, object: these are pickles"):
-        decode.npy(saved(lambda file, it: numpy.save(file, it, allow_pickle=True), objects))
-    with pytest.raises(ValueError, match="an npy file of Python objects"):
-        decode.npz(saved(lambda file, it: numpy.savez(file, a=it), objects))
-
-
-def test_damaged_arrays_are_value_errors():
-    data = saved(numpy.save, numpy.arange(5))
-    with pytest.raises(ValueError, match=r"a truncated npy file: 39 of 40 bytes of an array of shape \(5,\)"):
-        decode.npy(data[:-1])
-    for wrong in (
-        b"",
-        b"x" * 50,
-        data[:7],
-        data[:20],
-        b"\x93NUMPY\x09\x00" + data[8:],
-        b"\x93NUMPY\x02\x00" + b"\xff" * 9,
-    ):
-        with pytest.raises(ValueError):
-            decode.npy(wrong)
-    with pytest.raises(ValueError, match=r"not an npz file, but a single array: use torchobj\.decode\.npy"):
-        decode.npz(data)
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-@pytest.mark.parametrize("shape", ["(-1,)", "(2, -3)", "(1 << 70,)", "(99999999999999,)"])
-def test_shapes_that_the_bytes_do_not_have_are_value_errors(version, shape):
-    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape.replace('1 << 70', str(1 << 70))}, }}\n".encode()
-    length = len(text).to_bytes(2 if version == 1 else 4, "little")
-    with pytest.raises(ValueError, match="a damaged npy file: an array of shape|a truncated npy file"):
-        decode.npy(b"\x93NUMPY" + bytes([version, 0]) + length + text + bytes(64))
-
-
-def npy_of(version, header):
-    length = len(header).to_bytes(2 if version == 1 else 4, "little")
-    return b"\x93NUMPY" + bytes([version, 0]) + length + header.encode() + bytes(64)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("version", [1, 2, 3])
-@pytest.mark.parametrize("shape", [
-    "3", "None", "('a',)", "(1.5,)", "(True, 99999)", "(0, 9223372036854775807, 9223372036854775807)",
-    f"({'0, ' * 70})", "(9223372036854775808, 0)", "(4611686018427387904, 4)", "(,)", "(1", "[" * 300, "-" * 9000 + "1",
-    "(" * 9000, "'" * 3, "\n  1", "{}", "0x", "1 if 1 else 2",
-])  # fmt: skip
-def test_headers_that_describe_no_array_are_value_errors(version, shape):
-    with pytest.raises(ValueError):
-        decode.npy(npy_of(version, f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n"))
-
-
-@pytest.mark.parametrize("descr", ["|S0", "<U0", "|V0"])
-def test_elements_without_bytes_are_limited_by_the_size_of_the_file(descr):
-    for shape, fits in (("(5, 0)", True), ("(7, 3)", True), ("(4611686018427387904, 4)", False), ("(99999,)", False)):
-        data = npy_of(1, f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n")
-        if fits:
-            assert decode.npy(data).size in (0, 21)
-        else:
-            with pytest.raises(ValueError, match=r"a damaged npy file: an array of shape \("):
-                decode.npy(data)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("descr", [
-    "3", "'|O'", "'x9'", "[('a', '<f8', (-1,))]", "('<f8', (1000000000, 1000000000))", "'|V9223372036854775807'",
-    "[('a', '<f8')] * 2", "'<M8[x]'", "[('a', 'V0'), ('a', 'V0')]", "'<f8,'", "(1, 2, 3)", "{'a': 1}",
-])  # fmt: skip
-def test_types_that_numpy_has_not_are_value_errors(descr):
-    with pytest.raises(ValueError):
-        decode.npy(npy_of(1, f"{{'descr': {descr}, 'fortran_order': False, 'shape': (9,), }}\n"))
-
-
-@pytest.mark.filterwarnings("ignore:Stored array in format")
-def test_fields_with_any_names_share_the_memory_of_the_object():
-    array = numpy.array([(1, 2)], dtype=[("値é\\", "i4"), ("y", "i4")])
-    data = saved(lambda file, it: numpy.lib.format.write_array(file, it, (3, 0)), array)
-    found = decode.npy(data)
-    assert found.dtype == array.dtype
-    assert found.tolist() == [(1, 2)]
-    assert numpy.shares_memory(found, numpy.frombuffer(data, numpy.uint8))
-
-
-def test_damaged_archives_are_value_errors():
-    data = bytearray(saved(lambda file, it: numpy.savez_compressed(file, a=it), numpy.arange(5000)))
-    changed = data.copy()
-    changed[100:140] = b"\xff" * 40
-    for wrong in (b"", b"x" * 50, data[:-30], data[: len(data) // 2], changed):
-        with pytest.raises(ValueError, match="not an npz file, or damaged|truncated"):
-            decode.npz(bytes(wrong))
-
-
-def test_arrays_of_archives_are_as_numpy_loads_them():
-    data = saved(lambda file, it: numpy.savez_compressed(file, a=it, b=it[:1]), numpy.arange(5000))
-    found = decode.npz(data)
-    assert list(found) == ["a", "b"]
-    assert numpy.array_equal(found["a"], numpy.arange(5000))
-    assert found["a"].flags.writeable
-
-
-def test_the_arrays_of_an_archive_are_limited(monkeypatch):
-    data = saved(lambda file, it: numpy.savez_compressed(file, a=it, b=it), numpy.zeros(100_000))
-    assert decode.npz(data)["b"].shape == (100_000,)
-    monkeypatch.setattr(decode, "_MAX_NPZ_BYTES", 1_000_000)
-    with pytest.raises(ValueError, match=r"1600256 bytes of arrays, at most 1000000: load it with numpy\.load"):
-        decode.npz(data)
-    plain = saved(lambda file, it: numpy.savez(file, a=it, b=it), numpy.zeros(100_000))
-    assert decode.npz(plain)["b"].shape == (100_000,)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
@@ -587,106 +381,3 @@ def test_images_of_too_many_pixels_are_refused_as_by_pillow(monkeypatch, form, f
         function(data)
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
     function(data)
-
-
-class Evil:
-    def __reduce__(self):
-        return print, ("unpickled",)
-
-
-def test_pt_loads_no_other_classes(capsys):
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        decode.pt(saved(lambda file, it: torch.save(it, file), Evil()))
-    assert "unpickled" not in capsys.readouterr().out
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "pickle"])
-def test_a_damaged_object_of_torch_save_is_a_value_error_or_refused(is_zip):
-    value = {"a": torch.arange(10.0), "b": [1, "x", {"c": torch.zeros(2, 2)}]}
-    data = saved(lambda file, it: torch.save(it, file, _use_new_zipfile_serialization=is_zip), value)
-    assert decode.pt(data)["b"][2]["c"].tolist() == [[0, 0], [0, 0]]
-    for wrong in (
-        b"",
-        b"no pickle",
-        b"<html>" + bytes(200),
-        b"PK",
-        b"PK\3\4" + bytes(100),
-        b"\x80",
-        data[:3],
-        data[:99],
-    ):
-        with pytest.raises(ValueError, match="not an object of torch.save: it begins with|torch.load cannot load"):
-            decode.pt(torchobj.Buffer(wrong))
-    random = numpy.random.default_rng(5)
-    for _ in range(300):
-        damaged = bytearray(data[: random.integers(4, len(data))] if random.random() < 0.3 else data)
-        for place in random.integers(0, len(damaged), 3):
-            damaged[place] = random.choice([0, 255, random.integers(256)])
-        with contextlib.suppress(ValueError, pickle.UnpicklingError):
-            decode.pt(bytes(damaged))
-
-
-def test_a_device_that_is_not_there_is_named_by_pt():
-    data = saved(lambda file, it: torch.save(it, file), torch.ones(2))
-    assert decode.pt(data, map_location="meta").device.type == "meta"
-    with pytest.raises(ValueError, match="torch.load cannot load: .*nowhere"):
-        decode.pt(data, map_location="nowhere")
-
-
-@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 100_000 + b"]" * 100_000])
-def test_json_that_is_nested_too_deeply_is_an_error_of_json(data):
-    with pytest.raises(json.JSONDecodeError, match="nested too deeply") as raised:
-        decode.json(data)
-    assert isinstance(pickle.loads(pickle.dumps(raised.value)), json.JSONDecodeError)
-    assert decode.json(b"[" * 500 + b"]" * 500)
-
-
-def test_text_and_json_raise_what_python_does():
-    with pytest.raises(ValueError, match="4300 digits"):
-        decode.json(b"1" * 5000)
-    with pytest.raises(UnicodeDecodeError):
-        decode.json(b'"\xff"')
-    with pytest.raises(json.JSONDecodeError):
-        decode.json(b"{")
-    with pytest.raises(UnicodeDecodeError):
-        decode.text(b"\xff")
-    assert decode.text(b"\xff", errors="replace") == "\ufffd"
-
-
-@pytest.mark.parametrize(("module", "package", "function"), [
-    ("PIL.Image", "pillow", "pil"), ("PIL.Image", "pillow", "image"), ("safetensors.torch", "safetensors", "safetensors"),
-])  # fmt: skip
-def test_a_missing_package_is_named_with_its_command(monkeypatch, module, package, function):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(CONFIG_ERROR, match=rf"torchobj\.decode\.{function} needs {package} .*: pip install {package}"):
-        getattr(decode, function)(b"GIF")
-
-
-@pytest.mark.parametrize("name", decode.__all__)
-def test_every_function_can_be_pickled(name):
-    function = getattr(decode, name)
-    assert isinstance(function, types.FunctionType)
-    assert pickle.loads(pickle.dumps(function)) is function
-    assert pickle.loads(pickle.dumps(functools.partial(function, mode="L"))).func is function
-
-
-def test_importing_it_imports_no_library():
-    script = "import sys, torchobj; torchobj.decode.json(b'1'); print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
-    assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
-    )
-
-
-def test_a_dict_of_bytes_and_path_as_hugging_face_has_for_images_is_decoded():
-    data = encoded(noise("RGB"), "PNG")
-    for column in ({"bytes": data, "path": None}, {"bytes": data, "path": "a.png"}):
-        assert torch.equal(decode.image(column), decode.image(data))
-        assert decode.pil(column).tobytes() == decode.pil(data).tobytes()
-    assert decode.text({"bytes": b"text", "path": None}) == "text"
-    for column, message in (
-        ({"bytes": None, "path": "a.png"}, r"only the path 'a\.png', and no bytes: pass the bytes"),
-        ({"image": data}, "a dict of 'image': pass the bytes"),
-    ):
-        with pytest.raises(torchobj.exceptions.ConfigError, match=message):
-            decode.image(column)
