@@ -1,8 +1,7 @@
 """Many objects in one call: `cat`, `cat_ranges`, `pipe`, `get`, `put`, `copy`, `mv` and `sizes`.
 
 fsspec's defaults send one request after the other; these methods expand globs and folders by one listing each, and send
-requests concurrently. fsspec's own methods apply its rules for targets: they are called with a plan in place of the
-file system, which records what they would transfer.
+requests concurrently. The rules for targets are fsspec's (`plans`).
 """
 
 import itertools
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 
 import fsspec as package  # type: ignore[import-untyped]
 from fsspec.callbacks import DEFAULT_CALLBACK, NoOpCallback  # type: ignore[import-untyped]
-from fsspec.implementations.local import make_path_posix  # type: ignore[import-untyped]
+from fsspec.implementations.local import LocalFileSystem, make_path_posix  # type: ignore[import-untyped]
 from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
 from torchobj._torchobj import ObjectRef
@@ -29,7 +28,7 @@ from torchobj.exceptions import (
 from torchobj.files import transfers
 from torchobj.fsspec.deletes import delete_with_markers
 from torchobj.fsspec.options import check_current, written_attributes
-from torchobj.fsspec.plans import CopyPlan, GetPlan, PutPlan, expanded
+from torchobj.fsspec.plans import Plan, expanded, planned
 from torchobj.store import ObjectInfo, Store, reads
 from torchobj.store.concurrency import call_each, concurrently
 from torchobj.store.copies import Copy, unverified
@@ -221,8 +220,10 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         if is_one_target:
             # Absolute, as the targets that fsspec derives from it.
             lpath = make_path_posix(os.fspath(lpath))
-        plan = GetPlan(self)
-        package.AbstractFileSystem.get(plan, rpath, lpath, recursive=recursive, maxdepth=maxdepth)
+        is_target = LocalFileSystem().isdir
+        plan = planned(
+            self, rpath, lpath, is_folder=None, is_target_folder=is_target, recursive=recursive, maxdepth=maxdepth
+        )
         pairs = [pair for pair in plan.pairs if not (pair[0] in plan.kinds and _is_temporary(*pair))]
         if is_one_target:
             _check_below(lpath, pairs)
@@ -300,8 +301,16 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         Raises:
             StoreError: The first error; uploads that did not start by then are not made.
         """
-        plan = PutPlan(self)
-        package.AbstractFileSystem.put(plan, lpath, rpath, recursive=recursive, maxdepth=maxdepth)
+        local = LocalFileSystem()
+        plan = planned(
+            local,
+            lpath,
+            rpath,
+            is_folder=local.isdir,
+            is_target_folder=self.isdir,
+            recursive=recursive,
+            maxdepth=maxdepth,
+        )
 
         def transfer(source: str, target: str, child: Any) -> None:
             self.put_file(source, target, callback=child, **kwargs)
@@ -363,11 +372,21 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         Raises:
             StoreError: The first error; copies that did not start by then are not made.
         """
-        plan = CopyPlan(self)
-        package.AbstractFileSystem.copy(plan, path1, path2, recursive=recursive, maxdepth=maxdepth, on_error=on_error)
+        plan = self._copies(path1, path2, recursive=recursive, maxdepth=maxdepth)
         self._copy_planned(plan, ignores=on_error == "ignore" or (on_error is None and recursive), **kwargs)
 
-    def _copy_planned(self, plan: CopyPlan, *, ignores: bool, **kwargs: Any) -> _Versions:
+    def _copies(self, source: Any, target: Any, *, recursive: bool, maxdepth: int | None) -> Plan:
+        return planned(
+            self,
+            source,
+            target,
+            is_folder=self._is_only_folder,
+            is_target_folder=self.isdir,
+            recursive=recursive,
+            maxdepth=maxdepth,
+        )
+
+    def _copy_planned(self, plan: Plan, *, ignores: bool, **kwargs: Any) -> _Versions:
         """Copies what was planned. Returns the versions of the copies."""
         written: _Versions = {}
 
@@ -377,7 +396,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
 
         files = [pair for pair in plan.pairs if plan.kinds.get(pair[0]) != "directory"]
         # Copies of which one reads or replaces what another one writes are made in the order of the caller.
-        batches = [[pair] for pair in files] if plan.overlaps() else [files]
+        batches = [[pair] for pair in files] if self._overlap(plan.pairs) else [files]
         for pair, outcome in itertools.chain.from_iterable(concurrently(run, batch) for batch in batches):
             if not isinstance(outcome, Exception):
                 written[self._stripped(pair)] = outcome
@@ -387,6 +406,12 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         for _, target in folders:
             self.makedirs(target, exist_ok=True)
         return written | self._copy_markers(folders)
+
+    def _overlap(self, pairs: list[tuple[str, str]]) -> bool:
+        """Whether a target is written twice, or is also a source."""
+        stripped = list(map(self._stripped, pairs))
+        sources, targets = {source for source, _ in stripped}, {target for _, target in stripped}
+        return len(targets) < len(pairs) or not targets.isdisjoint(sources)
 
     def _stripped(self, pair: tuple[str, str]) -> tuple[str, str]:
         source, target = map(self._strip_protocol, pair)
@@ -442,8 +467,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
             return
         for each in [path1] if isinstance(path1, str) else path1:
             self._refuse_bucket(each)
-        plan = CopyPlan(self)
-        package.AbstractFileSystem.copy(plan, path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")
+        plan = self._copies(path1, path2, recursive=recursive, maxdepth=maxdepth)
         pairs = [self._stripped(pair) for pair in plan.pairs]
         targets = {target for _, target in pairs}
         moved = [pair for pair in pairs if pair[0] not in targets]

@@ -1,12 +1,15 @@
-"""What `get`, `put` and `copy` of fsspec would transfer. Its methods are called with a plan as their file system."""
+"""What `get`, `put` and `copy` of fsspec would transfer: these send a request for each path, one after the other."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from glob import has_magic
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from fsspec.implementations.local import trailing_sep  # type: ignore[import-untyped]
+from fsspec.utils import other_paths  # type: ignore[import-untyped]
 
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 
-__all__ = ["CopyPlan", "GetPlan", "Kind", "PutPlan", "expanded"]
+__all__ = ["Kind", "Plan", "expanded", "planned"]
 
 #: What is known of a path without a request; None: nothing, because a caller named it.
 Kind = Literal["file", "directory"] | None
@@ -53,61 +56,62 @@ def _kinds(entries: dict[str, dict[str, Any]]) -> dict[str, Kind]:
     return {name: entry["type"] for name, entry in entries.items()}
 
 
-class TransferPlan:
-    """Collects the sources and targets of `AbstractFileSystem.get` or `copy`, called with this as its file system."""
+class Plan(NamedTuple):
+    """What to transfer."""
 
-    def __init__(self, files: Any) -> None:
-        self._files = files
-        self.kinds: dict[str, Kind] = {}
-        """Of paths that a listing returned."""
-        self.pairs: list[tuple[str, Any]] = []
-
-    def expand_path(self, path: Any, recursive: bool, maxdepth: int | None, **_: Any) -> list[str]:  # noqa: FBT001
-        """Lists the paths."""
-        self.kinds = expanded(self._files, path, recursive=recursive, maxdepth=maxdepth)
-        return list(self.kinds)
-
-    def add(self, source: str, target: Any, **_: Any) -> None:
-        """Records a transfer."""
-        self.pairs.append((source, target))
+    kinds: dict[str, Kind]
+    """Of paths that were selected in the file system of the sources."""
+    pairs: list[tuple[str, Any]]
+    """Sources and targets."""
 
 
-class GetPlan(TransferPlan):
-    """What `AbstractFileSystem.get` would download."""
+def planned(
+    files: Any,
+    source: Any,
+    target: Any,
+    *,
+    is_folder: Callable[[str], bool] | None,
+    is_target_folder: Callable[[str], bool],
+    recursive: bool,
+    maxdepth: int | None,
+) -> Plan:
+    """What `get`, `put` or `copy` of fsspec would transfer.
 
-    get_file = TransferPlan.add
+    Args:
+        files: The file system of the sources.
+        source: A path, glob or list of them.
+        target: A file or folder, or a list with one for each source.
+        is_folder: Returns whether a path that a caller named is that of a folder. None: it is taken for an object.
+        is_target_folder: Returns whether a path is that of a folder that exists.
+        recursive: Whether all that is below selected folders is selected.
+        maxdepth: Maximum depth of selected paths.
 
-    def isdir(self, path: str) -> bool:
-        """Whether it is a folder."""
-        return self.kinds.get(path) == "directory"
+    Raises:
+        ObjectNotFoundError: Nothing is selected.
+        ConfigError: The list has another number of targets.
+    """
+    if isinstance(source, list) and isinstance(target, list):
+        return Plan({}, _with_targets(source, target, source, is_target_folder))
+    kinds = expanded(files, source, recursive=recursive, maxdepth=maxdepth)
+    selected = list(kinds)
+    if isinstance(source, str) and (not recursive or maxdepth is not None):
+        named = {path for path, kind in kinds.items() if kind is None and is_folder is not None and is_folder(path)}
+        selected = [path for path, kind in kinds.items() if kind != "directory" and path not in named]
+    return Plan(kinds, _with_targets(source, target, selected, is_target_folder))
 
 
-class PutPlan:
-    """Collects what `AbstractFileSystem.put` would upload."""
-
-    def __init__(self, files: Any) -> None:
-        self.isdir, self._strip_protocol = files.isdir, files._strip_protocol
-        self.pairs: list[tuple[str, Any]] = []
-
-    def put_file(self, lpath: str, rpath: Any, **_: Any) -> None:
-        """Records a transfer."""
-        self.pairs.append((lpath, rpath))
-
-
-class CopyPlan(TransferPlan):
-    """What `AbstractFileSystem.copy` would copy."""
-
-    cp_file = TransferPlan.add
-
-    def isdir(self, path: str) -> bool:
-        """Whether it is a folder. A source that is an object too is copied as that."""
-        kind = self.kinds.get(path)
-        if kind is not None:
-            return kind == "directory"
-        return bool(self._files._is_only_folder(path) if path in self.kinds else self._files.isdir(path))
-
-    def overlaps(self) -> bool:
-        """Whether a target is written twice, or is also a source."""
-        sources = {self._files._strip_protocol(source) for source, _ in self.pairs}
-        targets = {self._files._strip_protocol(target) for _, target in self.pairs}
-        return len(targets) < len(self.pairs) or not targets.isdisjoint(sources)
+def _with_targets(
+    source: Any, target: Any, selected: list[str], is_target_folder: Callable[[str], bool]
+) -> list[tuple[str, Any]]:
+    """The selected paths and their targets."""
+    if isinstance(target, list) and len(target) != len(selected):
+        raise ConfigError(f"{len(target)} targets for {len(selected)} paths: must be as many")
+    if not selected:
+        return []
+    is_one = isinstance(source, str)
+    if is_one and has_magic(source):
+        is_within = len(selected) == 1
+    else:
+        is_folder = isinstance(target, str) and (trailing_sep(target) or is_target_folder(target))
+        is_within = is_one and is_folder and not trailing_sep(source)
+    return list(zip(selected, other_paths(selected, target, exists=is_within, flatten=not is_one), strict=True))
