@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import torchobj
 from tests.support import warm_python
@@ -139,21 +139,6 @@ def test_a_batch_is_read_concurrently_without_head_requests(filled, control):
     operations = [request.operation for request in control.requests()]
     assert operations in (["GetObject"] * 2, ["GetObject"] * 3)
     assert all("if-match" in request.headers or "eneration" in request.target for request in control.requests())
-
-
-def test_raw_bytes_are_collated_raggedly(filled):
-    batch = next(iter(DataLoader(dataset(filled), batch_size=5)))
-    assert isinstance(batch, torchobj.collate.RaggedBatch)
-    assert [bytes(batch[index].numpy()) for index in range(5)] == [expected(number) for number in range(5)]
-    assert batch.urls == [f"{filled.url}/train/{number:02}.bin" for number in range(5)]
-    assert (batch.data.dtype, batch.offsets.dtype, len(batch.offsets)) == (torch.uint8, torch.int64, 6)
-    for workers in (0, 2):
-        batches = list(DataLoader(dataset(filled), batch_size=16, num_workers=workers))
-        assert sum(len(batch) for batch in batches) == COUNT
-    nested = default_collate([(reader, 1) for reader in dataset(filled).__getitems__([1, 2])])
-    assert bytes(nested[0][1].numpy()) == expected(2)
-    assert nested[1].tolist() == [1, 1]
-    assert batch.to("cpu").urls == batch.urls
 
 
 def test_subsets_and_concatenations_are_read_in_batches(filled):

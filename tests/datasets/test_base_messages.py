@@ -10,9 +10,7 @@ import torch.utils.data
 
 import torchobj
 from tests.support.long_tables import often
-from torchobj.datasets import wrappers
 from torchobj.warn_once import FORKED
-from torchobj.workers import process
 
 COUNT = 6
 
@@ -60,39 +58,6 @@ def test_a_dataset_without_objects_names_its_prefix_and_filters(folder, kind, fi
 def run_of(dataset, workers, epochs=2, **settings):
     loader = torchobj.DataLoader(dataset, batch_size=2, num_workers=workers, **settings)
     return [[number for batch in loader for number in batch.tolist()] for _ in range(epochs)]
-
-
-@pytest.mark.parametrize("loader_class", [torchobj.DataLoader, torch.utils.data.DataLoader])
-def test_workers_that_each_yield_all_objects_cause_one_warning(folder, log_file, loader_class):
-    data = torchobj.ObjectIterableDataset(folder, transform=number_of)
-    loader = loader_class(data, batch_size=2, num_workers=2)
-    len(data.manifest)
-    for _ in range(2):
-        assert sorted(number for batch in loader for number in batch.tolist()) == sorted([*range(COUNT)] * 2)
-    said = [line for line in log_file.read_text().splitlines() if "enable_sharding" in line]
-    assert len(said) == 1, said
-    assert said[0].startswith(f"{folder}: each of 2 DataLoader workers yields all samples")
-
-
-class Half(torch.utils.data.IterableDataset):
-    """A wrapper that gives each worker its own part."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        return (sample for number, sample in enumerate(self.dataset) if number % worker.num_workers == worker.id)
-
-
-def test_workers_that_yield_each_sample_once_cause_no_warning(folder, log_file):
-    sharded = torchobj.ObjectIterableDataset(folder, transform=number_of, enable_sharding=True)
-    plain = torchobj.ObjectIterableDataset(folder, transform=number_of)
-    len(plain.manifest)
-    for dataset, workers in ((sharded, 2), (plain, 0), (plain, 1), (Half(plain), 2)):
-        [found] = run_of(dataset, workers, 1)
-        assert sorted(found) == list(range(COUNT))
-    assert "enable_sharding" not in log_file.read_text()
 
 
 def test_set_epoch_applies_to_the_dataset_and_its_workers(folder):
@@ -159,72 +124,6 @@ def test_workers_that_list_are_warned_of_once_in_all_epochs(folder, log_file, mo
     expected = int(kind is torch.utils.data.DataLoader)
     assert log_file.read_text().count("each DataLoader worker lists the prefix itself") == expected
     assert (f"{COUNT} objects" in repr(inner)) is not bool(expected)
-
-
-class Hiding(list):
-    def __iter__(self):
-        raise RuntimeError("not permitted")
-
-
-def test_a_loader_looks_at_few_of_the_values_of_any_dataset():
-    class Counted(list):
-        looked = 0
-
-        def __iter__(self):
-            for each in super().__iter__():
-                Counted.looked += 1
-                yield each
-
-    inner = torchobj.ObjectMapDataset("memory://searched/", allow_empty=True)
-    rows = Counted(Counted(Counted((x, y)) for y in range(200)) for x in range(200))
-    samples = Counted(Counted(["a"] * 900) for _ in range(900))
-    data = Within({"rows": rows, "samples": samples, "large": Counted(range(10**5)), "held": [[inner]]}, None)
-    wrappers.prepare_workers(data)
-    assert "0 objects" in repr(inner)
-    assert Counted.looked < 20_000
-    # What cannot be looked at is skipped.
-    wrappers.prepare_workers(Within(Hiding([inner]), None))
-
-
-def test_samples_do_not_hide_a_dataset_within_a_dataset_beside_them():
-    inner = torchobj.ObjectMapDataset("memory://beside/", allow_empty=True)
-    samples = [[number] * 20 for number in range(1000)]
-    wrappers.prepare_workers(Within(samples, Within([inner], None)))
-    assert "0 objects" in repr(inner)
-
-
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-def test_a_loader_lists_a_dataset_within_another_for_its_workers(folder, log_file, context):
-    data = torch.utils.data.ConcatDataset([torchobj.ObjectMapDataset(folder, transform=number_of)])
-    loader = torchobj.DataLoader(data, num_workers=2, multiprocessing_context=context, lookahead=0)
-    assert sorted(map(int, loader)) == list(range(COUNT))
-    assert f"{COUNT} objects" in repr(data.datasets[0])
-    assert "each DataLoader worker" not in log_file.read_text()
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("s3://bucket/train-{000..007}.tar", "finds the shards itself"),
-        ("s3://bucket/train-*.tar", "finds the shards itself"),
-        ("s3://bucket/train/", "lists the prefix itself"),
-        ("s3://bucket", "lists the bucket itself"),
-    ],
-)
-def test_a_worker_says_what_it_repeats(source, said, monkeypatch, caplog):
-    monkeypatch.setattr(process, "is_first_to_repeat", lambda _: True)
-    kind = torchobj.TarIterableDataset if source.endswith(".tar") else torchobj.ObjectMapDataset
-    listing = kind(source)._listing
-    monkeypatch.setattr(listing, "_load", lambda: torchobj.Manifest.from_urls([]))
-    listing.objects()
-    assert said in caplog.text
-
-
-def test_each_kind_of_warning_is_logged_once(monkeypatch):
-    monkeypatch.setattr(FORKED, "_flags", mmap.mmap(-1, 1 << 16))
-    for kind in ("announcement", "index", "listing", "mesh", "world size"):
-        assert not FORKED.has(kind)
-        assert [FORKED.is_first(kind) for _ in range(2)] == [True, False]
 
 
 def test_a_worker_that_lists_does_not_hide_that_another_dataset_reads_its_index(

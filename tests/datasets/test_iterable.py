@@ -26,7 +26,7 @@ from tests.support.iterables import (
 )
 from tests.support.prefetching import all_free, eventually, stats
 from torchobj import exceptions
-from torchobj.ranks.sharding import Shard, in_order, shuffled
+from torchobj.ranks.sharding import shuffled
 
 # test_each_store.py reads from GCS in each run.
 pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
@@ -41,6 +41,7 @@ WORKERS = [
     {"num_workers": 0},
     {"num_workers": 2, "multiprocessing_context": "fork"},
 ]
+
 SPAWNED = {"num_workers": 2, "multiprocessing_context": "spawn"}
 
 
@@ -187,35 +188,6 @@ def test_a_copy_in_another_rank_has_its_own_epoch(folder, context):
     copy.set_epoch(5)
     assert list(itertools.islice(copy, 5)) == theirs
     assert list(itertools.islice(samples, 5)) == before
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-@pytest.mark.parametrize("objects", [0, 1, 5, 42, 100])
-def test_shares_are_disjoint_and_even_ranks_have_equally_many(objects, world_size, workers):
-    order = shuffled(objects, 1, 2)
-    assert sorted(order.tolist()) == in_order(objects).tolist()
-
-    def rank(number, uneven):
-        shares = [
-            Shard(number, world_size, worker, workers).select(order, uneven).tolist() for worker in range(workers)
-        ]
-        # A rank's samples do not depend on its workers, and all ranks have equally many batches.
-        [alone] = [Shard(number, world_size).select(order, uneven).tolist()]
-        assert sorted(flat(shares)) == sorted(alone)
-        return [len(share) for share in shares], alone
-
-    everything = [rank(number, None)[1] for number in range(world_size)]
-    assert sorted(flat(everything)) == list(range(objects))
-    dropped = [rank(number, "drop") for number in range(world_size)]
-    assert len({tuple(lengths) for lengths, _ in dropped}) == 1
-    kept = flat(share for _, share in dropped)
-    assert len(set(kept)) == len(kept) == objects - objects % world_size
-    padded = [rank(number, "pad") for number in range(world_size)]
-    assert len({tuple(lengths) for lengths, _ in padded}) == 1
-    filled_up = flat(share for _, share in padded)
-    assert set(filled_up) == set(range(objects))
-    assert len(filled_up) == objects + -objects % world_size
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import datetime
-import logging
 import multiprocessing
 import os
 import random
@@ -168,6 +167,7 @@ DIFFERENT = {
     "keep_every": ({"keep_every": 2}, {"keep_every": 4}),
     "keep_best": ({"keep_best": ("loss", "min")}, {"keep_best": ("loss", "max")}),
 }
+
 DIFFERENT_CALLS = {
     "step": lambda manager, rank: manager.save(5 + rank, {"x": 1}),
     "overwrite": lambda manager, rank: manager.save(1, {"x": 1}, overwrite=rank == 1),
@@ -175,6 +175,7 @@ DIFFERENT_CALLS = {
     "step of a restore": lambda manager, rank: manager.restore((1, "latest")[rank], into={"x": 0}),
     "restore": lambda manager, rank: manager.restore(1, into={"x": 0}) if rank else manager.save(1, {"x": 1}),
 }
+
 #: Calls of managers that have different arguments.
 CALLS = [
     lambda manager, rank: manager.save(1, {"x": 1}),
@@ -518,24 +519,3 @@ def test_a_rank_that_is_killed_in_a_restore_is_named_on_the_others(bucket, url, 
         name, text = results.get(timeout=150)
     assert name == "RankGoneError"
     assert "another rank is gone" in text
-
-
-def test_a_rank_that_the_saving_job_did_not_have_keeps_its_generators(caplog, monkeypatch):
-    state = RngState().state_dict()
-    monkeypatch.setattr("torchobj.checkpoint.state.rng._distributed", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
-    with caplog.at_level(logging.WARNING, "torchobj"):
-        before = torch.get_rng_state()
-        RngState().load_state_dict(state)
-        assert torch.equal(torch.get_rng_state(), before)
-    assert "rank 3 keeps its random generators: the checkpoint has those of 1 ranks" in caplog.text
-    with pytest.raises(exceptions.CheckpointError, match="this is not a state of an RngState"):
-        RngState().load_state_dict({"ranks": "[["})
-
-
-def test_without_torch_distributed_there_is_one_rank():
-    alone = ranks.Ranks()
-    assert (alone.several, alone.is_first, alone.group, alone.of_first(lambda: 3)) == (False, True, None, 3)
-    alone.agree(None)
-    with pytest.raises(KeyError):
-        alone.agree(KeyError("k"))

@@ -11,7 +11,6 @@ import torchobj
 from tests.support.long_tables import often
 from tests.support.prefetching import eventually, stats
 from torchobj.exceptions import ConfigError
-from torchobj.ranks.sharding import Shard
 
 SHARDS = 7
 
@@ -160,43 +159,6 @@ def test_a_state_of_other_workers_or_options_is_refused(folder):
     other.load_state_dict(samples.state_dict())
     with pytest.raises(ConfigError, match="cannot be resumed"):
         iter(other)
-
-
-@pytest.mark.parametrize("uneven", ["drop", "pad", "resample"])
-def test_seven_shards_over_two_ranks_of_three_workers_give_equal_batches(folder, uneven, monkeypatch, caplog):
-    counts, found = [], []
-    for rank in range(2):
-        batches = 0
-        for worker in range(3):
-            samples = dataset(folder, transform=key, uneven=uneven)
-            monkeypatch.setattr(samples, "_shard", lambda rank=rank, worker=worker: Shard(rank, 2, worker, 3))
-            part = list(samples)
-            batches += -(-len(part) // 8)
-            found += part
-        counts.append(batches)
-    assert counts[0] == counts[1]
-    # 427 samples: an odd number.
-    assert len(found) == {"drop": 426, "pad": 428, "resample": 428}[uneven]
-    assert len(set(found)) == 426 if uneven == "drop" else True
-    assert len(set(found)) == 427 if uneven == "pad" else True
-    expected = {"drop": "1 of 427 samples are left out", "pad": "1 of 427 samples are repeated"}
-    message = expected.get(uneven, "428 of 427 samples are drawn with their shards")
-    [record] = [record for record in caplog.records if f"uneven={uneven!r}" in record.getMessage()]
-    assert message in record.getMessage()
-
-
-def test_without_a_policy_uneven_shards_are_logged(folder, monkeypatch, caplog):
-    samples = dataset(folder, transform=key)
-    monkeypatch.setattr(samples, "_shard", lambda: Shard(0, 2, 0, 3))
-    list(samples)
-    [record] = caplog.records
-    assert "7 objects" not in record.getMessage()
-    assert "7 shards are divided among 2 ranks with 3 workers each" in record.getMessage()
-
-
-def test_a_worker_without_shards_yields_nothing(folder, caplog):
-    samples = torchobj.TarIterableDataset(f"file://{folder}/train-000.tar", transform=key)
-    assert len(keys_of(loader_of(samples, workers=2))) == 40
 
 
 def test_samples_in_a_shuffle_buffer_do_not_hold_the_ranges_that_they_were_read_with(folder):
