@@ -3,12 +3,12 @@
 //! The modules, from the lowest layer up:
 //!
 //! * [`error`], [`url`], [`types`], [`crc32`]: plain data. [`descriptor`], [`fork`], [`runtime`]: the process. [`buffer`]: memory.
-//! * [`store`]: the trait of a store. [`memory`] and [`wrap`] implement it; the crate `torchobj-conformance` is its test suite.
+//! * [`store`]: the trait of a store. [`memory`] and [`prefix`] implement it; the crate `torchobj-conformance` is its test suite.
 //! * [`policy`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
 //! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name.
 //! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
 //! * `memory_pressure`: whether memory is short.
-//! * [`tar`]: tar shards as they arrive, and their headers for an index. [`pickle`]: checks untrusted pickles.
+//! * [`tar`]: tar shards as they arrive, and their headers for an index.
 
 // The name by which files of `tests/` that unit tests include refer to this crate.
 #[cfg(test)]
@@ -33,10 +33,10 @@ pub mod memory;
 #[cfg(target_os = "linux")]
 mod memory_pressure;
 pub mod object_ref;
-pub mod pickle;
 pub mod policy;
 #[cfg(target_os = "linux")]
 pub mod prefetch;
+pub mod prefix;
 pub mod read;
 pub mod runtime;
 pub mod store;
@@ -46,4 +46,3 @@ mod test_folder;
 pub mod types;
 pub mod upload;
 pub mod url;
-pub mod wrap;

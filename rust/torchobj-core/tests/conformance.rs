@@ -14,9 +14,9 @@ use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Operation};
 use torchobj_core::memory::MemoryStore;
 use torchobj_core::policy::Policy;
+use torchobj_core::prefix::PrefixStore;
 use torchobj_core::store::ObjectStore;
 use torchobj_core::types::{Payload, PutOptions};
-use torchobj_core::wrap::PrefixStore;
 
 use self::faulty_store::{Fault, FaultyStore};
 

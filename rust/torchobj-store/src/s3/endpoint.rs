@@ -5,7 +5,7 @@ use http::Uri;
 use torchobj_core::error::Result;
 
 use super::config::{Account, Environment, misconfigured};
-use super::redirect;
+use super::trusted_hosts;
 use crate::config::Addressing;
 use crate::http::{HostAddress, Origin, PoolMap, sanitize};
 
@@ -115,7 +115,7 @@ impl Address {
 
     /// The origin of the same bucket at `server`; `None` if `server` does not belong to the same store.
     pub(super) fn redirected(&self, server: &HostAddress, bucket: &str, pools: &PoolMap) -> Option<Origin> {
-        let (host, bucket_in_host) = redirect::accept(&server.host, &self.endpoint_host, bucket)?;
+        let (host, bucket_in_host) = trusted_hosts::accept(&server.host, &self.endpoint_host, bucket)?;
         let server = HostAddress { host, ..server.clone() };
         let mut path = self.origin.path.clone();
         let in_path = format!("{bucket}/");

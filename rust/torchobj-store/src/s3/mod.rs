@@ -2,7 +2,7 @@
 //!
 //! An [`Account`] is a configuration and the state that its buckets share; an [`S3Store`] is one bucket. Frequent requests
 //! are sent by `http`: `endpoint` resolves the address of the bucket, `request` signs (`sign`) and accepts redirects
-//! (`redirect`), `get`, `put`, `list` and `multipart` build requests, and `error` and `xml` parse responses. Rare requests
+//! (`trusted_hosts`), `get`, `put`, `list` and `multipart` build requests, and `error` and `xml` parse responses. Rare requests
 //! go through the SDK (`sdk`, `connector`): `copy`, `delete`, and those of `multipart` other than parts and commits. If only
 //! the SDK can sign requests, or `force_sdk` is set, it sends all of them. `identity` finds whose credentials sign, in the
 //! environment and in `profiles`, and `credentials` loads them.
@@ -23,10 +23,10 @@ mod list;
 mod multipart;
 mod profiles;
 mod put;
-mod redirect;
 mod request;
 mod sdk;
 pub mod sign;
+mod trusted_hosts;
 #[cfg(test)]
 mod untrusted;
 mod xml;

@@ -1,4 +1,4 @@
-//! Decorators of stores.
+//! The objects of a store below a prefix, as a store.
 
 use std::sync::Arc;
 
