@@ -2,7 +2,7 @@
 //!
 //! The modules, from the lowest layer up:
 //!
-//! * [`error`], [`url`], [`types`], [`crc32`]: plain data. [`descriptor`], [`fork`], [`runtime`]: the process. [`buffer`]: memory.
+//! * [`error`], [`url`], [`types`], [`crc32`]: plain data. `counters`: declares counters. [`descriptor`], [`fork`], [`runtime`]: the process. [`buffer`]: memory.
 //! * [`store`]: the trait of a store. [`memory`] and [`prefix`] implement it; the crate `torchobj-conformance` is its test suite.
 //! * [`policy`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
 //! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name.
@@ -18,6 +18,7 @@ extern crate self as torchobj_core;
 pub mod arena;
 pub mod buffer;
 pub mod client;
+mod counters;
 pub mod crc32;
 pub mod descriptor;
 pub mod engine;

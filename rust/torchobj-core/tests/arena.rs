@@ -136,7 +136,7 @@ fn killed_workers_leak_no_memory_and_cause_no_wrong_bytes() {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let stats = prefetcher.stats(None);
-        let left = (stats.memory.used, stats.memory.granted, stats.in_flight, stats.announced);
+        let left = (stats.used_bytes, stats.granted_bytes, stats.in_flight, stats.announced);
         if left == (0, 0, 0, 0) {
             break;
         }

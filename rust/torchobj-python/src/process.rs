@@ -147,12 +147,7 @@ pub(crate) fn request_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     }
     dict.set_item("outcomes", Outcome::ALL.map(Outcome::name))?;
     dict.set_item("requests", requests)?;
-    dict.set_item("received_bytes", found.received_bytes)?;
-    dict.set_item("sent_bytes", found.sent_bytes)?;
-    set_events(&dict, &found)?;
-    dict.set_item("uploads", found.uploads)?;
-    dict.set_item("parts", found.parts)?;
-    dict.set_item("part_bytes", found.part_bytes)?;
+    set_counts(&dict, found.by_name())?;
     dict.set_item("in_flight", permits.iter().map(|limit| limit.in_use()).sum::<usize>())?;
     dict.set_item("in_flight_limit", permits.iter().map(|limit| limit.limit()).sum::<usize>())?;
     dict.set_item("backing_off", permits.iter().map(|limit| limit.backing_off()).sum::<usize>())?;
@@ -164,13 +159,15 @@ pub(crate) fn request_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(dict)
 }
 
-/// Adds the numbers of retries, hedges and failures to the metrics of a process or of its prefetcher.
-pub(crate) fn set_events(dict: &Bound<'_, PyDict>, found: &MetricsSnapshot) -> PyResult<()> {
-    dict.set_item("retries", found.retries)?;
-    dict.set_item("throttled", found.throttled)?;
-    dict.set_item("connect_failures", found.connect_failures)?;
-    dict.set_item("hedges", found.hedges)?;
-    dict.set_item("hedges_won", found.hedges_won)
+/// Sets the counts of a core struct under their names; a time in microseconds, `…_us`, is set in seconds as `…_s`.
+pub(crate) fn set_counts(dict: &Bound<'_, PyDict>, counts: impl Iterator<Item = (&'static str, u64)>) -> PyResult<()> {
+    for (name, count) in counts {
+        match name.strip_suffix("_us") {
+            Some(stem) => dict.set_item(format!("{stem}_s"), Duration::from_micros(count).as_secs_f64())?,
+            None => dict.set_item(name, count)?,
+        }
+    }
+    Ok(())
 }
 
 /// The number of samples, their sum, and their 50th, 90th and 99th percentiles, in seconds.
@@ -185,7 +182,7 @@ fn measured() -> (MetricsSnapshot, Vec<Arc<ConcurrencyLimit>>) {
     let clients = CLIENTS.lock().expect("no holder of this lock panics");
     let mut found = MetricsSnapshot::default();
     let Some(clients) = clients.as_ref().and_then(Local::get) else { return (found, Vec::new()) };
-    clients.clients.values().for_each(|client| found.merge(&client.metrics().snapshot()));
+    clients.clients.values().for_each(|client| client.metrics().add_to(&mut found));
     (found, clients.first.values().map(|client| client.permits().clone()).collect())
 }
 

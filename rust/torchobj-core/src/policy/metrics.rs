@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::histogram::{Counts, Histogram};
+use crate::counters::counters;
 use crate::error::{ErrorKind, Operation, Retry};
 
 /// How a request ended.
@@ -27,7 +28,7 @@ impl Outcome {
     /// All outcomes, in the order of their numbers.
     pub const ALL: [Self; 5] = [Self::Ok, Self::Throttled, Self::Refused, Self::ServerError, Self::Interrupted];
 
-    /// That of a request that failed with an error of this kind.
+    /// The outcome of a request that failed with an error of this kind.
     fn of(kind: ErrorKind) -> Self {
         match (kind, kind.retry()) {
             (ErrorKind::Server, _) => Self::ServerError,
@@ -52,61 +53,49 @@ impl Outcome {
 /// Number of requests by [`Operation`] and [`Outcome`], each in the order of `ALL`.
 type ByOutcome<T> = [[T; Outcome::ALL.len()]; Operation::ALL.len()];
 
-/// The counters of one client. Always enabled: they cost a few additions per request.
+counters! {
+    /// Numbers of requests of one client, and what they transferred.
+    struct Counters;
+
+    /// Values of the counters of one client at one moment, or the sums over several clients.
+    pub struct MetricsSnapshot {
+        counters {
+            received_bytes,
+            sent_bytes,
+            retries,
+            throttled,
+            connect_failures,
+            hedges,
+            hedges_won,
+            uploads,
+            parts,
+            part_bytes,
+        }
+        current {}
+        /// Attempts by operation and outcome. Of a hedged read, one response counts, and each failure.
+        pub requests: ByOutcome<u64>,
+        /// Time from the request of a read to the head of its response.
+        pub first_byte: Counts,
+        /// Time from the head to the end of the body.
+        pub body: Counts,
+        /// Time from the request of a read to the end of the body.
+        pub reads: Counts,
+        /// Time of the requests that are not reads and succeeded, from the permit to the end of the response.
+        pub others: Counts,
+    }
+}
+
+/// The metrics of one client. Always enabled: they cost a few additions per request.
 #[derive(Debug, Default)]
 pub struct Metrics {
     requests: ByOutcome<AtomicU64>,
-    received_bytes: AtomicU64,
-    sent_bytes: AtomicU64,
+    counters: Counters,
     first_byte: Histogram,
     body: Histogram,
     reads: Histogram,
     others: Histogram,
-    retries: AtomicU64,
-    throttled: AtomicU64,
-    connect_failures: AtomicU64,
-    hedges: AtomicU64,
-    hedges_won: AtomicU64,
-    uploads: AtomicU64,
-    parts: AtomicU64,
-    part_bytes: AtomicU64,
-    /// Counters that include these.
+    /// Metrics that include these.
     whole: Option<Arc<Metrics>>,
-}
-
-/// Values of the counters of one client at one moment, or the sums over several clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MetricsSnapshot {
-    /// Attempts by operation and outcome. Of a hedged read, one response counts, and each failure.
-    pub requests: ByOutcome<u64>,
-    /// Bytes of the bodies of reads, those of incomplete ones included.
-    pub received_bytes: u64,
-    /// Bytes of objects and parts that were written.
-    pub sent_bytes: u64,
-    /// Time from the request of a read to the head of its response.
-    pub first_byte: Counts,
-    /// Time from the head to the end of the body.
-    pub body: Counts,
-    /// Time from the request of a read to the end of the body.
-    pub reads: Counts,
-    /// Time of the requests that are not reads and succeeded, from the permit to the end of the response.
-    pub others: Counts,
-    /// Attempts after the first.
-    pub retries: u64,
-    /// Throttled responses (503 `SlowDown`, 429).
-    pub throttled: u64,
-    /// Failed connects.
-    pub connect_failures: u64,
-    /// Reads that were sent a second time, because the first response took longer than the hedge delay.
-    pub hedges: u64,
-    /// Hedged reads whose second response arrived first.
-    pub hedges_won: u64,
-    /// Uploads in parts that have begun and not ended.
-    pub uploads: u64,
-    /// Their parts that are being sent, or wait for a permit or a retry.
-    pub parts: u64,
-    /// Bytes of these parts.
-    pub part_bytes: u64,
 }
 
 /// Counts an upload in parts, or a part of one, as in flight until it is dropped.
@@ -120,15 +109,15 @@ pub(crate) struct InFlight {
 impl InFlight {
     /// An upload that has begun.
     pub(crate) fn upload(metrics: &Arc<Metrics>) -> Self {
-        metrics.count(|metrics| &metrics.uploads);
+        metrics.count(|counters| &counters.uploads);
         Self { metrics: metrics.clone(), part: None }
     }
 
     /// A part of `bytes` bytes.
     pub(crate) fn part(metrics: &Arc<Metrics>, bytes: u64) -> Self {
         metrics.record(|metrics| {
-            metrics.parts.fetch_add(1, Ordering::Relaxed);
-            metrics.part_bytes.fetch_add(bytes, Ordering::Relaxed);
+            metrics.counters.parts.fetch_add(1, Ordering::Relaxed);
+            metrics.counters.part_bytes.fetch_add(bytes, Ordering::Relaxed);
         });
         Self { metrics: metrics.clone(), part: Some(bytes) }
     }
@@ -138,11 +127,11 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.metrics.record(|metrics| match self.part {
             None => {
-                metrics.uploads.fetch_sub(1, Ordering::Relaxed);
+                metrics.counters.uploads.fetch_sub(1, Ordering::Relaxed);
             }
             Some(bytes) => {
-                metrics.parts.fetch_sub(1, Ordering::Relaxed);
-                metrics.part_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                metrics.counters.parts.fetch_sub(1, Ordering::Relaxed);
+                metrics.counters.part_bytes.fetch_sub(bytes, Ordering::Relaxed);
             }
         });
     }
@@ -174,7 +163,7 @@ impl Metrics {
     pub(crate) fn succeeded(&self, operation: Operation, bytes: u64, took: Duration) {
         self.record(|metrics| {
             metrics.requests[operation as usize][Outcome::Ok as usize].fetch_add(1, Ordering::Relaxed);
-            metrics.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+            metrics.counters.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
             metrics.others.add(took);
         });
     }
@@ -182,7 +171,7 @@ impl Metrics {
     /// Records bytes of the body of a read.
     pub(crate) fn received(&self, bytes: u64) {
         self.record(|metrics| {
-            metrics.received_bytes.fetch_add(bytes, Ordering::Relaxed);
+            metrics.counters.received_bytes.fetch_add(bytes, Ordering::Relaxed);
         });
     }
 
@@ -196,77 +185,54 @@ impl Metrics {
 
     /// Records that a request failed with an error of this kind.
     pub(crate) fn failed(&self, operation: Operation, kind: ErrorKind) {
-        self.count(|metrics| &metrics.requests[operation as usize][Outcome::of(kind) as usize]);
+        self.record(|metrics| {
+            metrics.requests[operation as usize][Outcome::of(kind) as usize].fetch_add(1, Ordering::Relaxed);
+        });
         match kind {
-            ErrorKind::Throttled => self.count(|metrics| &metrics.throttled),
-            ErrorKind::Connect => self.count(|metrics| &metrics.connect_failures),
+            ErrorKind::Throttled => self.count(|counters| &counters.throttled),
+            ErrorKind::Connect => self.count(|counters| &counters.connect_failures),
             _ => {}
         }
     }
 
     /// Records a retry.
     pub(crate) fn retried(&self) {
-        self.count(|metrics| &metrics.retries);
+        self.count(|counters| &counters.retries);
     }
 
     /// Records a hedge.
     pub(crate) fn hedged(&self) {
-        self.count(|metrics| &metrics.hedges);
+        self.count(|counters| &counters.hedges);
     }
 
     /// Records that the second response of a hedged read arrived first.
     pub(crate) fn hedge_won(&self) {
-        self.count(|metrics| &metrics.hedges_won);
+        self.count(|counters| &counters.hedges_won);
     }
 
-    fn count(&self, counter: impl Fn(&Self) -> &AtomicU64) {
+    fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64) {
         self.record(|metrics| {
-            counter(metrics).fetch_add(1, Ordering::Relaxed);
+            counter(&metrics.counters).fetch_add(1, Ordering::Relaxed);
         });
     }
 
     /// The current values.
-    pub fn snapshot(&self) -> MetricsSnapshot {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        MetricsSnapshot {
-            requests: self.requests.each_ref().map(|outcomes| outcomes.each_ref().map(count)),
-            received_bytes: count(&self.received_bytes),
-            sent_bytes: count(&self.sent_bytes),
-            others: self.others.counts(),
-            first_byte: self.first_byte.counts(),
-            body: self.body.counts(),
-            reads: self.reads.counts(),
-            retries: count(&self.retries),
-            throttled: count(&self.throttled),
-            connect_failures: count(&self.connect_failures),
-            hedges: count(&self.hedges),
-            hedges_won: count(&self.hedges_won),
-            uploads: count(&self.uploads),
-            parts: count(&self.parts),
-            part_bytes: count(&self.part_bytes),
-        }
+    #[cfg(test)]
+    pub(crate) fn snapshot(&self) -> MetricsSnapshot {
+        let mut values = MetricsSnapshot::default();
+        self.add_to(&mut values);
+        values
     }
-}
 
-impl MetricsSnapshot {
-    /// Adds the values of another client.
-    pub fn merge(&mut self, other: &Self) {
-        let requests = self.requests.as_flattened_mut().iter_mut();
-        requests.zip(other.requests.as_flattened()).for_each(|(count, more)| *count += more);
-        self.received_bytes += other.received_bytes;
-        self.sent_bytes += other.sent_bytes;
-        self.others.merge(&other.others);
-        self.first_byte.merge(&other.first_byte);
-        self.body.merge(&other.body);
-        self.reads.merge(&other.reads);
-        self.retries += other.retries;
-        self.throttled += other.throttled;
-        self.connect_failures += other.connect_failures;
-        self.hedges += other.hedges;
-        self.hedges_won += other.hedges_won;
-        self.uploads += other.uploads;
-        self.parts += other.parts;
-        self.part_bytes += other.part_bytes;
+    /// Adds the current values to the sums over several clients.
+    pub fn add_to(&self, sums: &mut MetricsSnapshot) {
+        self.counters.add_to(sums);
+        let requests = sums.requests.as_flattened_mut().iter_mut();
+        requests.zip(self.requests.as_flattened()).for_each(|(sum, count)| *sum += count.load(Ordering::Relaxed));
+        sums.first_byte.merge(&self.first_byte.counts());
+        sums.body.merge(&self.body.counts());
+        sums.reads.merge(&self.reads.counts());
+        sums.others.merge(&self.others.counts());
     }
 }
 
@@ -294,7 +260,7 @@ mod tests {
         assert_eq!(found.requests[Operation::Delete as usize], [0, 0, 0, 1, 0]);
         assert_eq!((found.received_bytes, found.sent_bytes, found.others.number()), (7, 5, 1));
         assert_eq!([found.body, found.reads].map(|times| times.total().as_millis()), [2, 3]);
-        found.merge(&part.snapshot());
+        part.add_to(&mut found);
         assert_eq!(found.requests[Operation::Get as usize], [2, 2, 0, 0, 2]);
         assert_eq!(found.received_bytes, 14);
     }

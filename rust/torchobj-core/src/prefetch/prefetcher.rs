@@ -229,14 +229,22 @@ impl Prefetcher {
             let window = self.window();
             (window.len(), window.ahead())
         };
+        let memory = self.arena.usage();
         self.stats.report(
             loader,
             Stats {
-                announced,
-                ahead,
-                in_flight: self.tasks.running(),
-                limit: self.sources.limit(),
-                memory: self.arena.usage(),
+                announced: announced as u64,
+                in_flight: self.tasks.running() as u64,
+                in_flight_limit: self.sources.limit() as u64,
+                budget_bytes: memory.budget,
+                used_bytes: memory.used,
+                resident_bytes: memory.resident,
+                granted_bytes: memory.granted,
+                ahead_bytes: ahead,
+                transferred: memory.transferred,
+                copied: memory.copied,
+                block_bytes: memory.blocks,
+                used_block_bytes: memory.used_blocks,
                 requests: self.sources.measured(),
                 ..Stats::default()
             },

@@ -142,7 +142,7 @@ impl Sources {
     /// Metrics of the requests of all clients ever added.
     pub(super) fn measured(&self) -> MetricsSnapshot {
         let mut requests = MetricsSnapshot::default();
-        self.metrics().iter().for_each(|metrics| requests.merge(&metrics.snapshot()));
+        self.metrics().iter().for_each(|metrics| metrics.add_to(&mut requests));
         requests
     }
 

@@ -1,31 +1,58 @@
 //! Counters of a prefetcher and of each loader that uses it. Cheap enough to be always enabled: a few atomic additions per
-//! object.
+//! object. A new counter is a line of [`Stats`], and a row of `torchobj/telemetry/table.py`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::decision::TakeOutcome;
-use crate::arena::Usage;
 use crate::client::Client;
+use crate::counters::counters;
 use crate::engine::Halt;
 use crate::fork;
 use crate::policy::MetricsSnapshot;
 
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    /// By [`TakeOutcome`].
-    found: [AtomicU64; 4],
-    objects: AtomicU64,
-    bytes: AtomicU64,
-    pub(super) failed: AtomicU64,
-    pub(super) evicted: AtomicU64,
-    pub(super) over_budget: AtomicU64,
-    pub(super) blocks_refused: AtomicU64,
-    memory_limited: AtomicU64,
-    request_limited: AtomicU64,
-    waited_us: AtomicU64,
+counters! {
+    /// The counters of a prefetcher or of a loader.
+    pub(super) struct Counters;
+
+    /// Counters of a prefetcher since it was started, or the counters of one loader, and the current state of the
+    /// prefetcher.
+    pub struct Stats {
+        counters {
+            hits,
+            late,
+            queued,
+            misses,
+            objects,
+            bytes,
+            failed,
+            evicted,
+            over_budget,
+            blocks_refused,
+            memory_limited,
+            request_limited,
+            waited_us,
+        }
+        current {
+            announced,
+            in_flight,
+            in_flight_limit,
+            budget_bytes,
+            used_bytes,
+            resident_bytes,
+            granted_bytes,
+            ahead_bytes,
+            transferred,
+            copied,
+            block_bytes,
+            used_block_bytes,
+        }
+        /// Metrics of the requests of all clients that it uses, including requests of other users of these clients; of a
+        /// loader: of its own requests.
+        pub requests: MetricsSnapshot,
+    }
 }
 
 /// The counters of one loader.
@@ -60,51 +87,6 @@ impl Drop for WaitTimer {
     }
 }
 
-/// Counters of a prefetcher since it was started, or those of one loader, and the current state of the prefetcher.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Objects that were ready when they were taken.
-    pub hits: u64,
-    /// Objects that were being read when they were taken.
-    pub late: u64,
-    /// Objects that were announced, and not being read yet, when they were taken.
-    pub queued: u64,
-    /// Objects that were not announced.
-    pub misses: u64,
-    /// Objects that were read.
-    pub objects: u64,
-    /// Bytes of these objects.
-    pub bytes: u64,
-    /// Reads that failed after all retries.
-    pub failed: u64,
-    /// Results that were dropped for lack of memory, to be read again.
-    pub evicted: u64,
-    /// Reads whose result exceeded the budget.
-    pub over_budget: u64,
-    /// Requests for a block that the limits did not allow.
-    pub blocks_refused: u64,
-    /// Number of completed reads after which no other read started for lack of memory, or because no further object was
-    /// announced for lack of memory.
-    pub memory_limited: u64,
-    /// Number of completed reads after which no other read started because the limit of concurrent reads was reached.
-    pub request_limited: u64,
-    /// Time that workers and callers waited for objects, from the request to its last answer, summed over all requests.
-    pub waited: Duration,
-    /// Entries that are announced or demanded, and not taken.
-    pub announced: usize,
-    /// Running reads.
-    pub in_flight: usize,
-    /// Maximum number of running reads; demanded reads may exceed it.
-    pub limit: usize,
-    /// Memory use of the arena.
-    pub memory: Usage,
-    /// Bytes of the arena that hold objects that were read ahead and not taken.
-    pub ahead: u64,
-    /// Metrics of the requests of all clients that it uses, including requests of other users of these clients; of a
-    /// loader: of its own requests.
-    pub requests: MetricsSnapshot,
-}
-
 impl AllCounters {
     fn loaders(&self) -> MutexGuard<'_, HashMap<u64, Arc<OfLoader>>> {
         self.loaders.lock().expect("no holder of this lock panics")
@@ -131,7 +113,12 @@ impl AllCounters {
     }
 
     pub(super) fn found(&self, loader: u64, found: TakeOutcome) {
-        self.add(loader, 1, |counters| &counters.found[found as usize]);
+        self.add(loader, 1, |counters| match found {
+            TakeOutcome::Hit => &counters.hits,
+            TakeOutcome::InFlight => &counters.late,
+            TakeOutcome::Queued => &counters.queued,
+            TakeOutcome::Unannounced => &counters.misses,
+        });
     }
 
     pub(super) fn read(&self, loader: u64, bytes: u64) {
@@ -171,37 +158,18 @@ impl AllCounters {
         measured
     }
 
-    /// The counters, with the current state taken from `now`; of a loader with the metrics of its own requests.
-    pub(super) fn report(&self, loader: Option<u64>, now: Stats) -> Stats {
-        let Some(loader) = loader else { return self.whole.report(now) };
+    /// The counters, added to the current state `now`; of a loader with the metrics of its own requests.
+    pub(super) fn report(&self, loader: Option<u64>, mut now: Stats) -> Stats {
+        let Some(loader) = loader else {
+            self.whole.add_to(&mut now);
+            return now;
+        };
         let of_loader = self.of(loader);
         let _inside = fork::enter();
-        let mut requests = MetricsSnapshot::default();
+        now.requests = MetricsSnapshot::default();
         let clients = of_loader.clients.lock().expect("no holder of this lock panics");
-        clients.iter().for_each(|[_, measured]| requests.merge(&measured.metrics().snapshot()));
-        of_loader.counters.report(Stats { requests, ..now })
-    }
-}
-
-impl Counters {
-    fn report(&self, now: Stats) -> Stats {
-        let [hits, late, queued, misses] = std::array::from_fn(|index| self.found[index].load(Ordering::Relaxed));
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Stats {
-            hits,
-            late,
-            queued,
-            misses,
-            objects: count(&self.objects),
-            bytes: count(&self.bytes),
-            failed: count(&self.failed),
-            evicted: count(&self.evicted),
-            over_budget: count(&self.over_budget),
-            blocks_refused: count(&self.blocks_refused),
-            memory_limited: count(&self.memory_limited),
-            request_limited: count(&self.request_limited),
-            waited: Duration::from_micros(count(&self.waited_us)),
-            ..now
-        }
+        clients.iter().for_each(|[_, measured]| measured.metrics().add_to(&mut now.requests));
+        of_loader.counters.add_to(&mut now);
+        now
     }
 }

@@ -88,7 +88,7 @@ fn announced_objects_are_ready_when_they_are_taken() {
     }
     let stats = prefetcher.stats(None);
     assert_eq!((stats.hits, stats.late, stats.queued, stats.misses), (100, 0, 0, 0));
-    assert_eq!(stats.memory.used, 0);
+    assert_eq!(stats.used_bytes, 0);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn objects_are_read_without_announcement() {
     // 6 MB in a budget of 1 MiB: demanded reads exceed the budget, and are counted.
     assert!(stats.over_budget > 0);
     drop(taken);
-    assert_eq!(prefetcher.stats(None).memory.used, 0);
+    assert_eq!(prefetcher.stats(None).used_bytes, 0);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn announced_reads_stay_within_the_budget_and_continue_when_memory_is_freed() {
     prefetcher.announce(iterator, &objects(source, 0..64));
     eventually("the budget is used", || prefetcher.stats(None).objects >= 8);
     for index in 0..64 {
-        assert!(prefetcher.stats(None).memory.used <= 2 * MIB);
+        assert!(prefetcher.stats(None).used_bytes <= 2 * MIB);
         let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(0, &objects(source, [index])))).unwrap();
         assert_eq!(fetched.unwrap().buffer.as_slice()[0], u8::try_from(index).unwrap());
     }
@@ -147,7 +147,7 @@ fn a_cancelled_iterator_leaves_no_memory_in_use() {
     }
     eventually("all memory is free", || {
         let stats = prefetcher.stats(None);
-        stats.memory.used == 0 && stats.in_flight == 0 && stats.announced == 0
+        stats.used_bytes == 0 && stats.in_flight == 0 && stats.announced == 0
     });
 }
 
@@ -156,7 +156,7 @@ fn an_iterator_in_use_gets_memory_that_an_idle_one_holds() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 100_000);
     let (idle, in_use) = (prefetcher.new_iterator(0), prefetcher.new_iterator(0));
     prefetcher.announce(idle, &objects(source, 0..32));
-    eventually("the idle iterator fills the budget", || prefetcher.stats(None).memory.used > MIB + MIB / 2);
+    eventually("the idle iterator fills the budget", || prefetcher.stats(None).used_bytes > MIB + MIB / 2);
     prefetcher.announce(in_use, &objects(source, 32..64));
     drop(runtime().block_on(prefetcher.take(0, &objects(source, [32]))));
     eventually("the iterator in use reads ahead", || {
@@ -203,7 +203,7 @@ fn announced_reads_keep_permits_free_for_demanded_ones() {
     prefetcher.announce(iterator, &objects(source, 0..20));
     eventually("the limit of reads is reached", || faulty.pending() == 0);
     let stats = prefetcher.stats(None);
-    assert_eq!((stats.in_flight, stats.limit, stats.objects), (12, 12, 0));
+    assert_eq!((stats.in_flight, stats.in_flight_limit, stats.objects), (12, 12, 0));
     let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(0, &objects(source, [19])))).unwrap();
     assert!(fetched.unwrap().buffer.as_slice() == [19; 1000]);
     eventually("no other read started", || prefetcher.stats(None).in_flight == 12);
@@ -225,12 +225,12 @@ fn metrics_include_each_client_once_and_remain_after_its_source_is_removed() {
     let another =
         prefetcher.add_source(ListedSource { manifest: manifest.clone(), clients: vec![client.clone()], pinned: true });
     let same = prefetcher.add_source(ListedSource { manifest, clients: vec![client], pinned: true });
-    assert_eq!(prefetcher.stats(None).limit, 2 * 60);
+    assert_eq!(prefetcher.stats(None).in_flight_limit, 2 * 60);
     let demands: Vec<_> = [source, another, same].iter().flat_map(|source| objects(*source, 0..10)).collect();
     assert!(runtime().block_on(prefetcher.take(0, &demands)).into_iter().all(|fetched| fetched.is_ok()));
     [source, another, same].iter().for_each(|source| prefetcher.remove_source(*source));
-    let Stats { requests, limit, .. } = prefetcher.stats(None);
-    assert_eq!((requests.retries, requests.throttled, requests.connect_failures, limit), (2, 1, 0, 1));
+    let Stats { requests, in_flight_limit, .. } = prefetcher.stats(None);
+    assert_eq!((requests.retries, requests.throttled, requests.connect_failures, in_flight_limit), (2, 1, 0, 1));
     assert!(requests.first_byte.quantile(0.5).is_some() && requests.body.quantile(0.99).is_some());
 }
 
@@ -246,9 +246,9 @@ fn a_worker_requests_holds_and_returns_segments() {
         let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
         assert!(claim.buffer().as_slice() == [u8::try_from(*index).unwrap(); 20_000]);
     }
-    assert!(prefetcher.stats(None).memory.granted > 60 * 20_000);
+    assert!(prefetcher.stats(None).granted_bytes > 60 * 20_000);
     drop(replies);
-    eventually("returned segments are free", || prefetcher.stats(None).memory.used == 0);
+    eventually("returned segments are free", || prefetcher.stats(None).used_bytes == 0);
     let [Reply::Failed(error)] = &worker.request(source, &[77], Announcement::default(), no_check).unwrap()[..] else {
         panic!("there are 60")
     };
@@ -280,7 +280,7 @@ fn objects_announced_by_a_worker_are_read_early_and_dropped_when_its_iterator_en
         drop(worker.request(source, &[3], Announcement::default(), no_check).unwrap());
     }
     eventually("all memory is free", || {
-        prefetcher.stats(None).announced == 0 && prefetcher.stats(None).memory.used == 0
+        prefetcher.stats(None).announced == 0 && prefetcher.stats(None).used_bytes == 0
     });
 }
 
@@ -308,9 +308,9 @@ fn an_offered_and_dropped_segment_is_adopted_once() {
     let buffer = prefetcher.arena().adopt(offer.id, offer.generation).unwrap().unwrap();
     assert!(prefetcher.arena().adopt(offer.id, offer.generation).unwrap().is_none());
     assert_eq!(buffer.len(), 20_000);
-    assert_eq!((prefetcher.stats(None).memory.transferred, prefetcher.stats(None).memory.copied), (1, 0));
+    assert_eq!((prefetcher.stats(None).transferred, prefetcher.stats(None).copied), (1, 0));
     drop(buffer);
-    assert_eq!(prefetcher.stats(None).memory.used, 0);
+    assert_eq!(prefetcher.stats(None).used_bytes, 0);
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn many_concurrent_workers_get_the_right_objects() {
             });
         }
     });
-    eventually("all memory is free", || prefetcher.stats(None).memory.used == 0);
+    eventually("all memory is free", || prefetcher.stats(None).used_bytes == 0);
 }
 
 #[test]

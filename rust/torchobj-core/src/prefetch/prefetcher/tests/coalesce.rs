@@ -85,7 +85,7 @@ impl Bench {
         eventually("all counters are zero", || {
             let stats = self.prefetcher.stats(None);
             let reserved = self.prefetcher.window().reserved();
-            (stats.in_flight, stats.announced, stats.memory.used, reserved) == (0, 0, 0, 0)
+            (stats.in_flight, stats.announced, stats.used_bytes, reserved) == (0, 0, 0, 0)
         });
     }
 }
@@ -101,9 +101,9 @@ fn adjacent_ranges_take_one_request_and_have_separate_memory() {
     let requests = bench.requests(|| {
         bench.announce(&names);
         all_read(&bench.prefetcher, 100);
-        assert_eq!(bench.prefetcher.stats(None).memory.used, 100 * Arena::charge(4 << 10));
+        assert_eq!(bench.prefetcher.stats(None).used_bytes, 100 * Arena::charge(4 << 10));
         assert!(bench.take(&names[..50]).is_empty());
-        assert_eq!(bench.prefetcher.stats(None).memory.used, 50 * Arena::charge(4 << 10));
+        assert_eq!(bench.prefetcher.stats(None).used_bytes, 50 * Arena::charge(4 << 10));
         assert!(bench.take(&names[50..]).is_empty());
     });
     // The first reads start while later ranges are still announced.
@@ -255,7 +255,7 @@ fn ranges_that_are_read_together_stay_within_the_budget() {
     let names = bench.ranges(1000, 8_000);
     bench.announce(&names);
     for names in names.chunks(10) {
-        assert!(bench.prefetcher.stats(None).memory.used <= 2 * MIB);
+        assert!(bench.prefetcher.stats(None).used_bytes <= 2 * MIB);
         assert!(bench.take(names).is_empty());
     }
     let stats = bench.prefetcher.stats(None);

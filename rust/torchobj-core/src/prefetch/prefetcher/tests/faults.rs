@@ -29,7 +29,7 @@ fn a_panicking_read_is_an_error_of_its_object_only() {
     drop(taken);
     eventually("all counters are zero", || {
         let stats = prefetcher.stats(None);
-        (stats.in_flight, stats.announced, stats.memory.used, prefetcher.window().reserved()) == (0, 0, 0, 0)
+        (stats.in_flight, stats.announced, stats.used_bytes, prefetcher.window().reserved()) == (0, 0, 0, 0)
     });
 }
 
@@ -88,7 +88,7 @@ fn demands_without_a_waiting_caller_are_not_read() {
     eventually("all demands are dropped", || {
         prefetcher.stats(None).in_flight == 0 && prefetcher.stats(None).announced == 0
     });
-    assert_eq!((prefetcher.stats(None).objects, prefetcher.stats(None).memory.used), (0, 0));
+    assert_eq!((prefetcher.stats(None).objects, prefetcher.stats(None).used_bytes), (0, 0));
 }
 
 #[test]
@@ -99,9 +99,9 @@ fn reads_that_back_off_do_not_count_against_the_limit() {
     let client = client_of(&prefetcher, source);
     let backing_off: Vec<_> = (0..3).map(|_| client.permits().back_off()).collect();
     // Three of the limit for read-ahead, one for each request that is backing off, and the client of the other source.
-    let others = prefetcher.stats(None).limit - 6;
+    let others = prefetcher.stats(None).in_flight_limit - 6;
     drop(backing_off);
-    assert_eq!(prefetcher.stats(None).limit, others + 3);
+    assert_eq!(prefetcher.stats(None).in_flight_limit, others + 3);
     faulty.script(Operation::Get, [Fault::Fail(ErrorKind::Throttled); 2]);
     assert!(runtime().block_on(prefetcher.take(0, &objects(source, 0..20))).iter().all(Result::is_ok));
     assert_eq!(client.permits().backing_off(), 0);

@@ -65,7 +65,7 @@ fn a_worker_requests_objects_by_name_and_each_failure_is_separate() {
         [Reply::Claimed(_)]
     ));
     drop(replies);
-    eventually("returned segments are free", || prefetcher.stats(None).memory.used == 0);
+    eventually("returned segments are free", || prefetcher.stats(None).used_bytes == 0);
 }
 
 #[test]
@@ -130,13 +130,13 @@ fn clients_of_names_count_in_the_limit_once_created() {
     let refs: Vec<Arc<ObjectRef>> = (0..20).map(named).collect();
     faulty.script(Operation::Get, [Fault::Delay(Duration::from_secs(3600)); 12]);
     let iterator = prefetcher.new_iterator(0);
-    assert_eq!(prefetcher.stats(None).limit, 1);
+    assert_eq!(prefetcher.stats(None).in_flight_limit, 1);
     prefetcher.announce(iterator, &prefetcher.objects(source, &refs));
     eventually("the limit of reads is reached", || faulty.pending() == 0);
-    assert_eq!((prefetcher.stats(None).in_flight, prefetcher.stats(None).limit), (12, 12));
+    assert_eq!((prefetcher.stats(None).in_flight, prefetcher.stats(None).in_flight_limit), (12, 12));
     prefetcher.cancel(iterator);
     prefetcher.remove_source(source);
-    assert_eq!(prefetcher.stats(None).limit, 1);
+    assert_eq!(prefetcher.stats(None).in_flight_limit, 1);
 }
 
 #[test]

@@ -76,22 +76,22 @@ fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
     let ahead = Announcement { iterator: worker.new_iterator(), objects: &[0, 1] };
     drop(worker.request(source, &[], ahead, no_check).unwrap());
     all_read(&prefetcher, 2);
-    assert_eq!(prefetcher.stats(None).waited, Duration::ZERO, "nothing was demanded");
+    assert_eq!(prefetcher.stats(None).waited_us, 0, "nothing was demanded");
     faulty.script(Operation::Get, [Fault::Delay(late)]);
     let demanded = Instant::now();
     drop(worker.request(source, &[0, 1], Announcement::default(), no_check).unwrap());
-    let Stats { waited, hits, late: being_read, queued, misses, objects: read, .. } = prefetcher.stats(None);
-    assert!(waited <= demanded.elapsed(), "{waited:?}");
+    let Stats { waited_us, hits, late: being_read, queued, misses, objects: read, .. } = prefetcher.stats(None);
+    assert!(Duration::from_micros(waited_us) <= demanded.elapsed(), "{waited_us}");
     assert_eq!((hits, being_read, queued, misses), (2, 0, 0, 0), "both were ready");
     assert_eq!((read, faulty.pending()), (2, 1), "no further request was sent");
-    let before = (prefetcher.stats(None).waited, Instant::now());
+    let before = (prefetcher.stats(None).waited_us, Instant::now());
     faulty.script(Operation::Get, [Fault::Delay(late); 8]);
     for requested in [2, 4] {
         drop(worker.request(source, &[requested, requested + 1], Announcement::default(), no_check).unwrap());
         drop(runtime().block_on(prefetcher.take(0, &objects(source, [requested + 10, requested + 11]))));
     }
     // Two objects of one request count as one wait: twice as much would be longer than the requests took.
-    let waited = prefetcher.stats(None).waited - before.0;
+    let waited = Duration::from_micros(prefetcher.stats(None).waited_us - before.0);
     assert!((4 * late..=before.1.elapsed()).contains(&waited), "{waited:?}");
 }
 
@@ -103,8 +103,9 @@ fn memory_is_counted_as_read_ahead_granted_or_held() {
     prefetcher.announce(iterator, &objects(source, 0..12));
     all_read(&prefetcher, 12);
     let counts = || {
-        let Stats { memory, ahead, .. } = prefetcher.stats(None);
-        [ahead, memory.granted, memory.used - memory.granted - ahead].map(|bytes| bytes / Arena::charge(100_000))
+        let Stats { used_bytes, granted_bytes, ahead_bytes, .. } = prefetcher.stats(None);
+        [ahead_bytes, granted_bytes, used_bytes - granted_bytes - ahead_bytes]
+            .map(|bytes| bytes / Arena::charge(100_000))
     };
     assert_eq!(counts(), [12, 0, 0]);
     let claimed = worker.request(source, &[0, 1, 2], Announcement::default(), no_check).unwrap();
@@ -113,7 +114,7 @@ fn memory_is_counted_as_read_ahead_granted_or_held() {
     drop(held);
     drop(claimed);
     prefetcher.cancel(iterator);
-    eventually("all memory is free", || prefetcher.stats(None).memory.used == 0);
+    eventually("all memory is free", || prefetcher.stats(None).used_bytes == 0);
     assert_eq!(counts(), [0, 0, 0]);
 }
 
