@@ -4,22 +4,11 @@ Only the API is used. Without an SDK its instruments are never read, so that the
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from torchobj._torchobj import __version__
 from torchobj.telemetry import metrics
-from torchobj.telemetry.names import (
-    BY_ATTRIBUTES,
-    COUNT,
-    DURATIONS,
-    OF_EPOCHS,
-    OF_PREFETCHER,
-    OF_REQUESTS,
-    PERCENTILES,
-    SUM,
-    Kind,
-    Metric,
-)
+from torchobj.telemetry.table import OF_PROCESS, Metric
 
 try:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
@@ -52,18 +41,8 @@ def install(meter_provider: MeterProvider | None = None) -> None:
     reading = _Reading()
     create = {"counter": meter.create_observable_counter, "gauge": meter.create_observable_gauge}
 
-    def register(name: str, unit: str, kind: Kind, description: str) -> None:
-        create[kind](name, [reading.callback(name)], unit, description)
-
-    for metric, attributes in BY_ATTRIBUTES.items():
-        create[metric.kind](metric.name, [reading.by(metric, attributes)], metric.unit, metric.description)
-    for metric in (*OF_EPOCHS, *OF_REQUESTS, *OF_PREFETCHER):
-        register(metric.name, metric.unit, metric.kind, metric.description)
-    for name in DURATIONS:
-        register(f"{name}.{COUNT}", "{request}", "counter", "Number of measured requests")
-        register(f"{name}.{SUM}", "s", "counter", "Sum of their times")
-        for percentile in PERCENTILES:
-            register(f"{name}.{percentile}", "s", "gauge", "Percentile of their times since the start")
+    for metric in OF_PROCESS:
+        create[metric.kind](metric.name, [reading.callback(metric)], metric.unit, metric.description)
 
 
 class _Reading:
@@ -80,23 +59,18 @@ class _Reading:
             self._values, self._read_at = metrics(), now
         return self._values
 
-    def callback(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        """Observes a metric; a percentile is absent before the first request."""
+    def callback(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """Observes a metric, and its values by attributes; a percentile is absent before the first request."""
+        prefix = f"{metric.name}."
 
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            value = self.values().get(name)
+            value = self.values().get(metric.name)
             return [] if value is None else [Observation(value)]
 
-        return observe
-
-    def by(self, metric: Metric, attributes: Sequence[str]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        """Observes the values of a metric by attributes, which follow its name."""
-
-        def observe(_: CallbackOptions) -> Iterable[Observation]:
-            prefix = f"{metric.name}."
+        def observe_each(_: CallbackOptions) -> Iterable[Observation]:
             for name, value in self.values().items():
                 if name.startswith(prefix):
                     parts = name.removeprefix(prefix).split(".")
-                    yield Observation(value, dict(zip(attributes, parts, strict=True)))
+                    yield Observation(value, dict(zip(metric.attributes, parts, strict=True)))
 
-        return observe
+        return observe_each if metric.attributes else observe

@@ -36,7 +36,7 @@ MODULES = [
 #: Functions and classes of `torchobj.config` that other modules of the package use.
 INTERNAL = {"Prefix", "by_bucket", "by_prefix", "one_config", "prefix_in_bucket", "resolved", "store_config", "store_config_of_all"}  # fmt: skip
 #: Documented as what a method returns.
-RETURNED = {"torchobj.loader.measure.stats.LoaderStats"}
+RETURNED = {"torchobj.telemetry.table.LoaderStats"}
 
 
 def public_names():

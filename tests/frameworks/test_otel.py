@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 
 import torchobj
 import torchobj.otel
-from torchobj.telemetry.names import BY_ATTRIBUTES, CAUSES, OF_EPOCHS, OF_PREFETCHER, OF_REQUESTS
+from torchobj.telemetry.table import CAUSES, EXPOSED, OF_PROCESS, REQUESTS, of_source
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_an_sdk_reads_the_metrics_of_the_process_with_their_units(read):
     by_attribute = ("torchobj.requests.", "torchobj.exposed_seconds.")
     names = {name for name in torchobj.metrics() if not name.startswith(by_attribute)}
     assert set(found) == names | {"torchobj.requests", "torchobj.exposed_seconds"}
-    for metric in (*OF_EPOCHS, *OF_REQUESTS, *OF_PREFETCHER):
+    for metric in OF_PROCESS:
         assert found[metric.name].unit == metric.unit
         assert isinstance(found[metric.name].data, Sum) == (metric.kind == "counter")
 
@@ -65,7 +65,7 @@ def test_the_dashboard_queries_metrics_that_prometheus_reads():
     assert len(torchobj.get("memory://dashboard/k")) == 1
     served = {sample.name for family in registry.collect() for sample in family.samples}
     provider.shutdown()
-    of_counters = [metric.name for metric in (*BY_ATTRIBUTES, *OF_REQUESTS) if metric.kind == "counter"]
+    of_counters = [metric.name for metric in (EXPOSED, REQUESTS, *of_source("requests")) if metric.kind == "counter"]
     assert {f"{name.replace('.', '_')}_total" for name in of_counters} < served
     dashboard = json.loads((Path(__file__).parents[2] / "docs" / "_static" / "grafana.json").read_text())
     queries = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])

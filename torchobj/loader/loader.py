@@ -26,7 +26,7 @@ from torchobj.loader.killed_worker import not_waiting_for_killed_workers
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.measure import page
 from torchobj.loader.measure.report import report
-from torchobj.loader.measure.stats import LoaderStats, Meter
+from torchobj.loader.measure.stats import Meter
 from torchobj.loader.measure.timeline import charts
 from torchobj.loader.order.position import check, drawing_from_a_copy, in_batches, state_between_passes, state_of
 from torchobj.loader.order.sampler import ElasticDistributedSampler
@@ -35,6 +35,7 @@ from torchobj.loader.view import starting_with
 from torchobj.ranks import broadcast
 from torchobj.reading import lookahead_warning
 from torchobj.stateful import checked
+from torchobj.telemetry.table import LoaderStats
 from torchobj.warn_once import PROCESS, warn_once
 from torchobj.workers.batch_memory import BatchMemory
 from torchobj.workers.memory_budget import prefetcher_is_refused

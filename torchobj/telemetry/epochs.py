@@ -6,14 +6,14 @@ import weakref
 from collections.abc import Mapping
 from typing import Protocol
 
-from torchobj.telemetry.names import CAUSES, OF_EPOCHS
+from torchobj.telemetry.table import CAUSES, of_source
 
 
 class Measuring(Protocol):
     """Measures the epochs of one loader."""
 
     def measured(self) -> Mapping[str, float]:
-        """What was measured since the previous call: the seconds by `CAUSES`, and the sources of `OF_EPOCHS`."""
+        """What was measured since the previous call: the seconds by cause, and the metrics of epochs by key."""
 
 
 class Epochs:
@@ -28,7 +28,7 @@ class Epochs:
         # signal handler may read the metrics while this thread holds it.
         self._lock = threading.RLock()
         self._loaders: weakref.WeakSet[Measuring] = weakref.WeakSet()
-        self._sums = dict.fromkeys([*CAUSES, *(metric.source for metric in OF_EPOCHS)], 0.0)
+        self._sums = dict.fromkeys([*CAUSES, *(metric.key for metric in of_source("epochs"))], 0.0)
 
     def add(self, loader: Measuring) -> None:
         """Adds what a loader measured since the first call for it; from now on `sums` does so too."""
@@ -52,6 +52,6 @@ class Epochs:
             return dict(self._sums)
 
 
-#: Those of this process.
+#: The sums over the loaders of this process.
 EPOCHS = Epochs()
 os.register_at_fork(after_in_child=EPOCHS.reset)

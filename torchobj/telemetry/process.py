@@ -4,18 +4,7 @@ import sys
 
 from torchobj import _torchobj
 from torchobj.telemetry.epochs import EPOCHS
-from torchobj.telemetry.names import (
-    CAUSES,
-    COUNT,
-    DURATIONS,
-    EXPOSED,
-    OF_EPOCHS,
-    OF_PREFETCHER,
-    OF_REQUESTS,
-    PERCENTILES,
-    REQUESTS,
-    SUM,
-)
+from torchobj.telemetry.table import CAUSES, DURATIONS, EXPOSED, REQUESTS, of_source
 
 
 def metrics() -> dict[str, float]:
@@ -41,17 +30,16 @@ def metrics() -> dict[str, float]:
         for operation, counts in found["requests"].items()
         for outcome, count in zip(found["outcomes"], counts, strict=True)
     }
-    values |= {metric.name: found[metric.source] for metric in OF_REQUESTS}
+    values |= {metric.name: found[metric.key] for metric in of_source("requests")}
     of_epochs = EPOCHS.sums()
     values |= {f"{EXPOSED.name}.{cause}": of_epochs[cause] for cause in CAUSES}
-    values |= {metric.name: of_epochs[metric.source] for metric in OF_EPOCHS}
-    for name, source in DURATIONS.items():
-        count, total_s, percentiles = found[source]
-        values |= {f"{name}.{COUNT}": count, f"{name}.{SUM}": total_s}
-        for percentile, value_s in zip(PERCENTILES, percentiles, strict=True):
-            if value_s is not None:
-                values[f"{name}.{percentile}"] = value_s
+    values |= {metric.name: of_epochs[metric.key] for metric in of_source("epochs")}
+    for rows in DURATIONS:
+        count, total_s, percentiles = found[rows[0].key]
+        for metric, value in zip(rows, (count, total_s, *percentiles), strict=True):
+            if value is not None:
+                values[metric.name] = value
     if sys.platform == "linux":
         of_prefetcher = _torchobj.prefetch_stats()
-        values |= {metric.name: of_prefetcher.get(metric.source, 0) for metric in OF_PREFETCHER}
+        values |= {metric.name: of_prefetcher.get(metric.key, 0) for metric in of_source("prefetcher")}
     return values

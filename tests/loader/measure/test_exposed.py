@@ -14,7 +14,7 @@ import torch
 import torchobj
 from tests.support import ranks
 from torchobj.loader.measure import report
-from torchobj.telemetry.names import CAUSES
+from torchobj.telemetry.table import CAUSES
 
 BATCHES, BATCH_SIZE = 8, 4
 COUNT = BATCHES * BATCH_SIZE

@@ -6,7 +6,7 @@ import pytest
 
 from torchobj.loader.measure.exposed import SlowestRank, Totals
 from torchobj.loader.measure.report import report
-from torchobj.loader.measure.stats import LoaderStats
+from torchobj.telemetry.table import LoaderStats
 
 CALM = LoaderStats(
     batches=10,

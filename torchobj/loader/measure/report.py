@@ -1,8 +1,9 @@
 """Describes what limits a loader, from its statistics. Measures nothing."""
 
+import re
+
 from torchobj.loader.measure.exposed import Exposed, SlowestRank
-from torchobj.loader.measure.stats import LoaderStats
-from torchobj.telemetry.names import CAUSES
+from torchobj.telemetry.table import CAUSES, OF_LOADER, LoaderStats
 
 #: Minimum measured time, without startup, before the report names the limit: a short pass has few batches
 #: and begins with nothing read ahead.
@@ -224,40 +225,19 @@ def _network(stats: LoaderStats, max_in_flight: int | None) -> list[str]:
 
 
 def _failures(stats: LoaderStats) -> list[str]:
-    parts = []
-    if stats.failed_samples:
-        parts.append(
-            f"{_count(stats.failed_samples, 'sample')} failed, and {_was(stats.failed_samples)} replaced or skipped."
-        )
-    if stats.failed:
-        parts.append(f"{_count(stats.failed, 'read')} failed after all retries.")
-    if stats.over_budget:
-        times = _count(stats.over_budget, "time")
-        parts.append(f"The budget was exceeded {times} for a batch that the loop waited for.")
-    if stats.blocks_refused:
-        parts.append(
-            f"{_count(stats.blocks_refused, 'batch', 'batches')} exceeded the limit on the memory of batches, "
-            f"{_size(stats.budget_bytes)} or 256 blocks, and {_was(stats.blocks_refused)} sent in new shared memory."
-        )
-        parts.append(
-            "Keep fewer batches, or call torchobj.set_memory_budget(budget_bytes) at the start of the program."
-        )
-    if stats.retries:
-        parts.append(f"{_count(stats.retries, 'request')} failed and {_was(stats.retries)} retried.")
-    if stats.connect_failures:
-        parts.append(f"{_count(stats.connect_failures, 'connection')} failed.")
-    if stats.hedges_won:
-        hedged = _count(stats.hedges_won, "hedged request")
-        parts.append(f"{hedged} {_was(stats.hedges_won)} answered before the original request.")
-    return parts
+    """The sentences of the table of metrics for the counters that are not zero."""
+    counted = [(metric.sentence, getattr(stats, metric.key)) for metric in OF_LOADER if metric.sentence]
+    return [_filled(sentence, number, budget=_size(stats.budget_bytes)) for sentence, number in counted if number]
 
 
-def _count(number: int, one: str, several: str | None = None) -> str:
-    return f"{number} {one if number == 1 else several or f'{one}s'}"
+def _filled(sentence: str, number: int, **others: str) -> str:
+    """A sentence of the table of metrics with its numbers, and `[one|several]` in the singular or plural."""
+    word = r"\1" if number == 1 else r"\2"
+    return re.sub(r"\[(\w+)\|(\w+)\]", word, sentence).format(number=number, **others)
 
 
-def _was(number: int) -> str:
-    return "was" if number == 1 else "were"
+def _count(number: int, one: str) -> str:
+    return f"{number} {one if number == 1 else f'{one}s'}"
 
 
 def _size(size: int) -> str:

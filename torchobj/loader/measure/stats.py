@@ -1,10 +1,8 @@
-"""Statistics of a loader. Does not interpret them."""
+"""Measures a loader, and computes its statistics. Does not interpret them."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,129 +16,8 @@ from torchobj.loader import import_timer
 from torchobj.loader.measure.exposed import SlowestRank, TimedCollate, Totals
 from torchobj.loader.measure.timeline import Sample, Timeline
 from torchobj.telemetry.epochs import EPOCHS
-from torchobj.telemetry.names import CAUSES
+from torchobj.telemetry.table import CAUSES, OF_LOADER, LoaderStats, of_source
 from torchobj.workers import shared_values
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoaderStats:
-    """Statistics of a loader since its first batch was requested, without the pauses between epochs.
-
-    The figures of objects and requests are those that were read for this loader. The loaders of a process share one
-    prefetcher: the memory and `in_flight` are of all of them. Times are in seconds, shares from 0 to 1. A time that was
-    never measured is None.
-
-    Attributes:
-        batches: Number of batches returned to the loop.
-        samples: Number of samples in them.
-        elapsed_s: Time within epochs.
-        startup_s: Part of `elapsed_s` spent on imports, starting workers, until the first batch and until the last
-            worker has started, and stopping them.
-        imports_s: Part of `startup_s` in which this process imported decoders.
-        transform_imports_s: Part of `startup_s` in which the loop waited for other imports, of transforms, and of
-            workers.
-        waited_s: Part of the remaining time in which the loop waited for its next batch.
-        samples_per_s: Samples per second of `elapsed_s`.
-        bytes_per_s: Bytes read from the store for this loader, per second of `elapsed_s`; 0 before the first batch.
-        waited_share: `waited_s` as a share of `elapsed_s`.
-        workers: Number of worker processes of the loader.
-        exposed_share: Exposed data time, `waited_s` and `startup_s`, as a share of `elapsed_s`.
-        waited_for_store_s: Part of `waited_s` for objects, because of the network or the store.
-        waited_for_budget_s: Part of `waited_s` for objects that the memory budget did not allow to be read earlier.
-        waited_for_decode_s: Part of `waited_s` for decoders and transforms, and for reads that do not use the
-            prefetcher.
-        waited_for_collate_s: Part of `waited_s` for the collate function.
-        reading_share: Share of the time in which a worker, or without workers the loop, waited for objects.
-        failed_samples: Samples of this loader that failed, and were replaced or skipped.
-        hits: Objects that were in memory when they were requested.
-        late: Objects that were being read when they were requested.
-        queued: Objects that were announced, and whose read had not started.
-        misses: Objects that were not announced.
-        failed: Reads that failed after all retries.
-        evicted: Objects that were dropped to free memory, and have to be read again.
-        first_byte_p50_s: Median time from a request to the head of its response.
-        first_byte_p99_s: 99th percentile of that time.
-        body_p50_s: Median time from the head of a response to its last byte.
-        body_p99_s: 99th percentile of that time.
-        retries: Requests that were retried.
-        throttled: Responses with which the store throttled (503, 429).
-        hedges: Second requests that were sent because the first response was late.
-        hedges_won: Second requests that were answered first.
-        in_flight: Current number of requests for announced objects.
-        in_flight_limit: Current maximum of `in_flight`; reads of objects that a worker waits for may exceed it.
-        budget_bytes: Memory budget of objects that are read ahead.
-        used_bytes: Memory in use now.
-        granted_bytes: Part of `used_bytes` that workers hold, or that is being transferred to the loop.
-        ahead_bytes: Part of `used_bytes` that was read ahead or is being read.
-        over_budget: Number of times the budget was exceeded for an object that was demanded.
-        block_bytes: Memory of batches that workers build or have built, in addition to `used_bytes`; reused. Batches
-            that were held during a fork do not count: their memory is freed when the child exits.
-        blocks_refused: Number of times a batch did not fit that memory, which is limited to `budget_bytes` and to 256
-            blocks, or a quarter of the limit on open files.
-        connect_failures: Connections that failed.
-        memory_limited_share: Share of reads after which no further read started for lack of memory.
-        request_limited_share: Share of reads after which no further read started because `in_flight_limit` was reached.
-    """
-
-    batches: int
-    samples: int
-    elapsed_s: float
-    startup_s: float
-    imports_s: float
-    transform_imports_s: float = 0.0
-    waited_s: float
-    samples_per_s: float
-    bytes_per_s: float
-    waited_share: float
-    workers: int
-    exposed_share: float
-    waited_for_store_s: float
-    waited_for_budget_s: float
-    waited_for_decode_s: float
-    waited_for_collate_s: float
-    reading_share: float
-    failed_samples: int
-    hits: int
-    late: int
-    queued: int
-    misses: int
-    failed: int
-    evicted: int
-    first_byte_p50_s: float | None
-    first_byte_p99_s: float | None
-    body_p50_s: float | None
-    body_p99_s: float | None
-    retries: int
-    throttled: int
-    hedges: int
-    hedges_won: int
-    connect_failures: int
-    in_flight: int
-    in_flight_limit: int
-    budget_bytes: int
-    used_bytes: int
-    granted_bytes: int
-    ahead_bytes: int
-    over_budget: int
-    block_bytes: int
-    blocks_refused: int
-    memory_limited_share: float
-    request_limited_share: float
-
-    def as_dict(self) -> dict[str, float]:
-        """The statistics by the names of `docs/metrics.md`, such as `torchobj.loader.waited_seconds`.
-
-        Returns:
-            Plain numbers, without the times that were never measured. Names and units are stable.
-        """
-        values = dataclasses.asdict(self)
-        return {metric_name(name): value for name, value in values.items() if value is not None}
-
-
-def metric_name(field: str) -> str:
-    """The name of a field in `LoaderStats.as_dict`."""
-    return "torchobj.loader." + re.sub("_s$", "_seconds", re.sub("_per_s$", "_per_second", field))
-
 
 #: The prefetcher, which counts for each loader.
 _COUNTED = sys.platform == "linux"
@@ -171,7 +48,7 @@ class Meter:
         self._logged: tuple[int | None, Totals] = None, Totals()
         # The totals at the last call of `measured`, and the number of workers of the last pass.
         self._measured, self._workers = Totals(), 0
-        #: That of the last call of `log` with `ranks=True`.
+        #: The slowest rank at the last call of `log` with `ranks=True`.
         self.slowest: SlowestRank | None = None
         self.timeline = Timeline()
 
@@ -291,11 +168,7 @@ class Meter:
         def per_s(count: float) -> float:
             return count / elapsed_s if elapsed_s else 0.0
 
-        # Those that are not computed here are figures of the prefetcher.
-        of_prefetcher: dict[str, Any] = {
-            field.name: found.get(field.name, None if field.name.endswith("_s") else 0)
-            for field in dataclasses.fields(LoaderStats)
-        }
+        of_prefetcher = {metric.key: found[metric.key] for metric in OF_LOADER if metric.key in found}
         computed = {
             "batches": self._batches,
             "samples": self._samples,
@@ -345,8 +218,9 @@ class Meter:
         """What was measured since the previous call, for the metrics of the process."""
         totals = self._totals(self._prefetch_stats())
         new, self._measured = totals.since(self._measured), totals
-        sums = {"elapsed_s": new.elapsed_s, "batches": new.batches, "samples": new.samples}
-        return new.exposed(self._workers)._asdict() | sums
+        return new.exposed(self._workers)._asdict() | {
+            metric.key: getattr(new, metric.key) for metric in of_source("epochs")
+        }
 
     def log(self, step: int, workers: int, *, ranks: bool) -> dict[str, float]:
         """The figures since the previous call, as `DataLoader.log` returns them."""
