@@ -21,7 +21,7 @@ class FailedState(NamedTuple):
 
     @classmethod
     def of(cls, value: Any, error: Exception) -> Self:
-        """That of an object whose `state_dict` raised, or returned what cannot be copied."""
+        """The failed state of an object whose `state_dict` raised, or returned what cannot be copied."""
         return cls(f"state_dict of {type(value).__name__} raised {type(error).__name__}: {error}")
 
 

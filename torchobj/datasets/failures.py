@@ -66,7 +66,7 @@ class FailurePolicy:
 
     @classmethod
     def of_map_style(cls, on_error: Any) -> "FailurePolicy":
-        """That of a map-style dataset.
+        """The policy of a map-style dataset.
 
         Raises:
             ConfigError: `on_error` is invalid; `skip` would lead to batches of different sizes.

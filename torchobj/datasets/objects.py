@@ -185,7 +185,7 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
 
     @override
     def _torchobj_configs(self) -> list[StoreConfig]:
-        """Those of the stores of the first sample; empty if its objects cannot be named."""
+        """The configurations of the stores of the first sample; empty if its objects cannot be named."""
         try:
             refs = self._torchobj_refs(0)
         except Exception:  # noqa: BLE001  raised when the sample is read

@@ -308,7 +308,7 @@ class DrawnItems:
         try:
             objects = self._find_objects(indices)
         except TorchobjError:
-            # That of the listing.
+            # An error of the listing.
             raise
         except Exception:  # noqa: BLE001  not an index of the dataset, which raises when the sample is read
             return 0

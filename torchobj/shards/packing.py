@@ -307,7 +307,7 @@ class Packing:
         self.packed: list[PlannedShard] = []
         """The shards that were written."""
         self.complete: list[PlannedShard] = []
-        """Those that were complete before."""
+        """The shards that were complete before."""
         self.failures: list[tuple[str, Exception]] = []
         """URL and exception of each shard that could not be packed."""
 

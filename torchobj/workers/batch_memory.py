@@ -119,7 +119,7 @@ class BatchMemory:
         self._previous_bytes = 0
 
     def _reset(self) -> None:
-        # Those of the current batch; the last one is not full.
+        # The blocks of the current batch; the last one is not full.
         self._blocks: list[_Block] = []
         self._refused = False
 

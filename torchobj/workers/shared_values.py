@@ -202,10 +202,10 @@ class LoaderCounters(NamedTuple):
     """Objects after which an iterable dataset announced no more, because of the memory budget."""
 
 
-#: Those of the loader for which this thread reads.
+#: The counters of the loader for which this thread reads.
 _of_reading_loader: ContextVar[LoaderCounters | None] = ContextVar("torchobj_counters_of_loader", default=None)
 
-#: Those of the loader of this worker, by number of the process, because a fork copies it.
+#: The counters of the loader of this worker, by number of the process, because a fork copies it.
 _of_loader: dict[int, LoaderCounters] = {}
 
 

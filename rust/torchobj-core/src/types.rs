@@ -336,7 +336,7 @@ impl fmt::Display for ObjectChecksum {
 pub enum KeyRules {
     /// Any UTF-8 of 1 to 1024 bytes.
     Raw,
-    /// Those of Google Cloud Storage: UTF-8 of 1 to 1024 bytes without CR and LF, except `.`, `..` and names that begin with
+    /// The rules of Google Cloud Storage: UTF-8 of 1 to 1024 bytes without CR and LF, except `.`, `..` and names that begin with
     /// `.well-known/acme-challenge/` or with this prefix, which is reserved for parts of uploads.
     Gcs {
         /// Prefix of the names of parts.

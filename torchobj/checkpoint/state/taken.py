@@ -166,7 +166,7 @@ def take_state(state: Mapping[Any, Any], *, sharded: bool) -> TakenState:
 
 
 def _state_of(value: Any, path: Path) -> Any:
-    # That of Accelerate has the methods, but a state only if it was asked for.
+    # Accelerate's loader has the methods, but a state only if it was asked for.
     if isinstance(value, DataLoader) and getattr(value, "use_stateful_dataloader", True) is False:
         raise ConfigError(
             f"{name_of(path)}: a loader that Accelerate prepared has no state; create "

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-#: Maximum number of samples: those of a longer run are further apart.
+#: Maximum number of samples: the samples of a longer run are further apart.
 MAX_SAMPLES = 500
 #: Time within epochs between the first samples, in seconds. Doubles whenever there are `MAX_SAMPLES`.
 _FIRST_INTERVAL_S = 0.1

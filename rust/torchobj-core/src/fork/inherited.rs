@@ -35,7 +35,7 @@ struct Watch {
     is_enabled: bool,
     /// The sentinel that the next children inherit.
     current: Option<(Sentinel, Mapping)>,
-    /// Those that this process maps no more.
+    /// The sentinels that this process maps no more.
     earlier: Vec<Sentinel>,
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Uploads {
     bucket: Arc<Bucket>,
     /// Found at the first upload.
     restrictions: OnceCell<Restrictions>,
-    /// Those of this process that have begun, by id.
+    /// The uploads of this process that have begun, by id.
     begun: Mutex<HashMap<String, Arc<UploadState>>>,
 }
 

@@ -169,7 +169,7 @@ fn details(object: &ObjectHighlights) -> (Attributes, Option<ObjectChecksum>) {
 /// A payload as a source of the client.
 struct Pieces {
     all: Vec<Bytes>,
-    /// Those that are not sent yet, in reverse order.
+    /// The pieces that are not sent yet, in reverse order.
     left: Vec<Bytes>,
 }
 
