@@ -22,6 +22,12 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
 
 
+def files_of(folder):
+    """The files below a folder, by their paths in it."""
+    found = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
 class CommandLine:
     """The program `torchobj` with access to a bucket, by a configuration file and credentials of the environment."""
 
@@ -53,6 +59,11 @@ class CommandLine:
         done = self.run(*arguments, "--json")
         assert done.exit_code == 1, done.output
         return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def checks(self, *arguments, fails=False):
+        """The checks of `doctor` by their names, of which none fails, or some."""
+        records = self.failed_records if fails else self.records
+        return {check["name"]: check for check in records("doctor", *arguments)}
 
     def error(self, *arguments, code=1):
         """The message of a command that fails, which is one line."""

@@ -4,8 +4,8 @@
 command, and the errors that end one; `targets` parses URLs, paths and globs, `output` prints rows and JSON, `progress`
 the progress, by `bars` on a terminal. `objects` lists and reads, `removing` deletes; `transfers` copies, moves and
 synchronizes what `transfer_plan` selects, by `transfer_run`; `datasets` prepares manifests and shards; `checkpoints`,
-`bench` and `doctor` are commands; `machine` finds versions and limits. Each is imported when it is called. Nothing
-imports torch; rich is imported for progress bars only.
+`bench` and the package `doctor` are commands; `machine` finds versions and limits. Each is imported when it is called.
+Nothing imports torch; rich is imported for progress bars only.
 """
 
 import sys

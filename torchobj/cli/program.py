@@ -42,7 +42,7 @@ _COMMANDS = {
     "index": "datasets:index",
     "checkpoints": "checkpoints:checkpoints",
     "bench": "bench:bench",
-    "doctor": "doctor:doctor",
+    "doctor": "doctor.command:doctor",
     "completion": "completion:completion",
 }
 
