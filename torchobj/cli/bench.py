@@ -18,7 +18,7 @@ import click
 from torchobj._torchobj import ObjectRef
 from torchobj.cli.options import Command, settings
 from torchobj.cli.output import duration, human_size, print_line, shown
-from torchobj.cli.targets import URL, parse_target
+from torchobj.cli.targets import URL, parse_target, raw_option
 from torchobj.config import AdvancedOptions, StoreConfig
 from torchobj.config.explicit_fields import replace_fields
 from torchobj.exceptions import StoreError
@@ -131,16 +131,11 @@ class _Run:
 
 def _batches(objects: Sequence[ObjectRef], size: int) -> Iterator[list[ObjectRef]]:
     """Batches without an end, in another order in each round."""
-    order, rng = list(objects), random.Random(0)  # noqa: S311  an order of reads
-
-    def endless() -> Iterator[ObjectRef]:
-        while True:
-            rng.shuffle(order)
-            yield from order
-
-    source = endless()
+    rng = random.Random(0)  # noqa: S311  an order of reads
+    rounds = (rng.sample(objects, len(objects)) for _ in itertools.count())
+    endless = itertools.chain.from_iterable(rounds)
     while True:
-        yield list(itertools.islice(source, size))
+        yield list(itertools.islice(endless, size))
 
 
 def measure(url: str, objects: Sequence[ObjectRef], config: StoreConfig, concurrency: int, seconds: float) -> Level:
@@ -197,7 +192,7 @@ def _levels(_: click.Context, parameter: click.Parameter, value: str | None) -> 
 )
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=3, show_default=True, help="Time for each number.")
 @click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Number of objects to read.")
-@click.option("--raw", is_flag=True, help="Take wildcards in the URL as they are.")
+@raw_option
 def bench(url: str, *, concurrency: list[int] | None, seconds: float, limit: int, raw: bool) -> None:
     """Reads the objects under URL in random order with different numbers of concurrent requests.
 

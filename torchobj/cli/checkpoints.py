@@ -8,7 +8,7 @@ import click
 from torchobj.checkpoint.steps import leftovers as leftover_data
 from torchobj.checkpoint.steps.commit import Commit
 from torchobj.checkpoint.steps.commits import Commits
-from torchobj.cli.options import Command, CommandError, Settings, age_option, settings, shared_options
+from torchobj.cli.options import Command, CommandError, Settings, age_option, settings, shared_options, yes_option
 from torchobj.cli.output import counted, human_size, print_line, shown, time_shown
 from torchobj.cli.removing import confirm
 from torchobj.cli.targets import URL, parse_target
@@ -84,7 +84,7 @@ def leftovers(url: str) -> None:
     callback=age_option,
     help="Delete only those of saves that wrote nothing for this time, by the clock of the store.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
+@yes_option
 def sweep(url: str, *, older_than: float, yes: bool) -> None:
     """Deletes the leftovers of interrupted saves, which `leftovers` lists."""
     commits = _commits(url)
@@ -101,7 +101,7 @@ def sweep(url: str, *, older_than: float, yes: bool) -> None:
 @checkpoints.command(cls=Command)
 @click.argument("url", type=URL)
 @click.argument("steps", type=click.IntRange(min=0), nargs=-1, required=True)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted.")
 def delete(url: str, steps: tuple[int, ...], *, yes: bool, dry_run: bool) -> None:
     """Deletes committed STEPS of the folder at URL, after a question: none if one of them is not committed."""

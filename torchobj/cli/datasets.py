@@ -4,6 +4,7 @@
 """
 
 import time
+from typing import Any
 
 import click
 from typing_extensions import override
@@ -11,7 +12,7 @@ from typing_extensions import override
 from torchobj.cli.options import Command, CommandError, Settings, settings, shared_options
 from torchobj.cli.output import counted, duration, human_size, print_json, rate_shown, rows, shown
 from torchobj.cli.progress import reporting
-from torchobj.cli.targets import URL, Target, parse_target
+from torchobj.cli.targets import URL, Target, parse_target, raw_option
 from torchobj.cli.transfer_run import FailedTransfer
 from torchobj.config import StoreConfig
 from torchobj.manifest import Manifest
@@ -31,7 +32,7 @@ def manifest() -> None:
 @click.argument("file", type=URL)
 @click.option("--suffix", "suffixes", metavar="TEXT", multiple=True, help="Only keys that end with it; repeatable.")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of objects, the first in key order.")
-@click.option("--raw", is_flag=True, help="Take wildcards in URL as they are.")
+@raw_option
 def build(url: str, file: str, *, suffixes: tuple[str, ...], limit: int | None, raw: bool) -> None:
     """Lists the objects under URL, whose keys are compared as by `ls`, and writes the manifest FILE, a path or URL.
 
@@ -126,7 +127,7 @@ def _part(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int
 @click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Shards at the same time.")
 @click.option("--check", is_flag=True, help="Write nothing; fail if a shard is missing or not that of the plan.")
 @click.option("--dry-run", is_flag=True, help="Print the shards that would be packed.")
-@click.option("--raw", is_flag=True, help="Take wildcards in PREFIX as they are.")
+@raw_option
 def pack(
     prefix: str,
     shards: str,
@@ -168,10 +169,7 @@ def pack(
     with reporting("pack", quiet=chosen.json or check) as report:
         packing = (_Checking if check else Packing)(plan, selected, config, report)
         packing.run(parallel)
-    if check:
-        _print_checked(chosen, plan, packing, time.monotonic() - started)
-    else:
-        _print_packed(chosen, plan, packing, time.monotonic() - started)
+    _print_outcome(chosen, plan, packing, time.monotonic() - started)
     if packing.failures:
         raise click.exceptions.Exit(1)
 
@@ -213,43 +211,20 @@ def _print_planned(chosen: Settings, shard: PlannedShard) -> None:
     chosen.show({"action": "would pack", **fields}, f"would pack {shown(shard.url)}: {contents}")
 
 
-def _print_failures(chosen: Settings, packing: Packing) -> None:
+def _print_outcome(chosen: Settings, plan: PackPlan, packing: Packing, elapsed_s: float) -> None:
+    """Prints the failures and a summary."""
     for url, error in sorted(packing.failures, key=lambda failure: failure[0]):
         chosen.error(str(FailedTransfer(url, error)), error)
-
-
-def _print_checked(chosen: Settings, plan: PackPlan, packing: Packing, elapsed_s: float) -> None:
-    """Prints the failures of a check and a summary."""
-    _print_failures(chosen, packing)
-    complete, failed = len(packing.complete), len(packing.failures)
-    fields = {
-        "action": "checked",
-        "shards": complete + failed,
-        "complete": complete,
-        "left_out": len(plan.left_out),
-        "failed": failed,
-        "seconds": round(elapsed_s, 3),
-    }
-    text = f"checked {counted(complete + failed, 'shard')}, in {duration(elapsed_s)}: {complete} complete"
+    packed, complete, failed = packing.packed, len(packing.complete), len(packing.failures)
+    fields: dict[str, Any]
+    if isinstance(packing, _Checking):
+        fields = {"action": "checked", "shards": complete + failed}
+        text = f"checked {counted(complete + failed, 'shard')}, in {duration(elapsed_s)}: {complete} complete"
+    else:
+        samples, size = sum(shard.samples for shard in packed), sum(shard.bytes for shard in packed)
+        files = sum(len(shard.objects) for shard in packed)
+        fields = {"action": "packed", "shards": len(packed), "samples": samples, "files": files, "bytes": size}
+        text = f"packed {counted(len(packed), 'shard')}: {samples} samples, {files} files, "
+        text += rate_shown(size, elapsed_s) + (f"; {complete} were complete" if complete else "")
+    fields |= {"complete": complete, "left_out": len(plan.left_out), "failed": failed, "seconds": round(elapsed_s, 3)}
     chosen.show(fields, text + (f"; {failed} failed" if failed else ""))
-
-
-def _print_packed(chosen: Settings, plan: PackPlan, packing: Packing, elapsed_s: float) -> None:
-    """Prints the failures and a summary."""
-    _print_failures(chosen, packing)
-    samples, size = sum(shard.samples for shard in packing.packed), sum(shard.bytes for shard in packing.packed)
-    files, complete = sum(len(shard.objects) for shard in packing.packed), len(packing.complete)
-    fields = {
-        "action": "packed",
-        "shards": len(packing.packed),
-        "samples": samples,
-        "files": files,
-        "bytes": size,
-        "complete": complete,
-        "left_out": len(plan.left_out),
-        "failed": len(packing.failures),
-        "seconds": round(elapsed_s, 3),
-    }
-    text = f"packed {counted(len(packing.packed), 'shard')}: {samples} samples, {files} files, "
-    text += rate_shown(size, elapsed_s) + (f"; {complete} were complete" if complete else "")
-    chosen.show(fields, text + (f"; {len(packing.failures)} failed" if packing.failures else ""))

@@ -14,7 +14,6 @@ from torchobj.cli.options import Command, CommandError, Settings, settings
 from torchobj.cli.output import (
     command,
     counted,
-    exact_size,
     fields_of,
     human_size,
     print_json,
@@ -23,7 +22,7 @@ from torchobj.cli.output import (
     shown,
     time_shown,
 )
-from torchobj.cli.targets import URL, Target, parse_target
+from torchobj.cli.targets import URL, Target, parse_target, raw_option
 from torchobj.config import StoreConfig, resolved
 from torchobj.store import ObjectInfo, Store, list_buckets, reads
 from torchobj.store.file_objects import open as open_object
@@ -44,7 +43,7 @@ _AHEAD_OBJECT_BYTES = 8 << 20
 @click.argument("urls", nargs=-1, required=True, type=URL)
 @click.option("-r", "--recursive", is_flag=True, help="List all objects below, with their whole keys.")
 @click.option("--bytes", "exact", is_flag=True, help="Print sizes in bytes.")
-@click.option("--raw", is_flag=True, help="Take wildcards in URLs as they are.")
+@raw_option
 @click.option("--project", metavar="NAME", help="Project whose buckets gs:// lists.  [GOOGLE_CLOUD_PROJECT]")
 def ls(urls: tuple[str, ...], *, recursive: bool, exact: bool, raw: bool, project: str | None) -> None:
     """Lists the objects and folders at URLS: time of the last write, size, and name.
@@ -115,8 +114,7 @@ def _row(item: tuple[str, ObjectInfo | None], *, exact: bool) -> str:
     name, info = item
     if info is None:
         return _ROW.format("", "DIR", shown(name))
-    size = exact_size(info.size) if exact else human_size(info.size)
-    return _ROW.format(time_shown(info.last_modified), size, shown(name))
+    return _ROW.format(time_shown(info.last_modified), human_size(info.size, exact=exact), shown(name))
 
 
 def _fields(target: Target, store: Store, item: tuple[str, ObjectInfo | None]) -> dict[str, object]:
@@ -131,7 +129,7 @@ def _fields(target: Target, store: Store, item: tuple[str, ObjectInfo | None]) -
 @click.command(cls=Command, short_help="Add up the sizes of objects.")
 @click.argument("urls", nargs=-1, required=True, type=URL)
 @click.option("--bytes", "exact", is_flag=True, help="Print sizes in bytes.")
-@click.option("--raw", is_flag=True, help="Take wildcards in URLs as they are.")
+@raw_option
 def du(urls: tuple[str, ...], *, exact: bool, raw: bool) -> None:
     """Adds up the sizes of the objects under URLS, whose keys are compared as by `ls`.
 
@@ -146,9 +144,8 @@ def du(urls: tuple[str, ...], *, exact: bool, raw: bool) -> None:
             count, total = count + 1, total + (info.size or 0)
         if count == 0 and not target.is_root:
             raise target.nothing()
-        size = exact_size(total) if exact else human_size(total)
         fields = {"url": target.text, "objects": count, "bytes": total}
-        chosen.show(fields, f"{size:>10}  {counted(count, 'object')}  {shown(target.text)}")
+        chosen.show(fields, f"{human_size(total, exact=exact):>10}  {counted(count, 'object')}  {shown(target.text)}")
 
 
 @click.command(cls=Command, short_help="Show size, version, headers and metadata of an object.")
@@ -173,7 +170,7 @@ def head(url: str) -> None:
 
 @click.command(cls=Command, short_help="Write objects to the standard output.")
 @click.argument("urls", nargs=-1, required=True, type=URL)
-@click.option("--raw", is_flag=True, help="Take wildcards in URLs as they are.")
+@raw_option
 def cat(urls: tuple[str, ...], *, raw: bool) -> None:
     """Writes the objects at URLS to the standard output, one after the other; those of a glob in key order."""
     config = settings().config(*urls)
@@ -244,7 +241,7 @@ def _write_object(url: str, out: BinaryIO, config: StoreConfig) -> None:
 @click.argument("url", type=URL)
 @click.option("--has-metadata", metavar="NAME", help="Print only objects with this user-defined metadata.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Print only this many objects.")
-@click.option("--raw", is_flag=True, help="Take wildcards in the URL as they are.")
+@raw_option
 def scan(url: str, *, has_metadata: str | None, limit: int | None, raw: bool) -> None:
     """Prints size, version, headers and metadata of all objects under URL, as JSON lines in any order.
 

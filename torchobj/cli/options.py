@@ -263,3 +263,7 @@ def age_option(_: click.Context, parameter: click.Parameter, value: str | None) 
         return None if value is None else age_s(value)
     except ValueError as error:
         raise click.BadParameter(str(error), param=parameter) from None
+
+
+#: Option of commands that ask before they delete.
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TextIO
 
 from torchobj.store.object_info import ObjectInfo
+from torchobj.store.transfers import Progress
 
 #: Control characters, also those that change the direction of text, line separators and lone surrogates.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -53,25 +54,20 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def human_size(size: int | None) -> str:
-    """A size in bytes with a binary unit and three digits.
+def human_size(size: int | None, *, exact: bool = False) -> str:
+    """A size in bytes: with a binary unit and three digits, or `exact`, without a unit.
 
     Example:
         >>> human_size(512), human_size(1536), human_size(20 << 20), human_size(None)
         ('512 B', '1.50 KiB', '20.0 MiB', '?')
     """
-    if size is None:
-        return "?"
+    if size is None or exact:
+        return "?" if size is None else str(size)
     value, unit = float(size), 0
     while value >= 999.5 and unit + 1 < len(_UNITS):
         value, unit = value / 1024, unit + 1
     digits = 0 if unit == 0 else 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f} {_UNITS[unit]}"
-
-
-def exact_size(size: int | None) -> str:
-    """A size in bytes, without a unit."""
-    return "?" if size is None else str(size)
 
 
 def time_shown(time: datetime | None) -> str:
@@ -100,6 +96,24 @@ def rate_shown(size: int, elapsed_s: float) -> str:
     """
     rate = human_size(int(size / elapsed_s)) if elapsed_s > 0 else "?"
     return f"{human_size(size)}, in {duration(elapsed_s)}, {rate}/s"
+
+
+def counts(state: Progress, of: str, *, totals: bool = True) -> list[str]:
+    """Files and bytes of a transfer; no files if there is only one.
+
+    Args:
+        state: The progress.
+        of: Stands between the files that are done and all.
+        totals: Whether all bytes are named, if they are known.
+
+    Example:
+        >>> counts(Progress(3, 4, 1 << 20, 4 << 20, 1), "/")
+        ['3/4 files', '1.00 MiB of 4.00 MiB']
+    """
+    files = state.files_done if state.files_total is None else f"{state.files_done}{of}{state.files_total}"
+    total = f" of {human_size(state.bytes_total)}" if totals and state.bytes_total is not None else ""
+    size = f"{human_size(state.bytes_done)}{total}"
+    return [size] if state.files_total == 1 else [f"{files} files", size]
 
 
 def age_s(text: str) -> float:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import click
 
-from torchobj.cli.options import Command, CommandError, Settings, age_option, settings, shared_options
+from torchobj.cli.options import Command, CommandError, Settings, age_option, settings, shared_options, yes_option
 from torchobj.cli.output import escaped, human_size, shown, time_shown
-from torchobj.cli.targets import URL, Target, check_bucket, check_wildcards, parse_target
+from torchobj.cli.targets import URL, Target, check_bucket, check_wildcards, parse_target, raw_option
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ObjectNotFoundError
 from torchobj.store import ObjectInfo, Store, UnfinishedUpload
@@ -25,10 +25,10 @@ _BATCH = 1000
 @click.command(cls=Command, short_help="Delete objects.")
 @click.argument("urls", nargs=-1, required=True, type=URL)
 @click.option("-r", "--recursive", is_flag=True, help="Delete all objects of a folder: keys below URL and a slash.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
+@yes_option
 @click.option("--whole-bucket", is_flag=True, help="Allow to delete all objects of a bucket.")
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted.")
-@click.option("--raw", is_flag=True, help="Take wildcards in URLs as they are.")
+@raw_option
 def rm(urls: tuple[str, ...], *, recursive: bool, yes: bool, whole_bucket: bool, dry_run: bool, raw: bool) -> None:
     """Deletes the objects at URLS, after a question with their number. Local files are not deleted.
 
@@ -144,7 +144,7 @@ def list_uploads(url: str) -> None:
     callback=age_option,
     help="Abort only uploads that began before, such as 12h or 7d: a recent one may belong to a running writer.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Print what would be aborted.")
 def sweep(url: str, *, older_than: float, yes: bool, dry_run: bool) -> None:
     """Aborts unfinished uploads of keys that start with that of URL, and deletes their parts.

@@ -279,3 +279,6 @@ def _found(chosen: Settings, incomplete: str) -> list[str]:
 
 #: Type of arguments that are URLs or local paths.
 URL = _UrlType()
+
+#: Option of commands whose arguments may have wildcards.
+raw_option = click.option("--raw", is_flag=True, help="Take wildcards as they are.")

@@ -7,6 +7,7 @@ verifies all copies when all transfers are done, and then deletes each source th
 import dataclasses
 import mimetypes
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,25 +103,23 @@ class _Total:
     def __init__(self, report: Report) -> None:
         self._report, self._lock = report, threading.Lock()
         #: Of each field of a progress, the sum of the known values, and the number of transfers whose value is None.
-        self._sums, self._unknown = [0] * len(_FIELDS), [0] * len(_FIELDS)
+        self._sums, self._unknown = Counter[str](), Counter[str]()
 
     def part(self) -> Report:
         """Receives the progress of one transfer."""
-        before: tuple[int | None, ...] = (0,) * len(_FIELDS)
+        before = Progress(0, 0, 0, 0, 0)
 
         def update(state: Progress) -> None:
             nonlocal before
             with self._lock:
                 # The sums are changed, and not computed anew: there may be a part for each of many thousand files.
-                after = tuple(getattr(state, name) for name in _FIELDS)
-                for field, (old, new) in enumerate(zip(before, after, strict=True)):
-                    self._sums[field] += (new or 0) - (old or 0)
-                    self._unknown[field] += (new is None) - (old is None)
-                before = after
-                totals: list[Any] = [
-                    None if unknown else known for known, unknown in zip(self._sums, self._unknown, strict=True)
-                ]
-                self._report(Progress(*totals))
+                for name in _FIELDS:
+                    old, new = getattr(before, name), getattr(state, name)
+                    self._sums[name] += (new or 0) - (old or 0)
+                    self._unknown[name] += (new is None) - (old is None)
+                before = state
+                totals: dict[str, Any] = {name: None if self._unknown[name] else self._sums[name] for name in _FIELDS}
+                self._report(Progress(**totals))
 
         return update
 

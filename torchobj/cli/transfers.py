@@ -13,7 +13,7 @@ from torchobj.cli.options import Command, CommandError, PatternCommand, Settings
 from torchobj.cli.output import counted, escaped, human_size, rate_shown, shown
 from torchobj.cli.progress import Report, of_stream, reporting
 from torchobj.cli.removing import delete_keys
-from torchobj.cli.targets import URL, Target, check_bucket, check_wildcards, parse_target
+from torchobj.cli.targets import URL, Target, check_bucket, check_wildcards, parse_target, raw_option
 from torchobj.cli.transfer_plan import (
     STREAM,
     PlannedTransfer,
@@ -36,7 +36,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def _arguments(function: _Function) -> _Function:
     """The arguments and options of `cp` and `mv`."""
     for add in (
-        click.option("--raw", is_flag=True, help="Take wildcards in sources as they are."),
+        raw_option,
         click.option("--dry-run", is_flag=True, help="Print what would be transferred."),
         click.option("--storage-class", metavar="NAME", help="Storage class of uploads."),
         click.option("--metadata", metavar="NAME=VALUE", multiple=True, help="Metadata of uploads; repeatable."),
