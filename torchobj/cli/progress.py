@@ -5,20 +5,17 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import click
 
-from torchobj.cli.output import duration, escaped, human_size
-
-if TYPE_CHECKING:
-    from torchobj.store.transfers import Progress
+from torchobj.cli.output import counts, duration, human_size
+from torchobj.store.transfers import Progress
 
 #: Interval of lines, if there is no terminal.
 _LINE_INTERVAL_S = 10.0
 
 #: Receives the progress of a transfer.
-Report = Callable[["Progress"], None]
+Report = Callable[[Progress], None]
 
 
 @contextlib.contextmanager
@@ -35,10 +32,10 @@ def reporting(name: str, *, quiet: bool = False) -> Iterator[Report]:
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
-        from torchobj.cli.bars import bar  # noqa: PLC0415  rich is slow to import
+        from torchobj.cli.bars import Bar  # noqa: PLC0415  rich is slow to import
 
-        with bar(name) as report:
-            yield report
+        with Bar(name) as bar:
+            yield bar.show
     else:
         yield _Lines(name)
 
@@ -55,7 +52,7 @@ class _Lines:
         self._name, self._clock = name, clock
         self._started = self._printed = clock()
 
-    def __call__(self, state: "Progress") -> None:
+    def __call__(self, state: Progress) -> None:
         """Receives the progress."""
         now = self._clock()
         if now - self._printed >= _LINE_INTERVAL_S:
@@ -63,19 +60,15 @@ class _Lines:
             click.echo(line(self._name, state, now - self._started), err=True)
 
 
-def line(name: str, state: "Progress", elapsed_s: float) -> str:
+def line(name: str, state: Progress, elapsed_s: float) -> str:
     """The progress as a line.
 
     Example:
-        >>> from torchobj.store.transfers import Progress
         >>> line("cp", Progress(3, 4, 1 << 20, 4 << 20, 1), elapsed_s=2.0)
         'cp: 3 of 4 files, 1.00 MiB of 4.00 MiB, 512 KiB/s, 6.0 s left'
     """
     rate = state.bytes_done / elapsed_s if elapsed_s > 0 else 0.0
-    files = f"{state.files_done} of {state.files_total}" if state.files_total is not None else str(state.files_done)
-    known = "" if state.bytes_total is None else f" of {human_size(state.bytes_total)}"
-    parts = [] if state.files_total == 1 else [f"{files} files"]
-    parts += [f"{human_size(state.bytes_done)}{known}", f"{human_size(int(rate))}/s"]
+    parts = [*counts(state, " of "), f"{human_size(int(rate))}/s"]
     if state.bytes_total is not None and rate > 0:
         parts.append(f"{duration((state.bytes_total - state.bytes_done) / rate)} left")
-    return f"{escaped(name)}: {', '.join(parts)}"
+    return f"{name}: {', '.join(parts)}"
