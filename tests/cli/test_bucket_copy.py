@@ -5,17 +5,12 @@ import json
 import pytest
 
 import torchobj
-from tests.cli.test_moves import synced
-from tests.cli.test_transfers import tree
 from tests.support.command_line import CommandLine
 from torchobj import Store
-from torchobj.cli import transfer_run
 from torchobj.exceptions import IntegrityError
 from torchobj.store.copies import _is_equal
 
 pytestmark = pytest.mark.providers("s3", "gs")
-
-__all__ = ["synced", "tree"]
 
 
 @pytest.mark.parametrize("command", [["cp", "-r"], ["sync"]], ids=["cp", "sync"])
@@ -188,15 +183,8 @@ def test_mv_from_bucket_to_bucket_deletes_the_version_that_it_listed(cli, synced
     assert len(control.requests("HeadObject")) == 6
 
 
-def test_mv_from_bucket_to_bucket_keeps_a_source_that_changed_meanwhile(cli, synced, bucket, other_bucket, monkeypatch):
-    run_all = transfer_run.run_all
-
-    def change_afterwards(transfers, options, report):
-        outcome = run_all(transfers, options, report)
-        bucket.write("x/a.bin", b"new")
-        return outcome
-
-    monkeypatch.setattr(transfer_run, "run_all", change_afterwards)
+def test_mv_from_bucket_to_bucket_keeps_a_source_that_changed_meanwhile(cli, synced, bucket, other_bucket, afterwards):
+    afterwards(lambda: bucket.write("x/a.bin", b"new"))
     done = cli.run("mv", "-r", "--whole-bucket", synced, other_bucket.url)
     assert done.exit_code == 1 and "a.bin: kept, because it changed" in done.stderr
     assert bucket.keys() == ["x/a.bin"] and bucket.body("x/a.bin") == b"new"

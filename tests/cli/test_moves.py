@@ -4,18 +4,10 @@ import os
 
 import pytest
 
-from tests.cli.test_transfers import files_of, tree
+from tests.support.command_line import files_of
 from torchobj.cli import transfer_run
 
 pytestmark = pytest.mark.providers("s3", "gs")
-
-__all__ = ["tree"]
-
-
-@pytest.fixture
-def synced(cli, bucket, tree):
-    cli.lines("sync", tree, f"{bucket.url}/x")
-    return f"{bucket.url}/x"
 
 
 def test_sync_transfers_what_is_new_or_changed(cli, bucket, tree, synced):
@@ -189,17 +181,13 @@ def test_mv_keeps_a_source_whose_transfer_failed(cli, bucket, tree, control):
     assert list(files_of(tree)) == ["b.txt"] and bucket.keys() == ["x/a.bin", "x/sub/c.bin"]
 
 
-def test_mv_keeps_a_source_that_changed_meanwhile(cli, bucket, tree, monkeypatch):
-    run_all = transfer_run.run_all
-
-    def change_afterwards(transfers, options, report):
-        outcome = run_all(transfers, options, report)
+def test_mv_keeps_a_source_that_changed_meanwhile(cli, bucket, tree, afterwards):
+    def change():
         (tree / "a.bin").write_bytes(b"A.bin" * 100)
         bucket.write("k", b"new")
-        return outcome
 
     bucket.write("k", b"old")
-    monkeypatch.setattr(transfer_run, "run_all", change_afterwards)
+    afterwards(change)
     assert "kept, because it changed" in cli.run("mv", f"{bucket.url}/k", tree / "k").stderr
     assert "kept, because it changed" in cli.run("mv", tree / "a.bin", f"{bucket.url}/a").stderr
     assert (tree / "a.bin").exists() and bucket.body("k") == b"new"
@@ -231,15 +219,8 @@ def test_mv_keeps_objects_of_a_scheme_alias_whose_transfer_failed(cli, bucket, t
     assert bucket.keys() == ["x/a.bin"]
 
 
-def test_mv_keeps_a_source_whose_copy_another_writer_replaced(cli, bucket, tree, monkeypatch):
-    run_all = transfer_run.run_all
-
-    def replace_afterwards(transfers, options, report):
-        outcome = run_all(transfers, options, report)
-        bucket.write("k", b"z" * 500)
-        return outcome
-
-    monkeypatch.setattr(transfer_run, "run_all", replace_afterwards)
+def test_mv_keeps_a_source_whose_copy_another_writer_replaced(cli, bucket, tree, afterwards):
+    afterwards(lambda: bucket.write("k", b"z" * 500))
     assert "kept, because another writer" in cli.run("mv", tree / "a.bin", f"{bucket.url}/k").stderr
     assert (tree / "a.bin").exists()
 
@@ -280,16 +261,14 @@ def test_mv_keeps_a_file_that_was_replaced_while_it_was_read(cli, bucket, tree, 
 
 
 @pytest.mark.parametrize("is_tree", [True, False])
-def test_mv_keeps_an_object_whose_file_another_program_replaced(cli, bucket, tree, synced, monkeypatch, is_tree):
-    into, run_all = tree.parent / "out", transfer_run.run_all
+def test_mv_keeps_an_object_whose_file_another_program_replaced(cli, bucket, tree, synced, afterwards, is_tree):
+    into = tree.parent / "out"
 
-    def replace_afterwards(*arguments):
-        outcome = run_all(*arguments)
+    def replace():
         (into / "new").write_bytes(b"z" * 500)
         (into / "new").rename(into / "a.bin")
-        return outcome
 
-    monkeypatch.setattr(transfer_run, "run_all", replace_afterwards)
+    afterwards(replace)
     source = ["-r", synced] if is_tree else [f"{synced}/a.bin"]
     into.mkdir()
     message = f"{synced}/a.bin: kept, because {into}/a.bin is not the file that was written"

@@ -5,13 +5,10 @@ import mimetypes
 
 import pytest
 
-from tests.cli.test_moves import synced
-from tests.cli.test_transfers import files_of, tree
+from tests.support.command_line import files_of
 from torchobj.cli.transfer_run import guessed_type, types_by_end
 
 pytestmark = pytest.mark.providers("s3", "gs")
-
-__all__ = ["synced", "tree"]
 
 COPY = pytest.mark.parametrize("command", [["cp", "-r"], ["sync"]], ids=["cp", "sync"])
 

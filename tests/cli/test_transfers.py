@@ -9,25 +9,11 @@ from pathlib import Path
 import pytest
 
 import torchobj
-from tests.support.command_line import ROOT, CommandLine
+from tests.support.command_line import ROOT, CommandLine, files_of
 from torchobj.cli import transfer_run
 from torchobj.store.transfers import Progress
 
 pytestmark = pytest.mark.providers("s3", "gs")
-
-
-@pytest.fixture
-def tree(tmp_path):
-    folder = tmp_path / "tree"
-    (folder / "sub").mkdir(parents=True)
-    for name in ("a.bin", "b.txt", "sub/c.bin"):
-        (folder / name).write_bytes(name.encode() * 100)
-    return folder
-
-
-def files_of(folder):
-    found = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def test_the_progress_of_several_transfers_is_their_sum_and_unknown_while_a_total_is():

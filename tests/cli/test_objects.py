@@ -2,12 +2,15 @@
 
 import json
 import re
+import threading
 from datetime import datetime
 
 import pytest
 
+import torchobj
 from torchobj import exceptions
-from torchobj.store import list_buckets
+from torchobj.cli import objects
+from torchobj.store import list_buckets, reads
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -199,9 +202,10 @@ def test_a_missing_bucket_and_a_missing_object_are_errors_of_one_line(cli, bucke
 
 
 def test_errors_are_json_with_json(cli, bucket):
-    done = cli.run("head", f"{bucket.url}/k", "--json")
+    done = cli.process("head", f"{bucket.url}/k", "--json")
     error = json.loads(done.stderr)
-    assert done.exit_code == 1 and error["type"] == "ObjectNotFoundError" and error["url"] == f"{bucket.url}/k"
+    assert done.returncode == 1 and error["type"] == "ObjectNotFoundError" and error["url"] == f"{bucket.url}/k"
+    assert error["status"] == 404
 
 
 def test_debug_shows_the_traceback(cli, bucket):
@@ -233,8 +237,6 @@ def test_keys_are_escaped_on_a_terminal_and_in_json(cli, bucket):
 
 
 def test_head_shows_headers_and_metadata(cli, bucket):
-    import torchobj
-
     torchobj.Store(bucket.url, config=bucket.config).put("k", b"abc", content_type="text/plain", metadata={"a": "b"})
     shown = "\n".join(cli.lines("head", f"{bucket.url}/k"))
     assert "size           3 (3 B)" in shown and "text/plain" in shown and "metadata a     b" in shown
@@ -246,6 +248,63 @@ def test_cat_writes_objects_one_after_the_other(cli, filled):
     assert cli.run("cat", f"{filled.url}/train/*.jpg").stdout_bytes == b"train/0.jpg" * 100 + b"train/1.jpg" * 100
     done = cli.run("cat", f"{filled.url}/a.txt", f"{filled.url}/train/0.jpg")
     assert done.stdout_bytes == b"a.txt" * 100 + b"train/0.jpg" * 100
+
+
+def test_small_and_large_objects_and_empty_ones_are_written_in_key_order(cli, bucket):
+    sizes = [100, (9 << 20) + 1, 0, 1 << 20, *range(1, 30)]
+    bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
+    for number, body in enumerate(bodies):
+        bucket.write(f"many/{number:02}.bin", body)
+    assert cli.run("cat", f"{bucket.url}/many/*.bin").stdout_bytes == b"".join(bodies)
+
+
+@pytest.mark.providers("s3")
+def test_objects_are_read_concurrently(cli, bucket, monkeypatch):
+    together, read = threading.Barrier(4), reads.get_many
+
+    def waiting(*arguments, **settings):
+        together.wait(timeout=150)
+        return read(*arguments, **settings)
+
+    for number in range(8):
+        bucket.write(f"many/{number}", str(number).encode())
+    monkeypatch.setattr(reads, "get_many", waiting)
+    assert cli.run("cat", f"{bucket.url}/many/*").stdout == "01234567"
+
+
+@pytest.mark.providers("s3")
+def test_what_is_read_ahead_is_limited_in_bytes(bucket, monkeypatch):
+    read, started, held = reads.get_many, [], []
+
+    def counted(urls, **settings):
+        started.append(urls)
+        return read(urls, **settings)
+
+    for number in range(12):
+        bucket.write(f"many/{number:02}", bytes(100))
+    monkeypatch.setattr(reads, "get_many", counted)
+    monkeypatch.setattr(objects, "_AHEAD_BYTES", 300)
+    monkeypatch.setattr(objects, "_AHEAD_OBJECT_BYTES", 100)
+
+    class Out:
+        def write(self, data):
+            held.append(len(started) - len(held))
+
+        def flush(self):
+            pass
+
+    store = objects.Store(bucket.url, config=bucket.config)
+    assert objects._write_objects(store, store.list("many/"), Out(), bucket.config) == 12
+    assert max(held) <= 3 and len(held) == 12
+
+
+@pytest.mark.providers("s3")
+def test_an_object_that_cannot_be_read_ends_the_output_after_those_before_it(cli, bucket, control):
+    for number in range(4):
+        bucket.write(f"many/{number}", str(number).encode())
+    control.faults({"operation": "GetObject", "key": "many/2", "action": {"status": 403, "code": "AccessDenied"}})
+    done = cli.run("cat", f"{bucket.url}/many/*")
+    assert done.exit_code == 1 and done.stdout == "01" and "many/2" in done.stderr
 
 
 def test_cat_of_a_closed_pipe_ends_quietly(cli, bucket):
@@ -260,8 +319,6 @@ def test_cat_of_a_closed_pipe_ends_quietly(cli, bucket):
 
 
 def test_scan_prints_metadata_as_json_lines(cli, bucket):
-    import torchobj
-
     store = torchobj.Store(bucket.url, config=bucket.config)
     store.put("x/labelled", b"1", metadata={"label": "cat"})
     store.put("x/plain", b"22")

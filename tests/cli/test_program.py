@@ -1,6 +1,5 @@
 """The process of the command line: its start, Ctrl-C, pipes, and what it imports."""
 
-import json
 import os
 import pty
 import signal
@@ -90,16 +89,6 @@ def test_ctrl_c_ends_a_command_within_a_second(cli, bucket, control, arguments, 
     assert took_s < HELD_BACK_S / 4, out
 
 
-def test_a_closed_pipe_ends_a_listing_quietly(cli, bucket):
-    for number in range(3):
-        bucket.write(f"k{number}", b"1")
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = cli.process("ls", bucket.url, stdout=writer)
-    os.close(writer)
-    assert done.returncode == -signal.SIGPIPE and done.stderr == b""
-
-
 def test_a_full_disk_is_an_error_of_one_line(cli, bucket):
     bucket.write("k", bytes(1 << 20))
     with Path("/dev/full").open("wb") as full:
@@ -115,11 +104,6 @@ def test_an_argument_that_is_not_utf_8_is_named_escaped(cli, bucket, tmp_path, c
         [sys.executable, "-m", "torchobj", *command, path, *extra], cwd=ROOT, capture_output=True, text=True
     )
     assert process.returncode == 1 and "\\udcff: is not UTF-8" in process.stderr, process.stderr
-
-
-def test_an_error_is_json_on_stderr_with_json(cli, bucket):
-    done = cli.process("head", f"{bucket.url}/missing", "--json")
-    assert done.returncode == 1 and json.loads(done.stderr)["status"] == 404
 
 
 def wait_for_all_parts(control, process):
