@@ -131,7 +131,7 @@ class _NativeDecoder(NamedTuple):
 
 @functools.cache
 def native_decoder() -> _NativeDecoder | None:
-    """That of TorchCodec or torchvision; None if neither is installed and fits torch."""
+    """The decoder of TorchCodec or torchvision; None if neither is installed and fits torch."""
     for make in (_of_torchcodec, _of_torchvision):
         with contextlib.suppress(ImportError, AttributeError, RuntimeError, OSError):
             return make()
