@@ -5,7 +5,10 @@ import pkgutil
 import re
 from pathlib import Path
 
+import sphinx.util.inspect
+
 import torchobj
+from torchobj.config.settings import Settings
 
 project = "torchobj"
 author = "the torchobj developers"
@@ -59,6 +62,16 @@ def code_blocks(_app, _what, _name, _thing, _options, lines):
         else:
             found.append(line if language is None else f"   {line}")
     lines[:] = [re.sub(r"(?<![`\w])(`[^`]+`)(?=\w)", r"\1\\ ", line) for line in found]
+
+
+def fields(_app, what, _name, thing, _options, _arguments, _returns):
+    """Returns the arguments of a configuration, of which Sphinx shows those of `__new__` of the base class."""
+    if what != "class" or not issubclass(thing, Settings):
+        return None
+    shown = sphinx.util.inspect.signature(thing.__init__, bound_method=True)
+    return sphinx.util.inspect.stringify_signature(
+        shown, show_return_annotation=False, unqualified_typehints=True
+    ), None
 
 
 def described(kind, name, options):
@@ -136,6 +149,7 @@ def order_pages(app, env):
 
 def setup(app):
     """Connects the functions above."""
+    app.connect("autodoc-process-signature", fields)
     app.connect("autodoc-process-docstring", keep_colons)
     app.connect("autodoc-process-docstring", code_blocks)
     app.connect("env-updated", order_pages)

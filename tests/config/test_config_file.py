@@ -8,7 +8,7 @@ import pytest
 
 import torchobj
 from torchobj import FileOptions, GCSOptions, S3Options, Store, StoreConfig, load_config
-from torchobj.config import config_file, resolved
+from torchobj.config import config_file, resolve
 from torchobj.datasets.wrappers import max_in_flight_of
 from torchobj.exceptions import ConfigError
 
@@ -73,7 +73,7 @@ max_attempts = 7
 )
 def test_the_longest_prefix_that_ends_at_a_slash_of_the_url_applies(write, url, attempts):
     write(PREFIXES)
-    assert resolved(url, StoreConfig()).max_attempts == attempts
+    assert resolve(url, StoreConfig()).max_attempts == attempts
 
 
 FIELDS = """
@@ -101,9 +101,9 @@ def test_what_a_call_is_given_replaces_field_by_field_also_by_a_default(write):
 def test_options_of_gcs_are_read_from_the_file_and_overridden_field_by_field(write):
     write('["gs://b"]\ngcs = { user_project = "p", parallel_upload = false }')
     for url in ("gs://b", "gcs://b"):
-        assert resolved(url, StoreConfig()).gcs == GCSOptions(user_project="p", parallel_upload=False)
+        assert resolve(url, StoreConfig()).gcs == GCSOptions(user_project="p", parallel_upload=False)
         given = GCSOptions(parallel_upload="auto", endpoint_url="http://call")
-        assert resolved(url, StoreConfig(gcs=given)).gcs == GCSOptions(user_project="p", endpoint_url="http://call")
+        assert resolve(url, StoreConfig(gcs=given)).gcs == GCSOptions(user_project="p", endpoint_url="http://call")
     assert Store("s3://b").config.gcs == GCSOptions()
 
 
@@ -118,7 +118,7 @@ def test_a_configuration_that_was_resolved_stays_as_it_is_in_every_process(write
     store = Store("s3://b")
     pickled, config = pickle.dumps(store), store.config
     write('["s3://b"]\nmax_attempts = 9')
-    for kept in (pickle.loads(pickled).config, resolved("s3://b", config)):
+    for kept in (pickle.loads(pickled).config, resolve("s3://b", config)):
         assert (kept, kept.max_attempts) == (config, 3)
     assert Store("s3://b").config.max_attempts == 9
 

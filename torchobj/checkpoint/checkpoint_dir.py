@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchobj import _torchobj
-from torchobj.config import StoreConfig, resolved
+from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import BucketNotFoundError, ObjectNotFoundError, StoreError
 from torchobj.files.links import without_links
 from torchobj.store import ObjectInfo, Store, UnfinishedUpload
@@ -35,7 +35,7 @@ class CheckpointDir:
     def __init__(self, url: str, config: StoreConfig) -> None:
         parsed = parse_url(url)
         self.scheme = parsed.scheme
-        self._config = resolved(url, config)
+        self._config = resolve(url, config)
         folder = parsed.key.strip("/") if self.scheme == "file" else parsed.key.rstrip("/")
         #: URL of the folder.
         self.url = f"{parsed.base}/{folder}" if folder else parsed.base

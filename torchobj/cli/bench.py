@@ -20,7 +20,6 @@ from torchobj.cli.options import Command, settings
 from torchobj.cli.output import duration, human_size, print_line, shown
 from torchobj.cli.targets import URL, parse_target, raw_option
 from torchobj.config import AdvancedOptions, StoreConfig
-from torchobj.config.explicit_fields import replace_fields
 from torchobj.exceptions import StoreError
 from torchobj.store import Store
 from torchobj.workers.memory_budget import AHEAD_SHARE, budget_bytes
@@ -156,7 +155,7 @@ def measure(url: str, objects: Sequence[ObjectRef], config: StoreConfig, concurr
     # Another configuration has permits of its own: timed reads do not wait for those of the readers.
     for work, number, count in ((run.probe, _OTHER, timed), (run.read, concurrency - timed, _READERS)):
         if number > 0:
-            store = Store(url, config=replace_fields(config, max_in_flight=number))
+            store = Store(url, config=config.replaced(max_in_flight=number))
             threads += [threading.Thread(target=work, args=(store,), daemon=True) for _ in range(count)]
     started, cpu = time.perf_counter(), time.process_time()
     for thread in threads:

@@ -23,7 +23,7 @@ from torchobj.cli.output import (
     time_shown,
 )
 from torchobj.cli.targets import URL, Target, parse_target, raw_option
-from torchobj.config import StoreConfig, resolved
+from torchobj.config import StoreConfig, resolve
 from torchobj.store import ObjectInfo, Store, list_buckets, reads
 from torchobj.store.file_objects import open as open_object
 from torchobj.urls import canonical_url
@@ -90,7 +90,7 @@ def _check_accounts(urls: list[str], *, recursive: bool, project: str | None) ->
 def _list_buckets(chosen: Settings, url: str, config: StoreConfig, project: str | None) -> None:
     if url == "gs://":
         project = project or os.environ.get("GOOGLE_CLOUD_PROJECT")
-        endpoint = resolved(url, config).gcs.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
+        endpoint = resolve(url, config).gcs.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
         if not (project or endpoint):
             raise CommandError("gs://: buckets are listed by project; --project or GOOGLE_CLOUD_PROJECT names it")
     for name, created in list_buckets("gs" if url == "gs://" else "s3", config=config, project=project):

@@ -2,25 +2,16 @@
 
 `StoreConfig` (`store`) holds what all providers share; its `AdvancedOptions`, what few change. The options of one
 provider are in `S3Options`, `GCSOptions` and `FileOptions` (`options`). `S3ClientConfig` (`s3_client`) is
-s3torchconnector's class. `load_config` reads a file (`config_file`), and `resolved` merges the arguments of a call with
-it (`resolve`), for which configurations record their `explicit_fields`; every store is created from a resolved
-configuration.
+s3torchconnector's class. `load_config` reads a file (`config_file`), and `resolve` merges the configuration of a call
+with it, for which configurations know their set fields (`settings`); every store is created from a resolved one.
 Credentials are found as by the SDKs of AWS and Google, or returned by a callable (`credentials`) when a request needs
 them. Keys that are passed to `S3Options` are in no repr, log or file.
 """
 
-from torchobj.config.config_file import Prefix, load_config
+from torchobj.config.config_file import Prefix, file_for, load_config
 from torchobj.config.credentials import GCSCredentialProvider, GCSCredentials, S3CredentialProvider, S3Credentials
 from torchobj.config.options import FileOptions, GCSOptions, S3Options
-from torchobj.config.resolve import (
-    by_bucket,
-    by_prefix,
-    one_config,
-    prefix_in_bucket,
-    resolved,
-    store_config,
-    store_config_of_all,
-)
+from torchobj.config.resolve import one_config, resolve, store_config, store_config_of_all
 from torchobj.config.s3_client import S3ClientConfig
 from torchobj.config.store import AdvancedOptions, StoreConfig
 
@@ -36,12 +27,10 @@ __all__ = [
     "S3Credentials",
     "S3Options",
     "StoreConfig",
-    "by_bucket",
-    "by_prefix",
+    "file_for",
     "load_config",
     "one_config",
-    "prefix_in_bucket",
-    "resolved",
+    "resolve",
     "store_config",
     "store_config_of_all",
 ]

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from torchobj.config.explicit_fields import ExplicitFields, field_names, nearest
+from torchobj.config.settings import Settings, fields_of, nearest
 from torchobj.config.store import OPTIONS, StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.urls import SCHEMES, canonical_url, shown_url
@@ -16,7 +16,7 @@ VARIABLE = "TORCHOBJ_CONFIG"
 
 _SECRET = re.compile(r"secret|token|passw|access_key|credential|private_key", re.IGNORECASE)
 
-_Options = TypeVar("_Options", bound=ExplicitFields)
+_Options = TypeVar("_Options", bound=Settings)
 
 
 class Prefix(NamedTuple):
@@ -46,13 +46,20 @@ class Prefix(NamedTuple):
 
 
 class ConfigFile(NamedTuple):
-    """The contents of a configuration file."""
+    """The contents of a configuration file; of none, if the path is empty."""
 
     path: str
     settings: dict[Prefix, StoreConfig]
 
+    @property
+    def prefixes(self) -> list[Prefix]:
+        """The prefixes of its tables, the longest first."""
+        return sorted(self.settings, key=lambda prefix: len(prefix.segments), reverse=True)
+
     def longest(self, url: str) -> Prefix | None:
         """The longest prefix that matches a URL."""
+        if not self.settings:
+            return None
         parsed = Prefix.of(url)
         found = [prefix for prefix in self.settings if prefix.matches(parsed)]
         return max(found, key=lambda prefix: len(prefix.segments), default=None)
@@ -106,15 +113,17 @@ def load_config(path: str | os.PathLike[str]) -> None:
     os.environ[VARIABLE] = path
 
 
-def current() -> ConfigFile | None:
-    """The file that `TORCHOBJ_CONFIG` names, read at the first use; None if the variable is not set.
+def file_for(config: StoreConfig) -> ConfigFile:
+    """The file whose settings `resolve` applies to a configuration: that of `TORCHOBJ_CONFIG`, read at the first use.
+
+    It is empty if the variable is not set, or if the configuration is resolved already.
 
     Raises:
         ConfigError: As `load_config`.
     """
     path = os.environ.get(VARIABLE)
-    if not path:
-        return None
+    if not path or config.is_resolved:
+        return ConfigFile("", {})
     if path not in _read:
         _read[path] = _parsed(path, f"{VARIABLE}={path}")
     return _read[path]
@@ -184,9 +193,9 @@ def _build(kind: type[_Options], where: str, fields: dict[str, Any]) -> _Options
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _names(kind: type[ExplicitFields]) -> set[str]:
+def _names(kind: type[Settings]) -> set[str]:
     """The fields of a configuration that a file may contain."""
-    return {name for name in field_names(kind) if not _SECRET.search(name)}
+    return {name for name in fields_of(kind) if not _SECRET.search(name)}
 
 
 def _refuse_secret(where: str, name: str) -> None:

@@ -17,7 +17,7 @@ from torchobj.config.credentials import (
     check_picklable,
     source_of,
 )
-from torchobj.config.explicit_fields import ExplicitFields, configuration
+from torchobj.config.settings import Settings
 from torchobj.exceptions import ConfigError
 
 AddressingStyle = Literal["auto", "path", "virtual"]
@@ -41,7 +41,7 @@ def _matches(pattern: re.Pattern[str], value: str | None) -> bool:
     return value is None or pattern.fullmatch(value) is not None
 
 
-class _ProviderOptions(ExplicitFields):
+class _ProviderOptions(Settings):
     """Base class of a dataclass with the fields `endpoint_url` and `credential_provider`."""
 
     #: Where credentials belong that are not allowed in a URL.
@@ -99,7 +99,7 @@ class _ProviderOptions(ExplicitFields):
                 raise ConfigError(f"credential_provider: must be None if {name} is set")
 
 
-@configuration
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class S3Options(_ProviderOptions):
     """Options of S3 and of S3-compatible stores: `StoreConfig(s3=S3Options(...))`. Other URLs are not affected.
 
@@ -244,7 +244,7 @@ class S3Options(_ProviderOptions):
         return super().__getstate__()
 
 
-@configuration
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GCSOptions(_ProviderOptions):
     """Options of Google Cloud Storage: `StoreConfig(gcs=GCSOptions(...))`. They apply to `gs://` URLs only, also if
     these are written as `gcs://`.
@@ -328,8 +328,8 @@ class GCSOptions(_ProviderOptions):
         )
 
 
-@configuration
-class FileOptions(ExplicitFields):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileOptions(Settings):
     """Options of `file://` URLs: `StoreConfig(file=FileOptions(...))`. Other URLs are not affected.
 
     Args:

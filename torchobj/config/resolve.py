@@ -1,13 +1,16 @@
 """Determines the configuration of a call from its arguments and the configuration file."""
 
 from collections.abc import Iterable
+from typing import TypeVar
 
-from torchobj.config.config_file import ConfigFile, Prefix, current
-from torchobj.config.explicit_fields import ExplicitFields, explicit_fields, replace_fields
+from torchobj.config.config_file import file_for
 from torchobj.config.s3_client import S3ClientConfig
+from torchobj.config.settings import Settings, fields_of
 from torchobj.config.store import OPTIONS, StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.urls import canonical_url
+
+_Config = TypeVar("_Config", bound=Settings)
 
 
 def one_config(
@@ -58,8 +61,8 @@ def store_config(
                 "depend on the location of the bucket"
             )
     if scheme == "gs":
-        return replace_fields(config, gcs=replace_fields(config.gcs, **passed))
-    return replace_fields(config, s3=replace_fields(config.s3, **passed))
+        return config.replaced(gcs=config.gcs.replaced(**passed))
+    return config.replaced(s3=config.s3.replaced(**passed))
 
 
 def store_config_of_all(
@@ -82,80 +85,35 @@ def store_config_of_all(
     return store_config(config, region, endpoint_url, url="gs://" if is_gcs else None)
 
 
-def resolved(url: str, config: StoreConfig) -> StoreConfig:
-    """The configuration of a URL: fields that were passed to `config` override those of the longest matching prefix.
+def resolve(url: str, config: StoreConfig | None) -> StoreConfig:
+    """The configuration of a URL. Fields that are not set have the values of the longest matching prefix of the file.
 
-    A resolved configuration is complete and is not changed again, also in a process with another file.
+    All fields of the result are set: it is not changed again, also in a process with another file. Without a file, it
+    is the argument.
+
+    Args:
+        url: The URL, which is compared with the prefixes.
+        config: The argument of the call.
 
     Raises:
         ConfigError: The file is invalid, or the combination is.
     """
-    file = None if config.is_complete else current()
-    return config if file is None else _merged(file, file.longest(url), config)
-
-
-def by_prefix(config: StoreConfig) -> list[tuple[Prefix | None, StoreConfig]]:
-    """The configurations of all prefixes of the file, the longest first; the last one, with None, is for other URLs.
-
-    Raises:
-        ConfigError: As `resolved`, for any of the prefixes.
-    """
-    file = None if config.is_complete else current()
-    if file is None:
-        return [(None, config)]
-    prefixes = sorted(file.settings, key=lambda prefix: len(prefix.segments), reverse=True)
-    return [(prefix, _merged(file, prefix, config)) for prefix in (*prefixes, None)]
-
-
-def by_bucket(objects: Iterable[tuple[str, str]], config: StoreConfig) -> dict[str, StoreConfig]:
-    """The configurations of the buckets of objects, by the base of their URLs.
-
-    Args:
-        objects: Base and URL of each object.
-        config: The argument of the call.
-
-    Raises:
-        ConfigError: As `resolved`; or different prefixes of the file apply to objects of one bucket.
-    """
-    file = None if config.is_complete else current()
-    is_divided = file is not None and any(prefix.is_below_bucket for prefix in file.settings)
-    first: dict[str, str] = {}
-    for base, url in objects:
-        other = first.setdefault(base, url)
-        if file is not None and is_divided and file.longest(url) != file.longest(other):
-            raise ConfigError(
-                f"url={url!r}: {_described(file.longest(url))} of {file.path} applies to it, and "
-                f"{_described(file.longest(other))} to {other!r} in the same bucket. A dataset of named objects uses "
-                "one configuration for each bucket: create a dataset for each prefix and combine them, for example "
-                "with torch.utils.data.ConcatDataset"
-            )
-    return {base: resolved(url, config) for base, url in first.items()}
-
-
-def prefix_in_bucket(url: str, config: StoreConfig) -> Prefix | None:
-    """The prefix of the file that applies to a URL, if it is a part of a bucket."""
-    file = None if config.is_complete else current()
-    prefix = None if file is None else file.longest(url)
-    return prefix if prefix is not None and prefix.is_below_bucket else None
-
-
-def _described(prefix: Prefix | None) -> str:
-    return "no prefix" if prefix is None else f"the prefix {prefix}"
-
-
-def _merged(file: ConfigFile, prefix: Prefix | None, config: StoreConfig) -> StoreConfig:
-    fields = explicit_fields(config)
-    if prefix is None:
-        return type(config)(**fields).completed()
-    settings = file.settings[prefix]
-    options: dict[str, ExplicitFields] = {name: getattr(config, name) for name in OPTIONS}
+    config = store_config(config)
+    file = file_for(config)
+    if not file.path:
+        return config
+    prefix = file.longest(url)
+    settings = StoreConfig() if prefix is None else file.settings[prefix]
     try:
-        for name, given in options.items():
-            merged = {**explicit_fields(getattr(settings, name)), **explicit_fields(given)}
-            options[name] = type(given)(**merged)
-        return type(config)(**{**explicit_fields(settings), **fields, **options}).completed()
+        options = {name: _completed(getattr(config, name), getattr(settings, name)) for name in OPTIONS}
+        return _completed(config.replaced(**options), settings)
     except ConfigError as error:
         raise ConfigError(
             f"config=... with {str(prefix)!r} of {file.path}: {error}; to ignore a field of the file, pass it with its "
             "default value, such as S3Options(profile=None)"
         ) from None
+
+
+def _completed(config: _Config, settings: _Config) -> _Config:
+    """A copy whose fields that are not set have the values of `settings`."""
+    return config.replaced(**{name: getattr(settings, name) for name in fields_of(type(config)).keys() - config._set})

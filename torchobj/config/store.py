@@ -4,19 +4,19 @@ import dataclasses
 import os
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torchobj.config.checks import GIB, KIB, MIB, check, check_kinds, check_number
-from torchobj.config.explicit_fields import ExplicitFields, configuration, field_names, nearest
 from torchobj.config.options import FileOptions, GCSOptions, S3Options
+from torchobj.config.settings import Settings, fields_of, nearest
 from torchobj.exceptions import ConfigError
 
 #: Limits of a time, in seconds.
 _SECONDS = (0.01, 86_400, " s")
 
 
-@configuration
-class AdvancedOptions(ExplicitFields):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdvancedOptions(Settings):
     """Settings of all providers that few need to change: `StoreConfig(advanced=AdvancedOptions(...))`.
 
     Args:
@@ -66,9 +66,9 @@ OPTIONS: dict[str, type[S3Options | GCSOptions | FileOptions | AdvancedOptions]]
 
 #: The holders of options that are not fields of `StoreConfig`, by their names.
 _HOLDERS = {
-    name: [holder for holder, kind in OPTIONS.items() if name in field_names(kind)]
+    name: [holder for holder, kind in OPTIONS.items() if name in fields_of(kind)]
     for kind in OPTIONS.values()
-    for name in field_names(kind)
+    for name in fields_of(kind)
 }
 
 
@@ -85,8 +85,8 @@ def _moved(names: list[str]) -> str:
     return f"{', '.join(same)}: {verb} in {OPTIONS[holders[0]].__name__}: {places[0]}"
 
 
-@configuration
-class StoreConfig(ExplicitFields):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoreConfig(Settings):
     """Configures access to stores: parts, concurrency, retries, timeouts, TLS, and the options of each provider.
 
     The options of a provider apply to its URLs only, so that one configuration serves URLs of all schemes. Fields that
@@ -158,7 +158,7 @@ class StoreConfig(ExplicitFields):
     def _refuse(cls, names: list[str]) -> NoReturn:
         if misplaced := [name for name in names if name in _HOLDERS]:
             raise ConfigError(_moved(misplaced))
-        raise TypeError(f"StoreConfig has no field {names[0]!r}{nearest(names[0], field_names(cls), _HOLDERS)}")
+        raise TypeError(f"StoreConfig has no field {names[0]!r}{nearest(names[0], fields_of(cls), _HOLDERS)}")
 
     def __post_init__(self) -> None:
         # Only the types are shown, because a value in the wrong field may be a secret.
@@ -179,20 +179,15 @@ class StoreConfig(ExplicitFields):
             check_number(name, getattr(self, name), *_SECONDS, whole=False)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the configuration file has been applied. It is not applied again, also in other processes."""
-        return "_is_complete" in self.__dict__
-
-    def completed(self) -> Self:
-        """Marks a new configuration as complete, before it is shared."""
-        self.__dict__["_is_complete"] = True
-        return self
+    def is_resolved(self) -> bool:
+        """Whether all fields are set, so that no configuration file applies, also in other processes."""
+        holders: list[Settings] = [self, *(getattr(self, name) for name in OPTIONS)]
+        return all(len(holder._set) == len(fields_of(type(holder))) for holder in holders)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        hidden = {name: value for name, value in state.items() if name in ("_explicit", "_is_complete")}
         # A pickle of another version is checked like the arguments of a call.
-        config = type(self)(**{name: value for name, value in state.items() if name not in hidden})
-        self.__dict__.update(vars(config) | hidden)
+        config = type(self)(**{name: value for name, value in state.items() if name != "_set"})
+        self.__dict__.update(vars(config) | state)
 
     if not TYPE_CHECKING:
 

@@ -1,16 +1,16 @@
 """The objects of a dataset: a prefix that is listed once, when first needed, a manifest, or named objects."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 from torchobj import _torchobj
 from torchobj.config import (
+    Prefix,
     S3ClientConfig,
     StoreConfig,
-    by_bucket,
-    by_prefix,
-    resolved,
+    file_for,
+    resolve,
     store_config,
     store_config_of_all,
 )
@@ -62,21 +62,41 @@ class Shards(NamedTuple):
 Objects = str | Iterable[str] | Manifest | ManifestFile
 
 
-def _with_bases(urls: Iterable[str], parse: Callable[[str], Url]) -> Iterator[tuple[str, str]]:
-    """The base of each URL, such as `s3://bucket`, with the URL."""
+def _by_bucket(urls: Iterable[str], config: StoreConfig, parse: Callable[[str], Url]) -> dict[str, StoreConfig]:
+    """The configurations of the buckets of objects, by the base of their URLs, such as `s3://bucket`.
+
+    Raises:
+        ConfigError: As `resolve`; or a URL names no object; or different prefixes of the file apply to objects of one
+            bucket.
+    """
+    file = file_for(config)
+    is_divided = any(prefix.is_below_bucket for prefix in file.settings)
+    first: dict[str, str] = {}
     for url in urls:
         parsed = parse(url)
         if not parsed.key:
             raise ConfigError(f"url={url!r}: names no object")
-        yield parsed.base, url
+        other = first.setdefault(parsed.base, url)
+        if is_divided and file.longest(url) != file.longest(other):
+            raise ConfigError(
+                f"url={url!r}: {_described(file.longest(url))} of {file.path} applies to it, and "
+                f"{_described(file.longest(other))} to {other!r} in the same bucket. A dataset of named objects uses "
+                "one configuration for each bucket: create a dataset for each prefix and combine them, for example "
+                "with torch.utils.data.ConcatDataset"
+            )
+    return {base: resolve(url, config) for base, url in first.items()}
+
+
+def _described(prefix: Prefix | None) -> str:
+    return "no prefix" if prefix is None else f"the prefix {prefix}"
 
 
 def _configs_of(manifest: Manifest, config: StoreConfig, parse: Callable[[str], Url]) -> dict[str, StoreConfig]:
     """The configurations of the stores of a manifest, by the base of their URLs."""
     urls: Iterable[str] = (f"{base}/-" for base in manifest.bases())
-    if any(prefix is not None and prefix.is_below_bucket for prefix, _ in by_prefix(config)):
+    if any(prefix.is_below_bucket for prefix in file_for(config).settings):
         urls = (manifest.url(index) for index in range(len(manifest)))
-    return by_bucket(_with_bases(urls, parse), config)
+    return _by_bucket(urls, config, parse)
 
 
 class DatasetListing:
@@ -109,7 +129,7 @@ class DatasetListing:
         check("on_change", on_change, "'raise' or 'accept'", ok=on_change in ("raise", "accept"))
         self._source = [canonical_url(named) for named in source] if isinstance(source, list) else source
         self._url = parse(source) if isinstance(source, str) else None
-        self.config = resolved(source, config) if isinstance(source, str) else config
+        self.config = resolve(source, config) if isinstance(source, str) else config
         self._filter = chosen
         self._parse = parse
         #: Describes the names below prefixes that are not data, in the process that listed.
@@ -120,7 +140,7 @@ class DatasetListing:
         #: Whether an object must have the size and version of the listing.
         self._pinned = on_change == "raise"
         #: By the base of their URLs, the configurations of named objects, and of those of a manifest.
-        self._configs = by_bucket(_with_bases(self._source if isinstance(self._source, list) else [], parse), config)
+        self._configs = _by_bucket(self._source if isinstance(self._source, list) else [], config, parse)
         if self._manifest is not None:
             self._configs = _configs_of(self._manifest, config, parse)
         #: Identifies the process group whose ranks agree on the objects.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError
 from torchobj.datasets.map_style import MapStyleDataset
@@ -190,7 +190,7 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
             refs = self._torchobj_refs(0)
         except Exception:  # noqa: BLE001  raised when the sample is read
             return []
-        return [resolved(ref.url, self._torchobj_parts.reader.config) for ref in refs]
+        return [resolve(ref.url, self._torchobj_parts.reader.config) for ref in refs]
 
 
 class _Parts(NamedTuple):

@@ -77,11 +77,11 @@ def set_default_config(config: StoreConfig) -> None:
 
 
 def _number_of(config: Any) -> int | None:
-    """The number of a configuration in this process; equal ones with the same explicit fields have the same."""
+    """The number of a configuration in this process; equal ones with the same set fields have the same."""
     if not isinstance(config, StoreConfig):
         return None
     providers = (config.s3.credential_provider, config.gcs.credential_provider)
     # An unhashable provider equals only itself, as it does for the clients.
     sources = tuple(None if provider is None else source_of(provider) for provider in providers)
-    explicit = tuple(each._explicit for each in (config, config.s3, config.gcs, config.file))
-    return _numbers.setdefault((config, sources, explicit, config.is_complete), next(_next_number))
+    fields = tuple(each._set for each in (config, config.s3, config.gcs, config.file, config.advanced))
+    return _numbers.setdefault((config, sources, fields), next(_next_number))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from torchobj.config import StoreConfig
-from torchobj.config.explicit_fields import replace_fields
 from torchobj.exceptions import ConfigError
 from torchobj.fsspec.passed_credentials import GoogleCredentials, GoogleFile, GoogleToken, PassedKeys
 from torchobj.store.attributes import ObjectAttributes
@@ -219,8 +218,8 @@ def s3fs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
     for field, value in fields.items():
         holder, _, name = field.rpartition(".")
         of[holder][name] = value
-    s3 = replace_fields(config.s3, **_with_one_source(of["s3"], of["keys"]))
-    return replace_fields(config, s3=s3, advanced=replace_fields(config.advanced, **of["advanced"]), **of[""])
+    s3 = config.s3.replaced(**_with_one_source(of["s3"], of["keys"]))
+    return config.replaced(s3=s3, advanced=config.advanced.replaced(**of["advanced"]), **of[""])
 
 
 def _by_place(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -300,7 +299,7 @@ def gcsfs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig
     if payer is not None:
         fields["user_project"] = payer or None
     shared = {"first_byte_timeout_s": given["requests_timeout"]} if "requests_timeout" in given else {}
-    return replace_fields(config, gcs=replace_fields(config.gcs, **fields), **shared)
+    return config.replaced(gcs=config.gcs.replaced(**fields), **shared)
 
 
 def _token_fields(token: Any) -> dict[str, Any]:

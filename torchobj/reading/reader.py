@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import StoreConfig, by_prefix
+from torchobj.config import StoreConfig, file_for, resolve
 from torchobj.manifest import Manifest
 from torchobj.reading import (
     lookahead_warning,
@@ -177,8 +177,9 @@ class RefReader(DatasetReader[ObjectRef]):
     def __init__(self, config: StoreConfig) -> None:
         super().__init__()
         self.config = config
+        prefixes = [*map(str, file_for(config).prefixes), ""]
         #: By prefix of a URL, the longest first; the last one, with "", is for all others.
-        self._configs = [("" if prefix is None else str(prefix), chosen) for prefix, chosen in by_prefix(config)]
+        self._configs = [(prefix, resolve(prefix, config)) for prefix in prefixes]
 
     def _create_source(self, budget: int) -> "_torchobj.ObjectSource":
         return _torchobj.ObjectSource.of_refs(self._configs, budget)

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase
 
 from torchobj.checkpoint.dcp.object_names import rank_prefix
 from torchobj.checkpoint.dcp.storage import CheckpointStorage, StorageReader, StorageWriter
-from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
 from torchobj.exceptions import ConfigError, IntegrityError, ObjectChangedError, ObjectNotFoundError
 from torchobj.store import Store
 from torchobj.store.copies import Copy, delete_unchanged, unverified
@@ -174,7 +174,7 @@ class S3FileSystem(FileSystemBase):
 
     def _store(self, path: str | os.PathLike[str]) -> tuple[Store, Url]:
         url = parse_url(os.fspath(path), ("s3",))
-        return Store(url.base, config=resolved(str(url), self._config)), url
+        return Store(url.base, config=resolve(str(url), self._config)), url
 
     def _object(self, path: str | os.PathLike[str]) -> tuple[Store, str]:
         """Returns the store and the key of an object.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torchobj._torchobj import NativeStore, ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError, TarIndexError, TransferError
 from torchobj.manifest import Manifest
 from torchobj.shards import index_file
@@ -428,7 +428,7 @@ def _divided(name: str) -> tuple[str, str]:
 def _contents(plan: PackPlan, shard: PlannedShard, config: StoreConfig, pool: CallPool) -> Iterator[Any]:
     """The bytes of the objects of a shard, each as an iterable of parts, in order. Others are read meanwhile."""
     url = str(plan.folder)
-    store = NativeStore(plan.folder.scheme, plan.folder.bucket, resolved(url, config))
+    store = NativeStore(plan.folder.scheme, plan.folder.bucket, resolve(url, config))
     rounds = _rounds(plan, shard)
     running: deque[tuple[list[int], Future[list[ObjectReader]] | None]] = deque()
     while True:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from torchobj import _torchobj
-from torchobj.config import StoreConfig, resolved, store_config
+from torchobj.config import StoreConfig, resolve, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError
 from torchobj.manifest import Manifest
@@ -260,13 +260,13 @@ def _below(url: str, config: StoreConfig, suffixes: Sequence[str], skipped: list
 
 def _listed(url: str, literal: str, config: StoreConfig, chosen: KeyFilter) -> "_torchobj.NativeManifest":
     parsed = parse_url(literal)
-    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
+    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(url, config))
     return _torchobj.NativeManifest.from_listing(store, parsed.base, parsed.key, *chosen)
 
 
 def _near(url: str, config: StoreConfig) -> str:
     parsed = parse_url(url)
-    return nearest_keys(_torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config)), parsed)
+    return nearest_keys(_torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(url, config)), parsed)
 
 
 def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest":
@@ -279,7 +279,7 @@ def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest
             raise ConfigError(f"urls={url!r}: names no object; end a prefix with a slash")
         by_bucket.setdefault((parsed.scheme, parsed.bucket), []).append(url)
     for (scheme, bucket), members in by_bucket.items():
-        store = _torchobj.NativeStore(scheme, bucket, resolved(members[0], config))
+        store = _torchobj.NativeStore(scheme, bucket, resolve(members[0], config))
         try:
             heads = _torchobj.heads(store, [parse_url(url).key for url in members])
         except ObjectNotFoundError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypedDict, Unpack, ove
 
 from torchobj import _shutdown, _torchobj
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
@@ -266,7 +266,7 @@ def store_of(url: str, config: StoreConfig, *, is_written: bool = False) -> tupl
     parsed = parse_object_url(url) if is_written else parse_url(url)
     if not parsed.key:
         raise ConfigError(f"url={url!r}: names no object, expected {parsed.base}/key")
-    return parsed, _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
+    return parsed, _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(url, config))
 
 
 def open_reader(

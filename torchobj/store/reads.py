@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectRef
-from torchobj.config import Prefix, S3ClientConfig, StoreConfig, prefix_in_bucket, resolved, store_config
+from torchobj.config import Prefix, S3ClientConfig, StoreConfig, file_for, resolve, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.store.buffers import contiguous
 from torchobj.urls import parse_object_url, parse_url
@@ -53,7 +53,7 @@ def get(url: str, *, version: str | None = None, config: StoreConfig | S3ClientC
         'text'
     """
     parsed = parse_object_url(url)
-    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(str(parsed), store_config(config, url=url)))
+    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(str(parsed), store_config(config, url=url)))
     return store.get(parsed.key, version=version)
 
 
@@ -113,14 +113,15 @@ def get_many(
         [b'1', b'34']
     """
     config = store_config(config)
+    file = file_for(config)
     stores: dict[tuple[str, Prefix | None], _torchobj.NativeStore] = {}
     jobs: list[tuple[_torchobj.NativeStore, str | ObjectRef]] = []
     for target in checked_list("urls", urls):
         url = target.url if isinstance(target, ObjectRef) else target
         parsed = parse_url(url)
-        configured = (parsed.base, prefix_in_bucket(url, config))
+        configured = (parsed.base, file.longest(url))
         store = stores.get(configured)
         if store is None:
-            store = stores[configured] = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
+            store = stores[configured] = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(url, config))
         jobs.append((store, target if isinstance(target, ObjectRef) else parsed.key))
     return read_jobs(jobs, into, return_errors=return_errors)

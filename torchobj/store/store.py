@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
@@ -66,7 +66,7 @@ class Store:
             self._url = f"file:///{name}".rstrip("/") if name else "file://"
         else:
             self._url = f"{parsed.base}/{prefix}" if prefix else parsed.base
-        self._config = resolved(self._url, store_config(config, region, endpoint_url, url=self._url))
+        self._config = resolve(self._url, store_config(config, region, endpoint_url, url=self._url))
         self._native = _torchobj.NativeStore(parsed.scheme, name, self._config, prefix and f"{prefix}/")
         # Keys of references are whole keys; those of files start at the root.
         self._root = _torchobj.NativeStore(parsed.scheme, parsed.bucket, self._config)
@@ -471,7 +471,7 @@ def list_buckets(
     Raises:
         StoreError: Access is denied, or an error persists after the retries.
     """
-    native = _torchobj.NativeStore(scheme, "", resolved(f"{scheme}://", config))
+    native = _torchobj.NativeStore(scheme, "", resolve(f"{scheme}://", config))
     return [(name, time_of(created_ms)) for name, created_ms in native.buckets(project)]
 
 

@@ -9,7 +9,7 @@ from torchobj import _torchobj
 from torchobj.cli import machine
 from torchobj.cli.doctor.check import Check
 from torchobj.cli.output import human_size
-from torchobj.config import config_file
+from torchobj.config import StoreConfig, config_file
 from torchobj.exceptions import ConfigError
 from torchobj.workers.memory_budget import budget_bytes
 
@@ -36,10 +36,10 @@ def _configuration() -> Check:
     if not path:
         return Check("configuration file", "note", f"none; {config_file.VARIABLE} is not set")
     try:
-        file = config_file.current()
+        file = config_file.file_for(StoreConfig())
     except ConfigError as error:
         return Check("configuration file", "failed", str(error))
-    prefixes = ", ".join(map(str, file.settings)) if file is not None else ""
+    prefixes = ", ".join(map(str, file.settings))
     return Check("configuration file", "ok", f"{path} applies to {prefixes or 'no prefix'}")
 
 

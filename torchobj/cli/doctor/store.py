@@ -7,7 +7,6 @@ from torchobj.cli.doctor import writes
 from torchobj.cli.doctor.check import UNSIGNED, Check
 from torchobj.cli.options import described, next_step
 from torchobj.cli.output import command, counted, duration, escaped, human_size
-from torchobj.config.explicit_fields import replace_fields
 from torchobj.exceptions import (
     AccessDeniedError,
     CredentialsError,
@@ -66,7 +65,7 @@ def _within(store: Store, limit_s: float) -> Store:
     """The store with requests that end after a time, if they do not make progress."""
     names = ("first_byte_timeout_s", "idle_timeout_s", "retry_timeout_s")
     limits = {name: min(getattr(store.config, name), limit_s) for name in names}
-    return Store(store.url, config=replace_fields(store.config, **limits))
+    return Store(store.url, config=store.config.replaced(**limits))
 
 
 def _timed(name: str, source: Check | None, check: Callable[[], str]) -> Check:

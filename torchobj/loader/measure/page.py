@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchobj import _torchobj
-from torchobj.config import StoreConfig, resolved
+from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import ConfigError
 from torchobj.loader.measure.timeline import Chart
 from torchobj.store.file_objects import NO_ATTRIBUTES
@@ -72,7 +72,7 @@ def write(path: "str | os.PathLike[str]", title: str, report: str, charts: list[
     folder = target.absolute().parent
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(folder))
-    store = _torchobj.NativeStore("file", str(folder), resolved("file:///", StoreConfig()))
+    store = _torchobj.NativeStore("file", str(folder), resolve("file:///", StoreConfig()))
     store.put(target.name, content, NO_ATTRIBUTES, overwrite=True)
 
 
