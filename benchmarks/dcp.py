@@ -108,8 +108,8 @@ def _ours(location: Location, folder: str) -> tuple[Callable[[], StorageWriter],
     from torchobj.checkpoint import StorageReader as Reader
     from torchobj.checkpoint import StorageWriter as Writer
 
-    url, where = f"s3://{location.bucket}/{folder}", {"region": location.region, "endpoint_url": location.endpoint_url}
-    return lambda: Writer(url, **where), lambda: Reader(url, **where)
+    url, config = f"s3://{location.bucket}/{folder}", location.config()
+    return lambda: Writer(url, config=config), lambda: Reader(url, config=config)
 
 
 def _pairs(

@@ -1,5 +1,6 @@
 """What IDEs and `help` show of the public names: arguments, docstrings, and nothing private."""
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -12,6 +13,7 @@ import torch.utils.data
 import torchobj
 from tests.support import warm_python
 from torchobj.datasets.base import Options
+from torchobj.s3torchconnector.datasets import ConnectorOptions
 
 DATASETS = (torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset)
 
@@ -95,7 +97,7 @@ def explained():
         value = getattr(torchobj, name)
         if inspect.isclass(value) and (dataclasses.is_dataclass(value) or issubclass(value, (tuple, Exception))):
             continue  # Each of their fields has its own docstring.
-        if callable(value) and value not in dict(OF_S3):
+        if callable(value):
             yield name, value
     for kind in (*DATASETS, *(kind for kind, _ in OF_S3)):
         yield f"{kind.__name__}.from_prefix", kind.from_prefix
@@ -110,6 +112,23 @@ def test_help_explains_every_argument(thing):
     assert set(parameters_of(thing)) - {"self"} <= documented(thing)
 
 
+def test_region_and_endpoint_are_arguments_of_stores_file_systems_and_the_names_of_s3torchconnector():
+    modules = [torchobj, torchobj.checkpoint, torchobj.files, torchobj.fsspec, torchobj.shards]
+    public = {f"{module.__name__}.{name}": getattr(module, name) for module in modules for name in module.__all__}
+    public["torchobj.lightning.ObjectCheckpointIO"] = torchobj.lightning.ObjectCheckpointIO
+    found = set()
+    for name, value in public.items():
+        # Native exceptions have no signature.
+        with contextlib.suppress(ValueError):
+            called = value.__init__ if inspect.isclass(value) else value
+            if callable(called) and {"region", "endpoint_url"} & parameters_of(called).keys():
+                found.add(name)
+    file_systems = {"torchobj.fsspec.ObjectFileSystem", "torchobj.fsspec.GCSFileSystem"}
+    datasets = {"torchobj.S3MapDataset", "torchobj.S3IterableDataset"}
+    options = {"torchobj.S3Options", "torchobj.GCSOptions"}
+    assert found == {"torchobj.Store", *file_systems, *datasets, *options}
+
+
 @pytest.mark.parametrize("kind", DATASETS)
 def test_every_dataset_is_made_from_a_prefix_and_from_objects_of_any_scheme(kind, tmp_path):
     (tmp_path / "a").write_bytes(b"file")
@@ -119,15 +138,15 @@ def test_every_dataset_is_made_from_a_prefix_and_from_objects_of_any_scheme(kind
     assert (list(read), [read.manifest.url(index) for index in range(2)]) == ([b"file", b"memory"], urls)
     config = torchobj.StoreConfig(max_attempts=2)
     assert [reader.read() for reader in kind.from_prefix(tmp_path.as_uri(), config=config)] == [b"file"]
-    with pytest.raises(torchobj.TorchobjError, match="region='x': must be None for a URL of memory://"):
-        kind.from_prefix("memory://from-objects/", region="x")
+    with pytest.raises(torchobj.TorchobjError, match="config={}: must be a StoreConfig"):
+        kind.from_prefix("memory://from-objects/", config={})
 
 
 @pytest.mark.parametrize("kind", [*DATASETS, *(kind for kind, _ in OF_S3)])
 def test_the_classmethods_have_the_keywords_of_the_constructor(kind):
     keywords = parameters_of(kind).keys() - {"source"}
     # The type of `options`, which type checkers read.
-    assert keywords <= Options.__annotations__.keys()
+    assert keywords <= (Options if kind in DATASETS else ConnectorOptions).__annotations__.keys()
     for create in (kind.from_prefix, kind.from_objects, kind.from_manifest):
         assert parameters_of(create)["options"].kind is inspect.Parameter.VAR_KEYWORD
         with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):

@@ -42,7 +42,7 @@ class _Opener(NamedTuple):
 
     def __call__(self, url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> Any:  # noqa: ARG002  webdataset's
         if mode == "rb":
-            return open_reader(url, store_config(self.config))
+            return open_reader(url, self.config)
         if mode == "wb":
             return _ShardFile(url, config=self.config)
         raise ConfigError(f"mode={mode!r}: must be rb or wb to open {url}")

@@ -335,8 +335,9 @@ def test_region_and_endpoint_replace_those_of_the_configuration():
 def test_the_endpoint_of_a_url_of_gcs_is_an_option_of_gcs(url):
     given = ANY(s3=S3(endpoint_url="http://s3"), gcs=GCS(anonymous=True))
     for config in (
-        store_config(given, endpoint_url="http://gcs", url=url),
-        torchobj.ObjectMapDataset(f"{url}/x", endpoint_url="http://gcs", config=given)._listing.config,
+        store_config(given, endpoint_url="http://gcs", scheme="gs"),
+        torchobj.Store(url, endpoint_url="http://gcs", config=given).config,
+        torchobj.fsspec.GCSFileSystem(given, endpoint_url="http://gcs")._config,
     ):
         assert (config.gcs.endpoint_url, config.gcs.anonymous, config.s3.endpoint_url) == (
             "http://gcs",
@@ -348,10 +349,11 @@ def test_the_endpoint_of_a_url_of_gcs_is_an_option_of_gcs(url):
 
 @pytest.mark.parametrize("kind", [torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset])
 def test_a_dataset_of_gcs_shows_its_endpoint_and_has_no_region(kind):
+    config = ANY(gcs=GCS(endpoint_url="http://gcs"))
     for dataset in (
-        kind("gs://b/x", endpoint_url="http://gcs"),
-        kind.from_prefix("gcs://b/x", endpoint_url="http://gcs"),
-        kind.from_objects(["gs://b/x", "gcs://b/y"], endpoint_url="http://gcs"),
+        kind("gs://b/x", config=config),
+        kind.from_prefix("gcs://b/x", config=config),
+        kind.from_objects(["gs://b/x", "gcs://b/y"], config=config),
     ):
         assert (dataset.endpoint, dataset.region) == ("http://gcs", None)
     named = kind.from_objects(["gs://b/x", "gcs://b/y"])._listing.objects()
@@ -363,27 +365,9 @@ def test_a_region_is_refused_for_gcs_with_the_reason():
         "^region='eu': must be None for a URL of gs://, because requests to Google Cloud Storage do not depend on the "
         "location of the bucket$"
     )
-    for call in (
-        torchobj.Store,
-        torchobj.ObjectMapDataset,
-        torchobj.ObjectIterableDataset,
-        torchobj.ObjectMapDataset.from_prefix,
-        torchobj.ObjectMapDataset.from_objects,
-    ):
+    for call in (functools.partial(torchobj.Store, "gs://b"), torchobj.fsspec.GCSFileSystem):
         with pytest.raises(ConfigError, match=reason):
-            call("gs://b" if call is torchobj.Store else "gs://b/x", region="eu")
-
-
-def test_an_endpoint_for_objects_of_s3_and_gcs_is_refused_with_the_alternative():
-    urls = ["s3://b/x", "gs://b/x", "memory://b/x"]
-    message = r"^endpoint_url='http://x': must be None for URLs of s3:// and gs://; pass StoreConfig\(s3=.*gcs=.*\)$"
-    for kind in (torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset):
-        with pytest.raises(ConfigError, match=message):
-            kind.from_objects(urls, endpoint_url="http://x")
-        # A region applies to the objects of S3.
-        assert {config.s3.region for config in kind.from_objects(urls, region="r")._listing.configs} == {"r"}
-        gcs_and_memory = kind.from_objects(urls[1:], endpoint_url="http://x")
-        assert {config.gcs.endpoint_url for config in gcs_and_memory._listing.configs} == {"http://x"}
+            call(region="eu")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ MODULES = [
     "torchobj.wds",
 ]
 #: Functions and classes of `torchobj.config` that other modules of the package use.
-INTERNAL = {"Prefix", "file_for", "one_config", "resolve", "store_config", "store_config_of_all"}  # fmt: skip
+INTERNAL = {"Prefix", "file_for", "resolve", "store_config"}  # fmt: skip
 #: Documented as what a method returns.
 RETURNED = {"torchobj.telemetry.table.LoaderStats"}
 

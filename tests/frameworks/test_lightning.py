@@ -432,9 +432,10 @@ def test_an_installed_s3fs_is_kept_with_a_warning(packages, tmp_path):
     script = (
         "import fsspec, logging, torchobj.fsspec; logging.basicConfig();"
         "from torchobj.lightning import ObjectCheckpointIO; ObjectCheckpointIO();"
-        "ObjectCheckpointIO(endpoint_url='http://localhost:1');"
+        "config = torchobj.StoreConfig(s3=torchobj.S3Options(endpoint_url='http://localhost:1'));"
+        "ObjectCheckpointIO(config=config);"
         "assert type(fsspec.filesystem('s3')).__module__ == 's3fs';"
-        "assert torchobj.fsspec.register(endpoint_url='http://localhost:1');"
+        "assert torchobj.fsspec.register(config=config);"
         "assert type(fsspec.filesystem('s3')).__module__ == 'torchobj.fsspec.file_system'"
     )
     printed = alone(script, PYTHONPATH=path)

@@ -410,9 +410,10 @@ def test_a_registered_scheme_uses_the_given_configuration(fsspec_registry, monke
     fsspec_registry["s3"] = fsspec.AbstractFileSystem
     monkeypatch.setitem(conf, "s3", {})
     before = ObjectFileSystem()
-    assert not register(replace=False, region="eu-west-1")
+    config = torchobj.StoreConfig(s3=torchobj.S3Options(region="eu-west-1"))
+    assert not register(replace=False, config=config)
     assert (fsspec_registry["s3"], conf["s3"]) == (fsspec.AbstractFileSystem, {})
-    assert register(region="eu-west-1")
+    assert register(config=config)
     for _ in range(2):
         files, path = fsspec.url_to_fs("s3://bucket/some key")
         assert (type(files), files._config.s3.region, path) == (ObjectFileSystem, "eu-west-1", "bucket/some key")

@@ -272,7 +272,8 @@ def mixtures(rows: ParquetIterableDataset[int]) -> None:
 
 def shards() -> None:
     """Tar shards are written sample by sample."""
-    with ShardWriter("s3://bucket/train-%06d.tar", maxcount=1000, region="us-east-1") as shard_writer:
+    config = StoreConfig(s3=S3Options(region="us-east-1"))
+    with ShardWriter("s3://bucket/train-%06d.tar", maxcount=1000, config=config) as shard_writer:
         shard_writer.write({"__key__": "0001", "jpg": b"bytes", "cls": 1})
     assert_type(shard_writer.total, int)
     with TarWriter("s3://bucket/one.tar", index=False) as tar_writer:

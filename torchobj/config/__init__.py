@@ -11,7 +11,7 @@ them. Keys that are passed to `S3Options` are in no repr, log or file.
 from torchobj.config.config_file import Prefix, file_for, load_config
 from torchobj.config.credentials import GCSCredentialProvider, GCSCredentials, S3CredentialProvider, S3Credentials
 from torchobj.config.options import FileOptions, GCSOptions, S3Options
-from torchobj.config.resolve import one_config, resolve, store_config, store_config_of_all
+from torchobj.config.resolve import resolve, store_config
 from torchobj.config.s3_client import S3ClientConfig
 from torchobj.config.store import AdvancedOptions, StoreConfig
 
@@ -29,8 +29,6 @@ __all__ = [
     "StoreConfig",
     "file_for",
     "load_config",
-    "one_config",
     "resolve",
     "store_config",
-    "store_config_of_all",
 ]

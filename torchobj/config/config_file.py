@@ -84,8 +84,8 @@ def load_config(path: str | os.PathLike[str]) -> None:
 
     The keys of a table are the fields of `StoreConfig`; those of `S3Options`, `GCSOptions`, `FileOptions` and
     `AdvancedOptions` are in its tables `s3`, `gcs`, `file` and `advanced`. Arguments of a call override single fields:
-    `region=`, `endpoint_url=`, and each field that was passed to the constructor of its `config=`, also with its
-    default value.
+    each field that was passed to the constructor of its `config=`, also with its default value, and `region=` and
+    `endpoint_url=` of a `Store`.
 
     Args:
         path: A TOML file, such as:

@@ -1,6 +1,5 @@
 """Determines the configuration of a call from its arguments and the configuration file."""
 
-from collections.abc import Iterable
 from typing import TypeVar
 
 from torchobj.config.config_file import file_for
@@ -8,38 +7,25 @@ from torchobj.config.s3_client import S3ClientConfig
 from torchobj.config.settings import Settings, fields_of
 from torchobj.config.store import OPTIONS, StoreConfig
 from torchobj.exceptions import ConfigError
-from torchobj.urls import canonical_url
 
 _Config = TypeVar("_Config", bound=Settings)
-
-
-def one_config(
-    config: StoreConfig | S3ClientConfig | None, s3client_config: StoreConfig | S3ClientConfig | None
-) -> StoreConfig | S3ClientConfig | None:
-    """The configuration of a call that takes it by two names. `store_config` checks its type.
-
-    Raises:
-        ConfigError: Both are passed.
-    """
-    if config is not None and s3client_config is not None:
-        raise ConfigError("config: must be None if s3client_config is set")
-    return s3client_config if config is None else config
 
 
 def store_config(
     config: StoreConfig | S3ClientConfig | None,
     region: str | None = None,
     endpoint_url: str | None = None,
-    *,
-    url: object = None,
+    scheme: str = "s3",
 ) -> StoreConfig:
-    """Converts `config` to a `StoreConfig`; `region` and `endpoint_url` override the options of the URL's provider.
+    """The configuration of a call, in which `region` and `endpoint_url` override the options of one provider.
 
     Args:
         config: The argument of the call.
         region, endpoint_url: Arguments of the call.
-        url: The URL of the call, if it is a single one: region and endpoint are errors for providers without them. In a
-            call without a URL, or with one that is invalid, they belong to S3.
+        scheme: The scheme of the provider.
+
+    Raises:
+        ConfigError: `config` has another type, or the provider has no region or endpoint.
     """
     if config is None:
         config = StoreConfig()
@@ -51,7 +37,6 @@ def store_config(
     passed = {name: value for name, value in passed.items() if value is not None}
     if not passed:
         return config
-    scheme = canonical_url(url).partition("://")[0] if isinstance(url, str) else "s3"
     for name, value in passed.items():
         if scheme in ("file", "memory"):
             raise ConfigError(f"{name}={value!r}: must be None for a URL of {scheme}://")
@@ -65,27 +50,7 @@ def store_config(
     return config.replaced(s3=config.s3.replaced(**passed))
 
 
-def store_config_of_all(
-    config: StoreConfig | S3ClientConfig | None, region: str | None, endpoint_url: str | None, urls: Iterable[object]
-) -> StoreConfig:
-    """As `store_config`, for a call with any number of URLs.
-
-    Raises:
-        ConfigError: `endpoint_url` is passed with URLs of several providers that have endpoints.
-    """
-    if region is None and endpoint_url is None:
-        return store_config(config)
-    schemes = {canonical_url(url).partition("://")[0] for url in urls if isinstance(url, str)}
-    if endpoint_url is not None and {"s3", "gs"} <= schemes:
-        raise ConfigError(
-            f"endpoint_url={endpoint_url!r}: must be None for URLs of s3:// and gs://; pass "
-            "StoreConfig(s3=S3Options(endpoint_url=...), gcs=GCSOptions(endpoint_url=...))"
-        )
-    is_gcs = "gs" in schemes and "s3" not in schemes
-    return store_config(config, region, endpoint_url, url="gs://" if is_gcs else None)
-
-
-def resolve(url: str, config: StoreConfig | None) -> StoreConfig:
+def resolve(url: str, config: StoreConfig | S3ClientConfig | None) -> StoreConfig:
     """The configuration of a URL. Fields that are not set have the values of the longest matching prefix of the file.
 
     All fields of the result are set: it is not changed again, also in a process with another file. Without a file, it

@@ -37,9 +37,7 @@ class Options(TypedDict, Generic[Sample], total=False):
     suffixes: str | Sequence[str] | None
     limit: int | None
     on_change: OnChange
-    allow_empty: bool | None
-    region: str | None
-    endpoint_url: str | None
+    allow_empty: bool
     config: StoreConfig | S3ClientConfig | None
     reader_constructor: ReaderConstructor | None
     on_error: OnError | OnIterableError
@@ -120,8 +118,6 @@ class PerObjectDataset(ListedDataset[Sample_co]):
     _construct: ClassVar[Callable[..., None]]
     #: The schemes of the URLs that it accepts.
     _schemes: ClassVar[tuple[str, ...]] = SCHEMES
-    #: Whether no objects at all are an empty dataset, unless `allow_empty` says.
-    _allows_empty: ClassVar[bool] = False
 
     @classmethod
     def from_prefix(cls, url: str, **options: Unpack[Options[Sample_co]]) -> Self:
@@ -184,13 +180,6 @@ class PerObjectDataset(ListedDataset[Sample_co]):
     def _parse(cls, url: str) -> Url:
         """Parses a URL of this class."""
         return parse_url(url, cls._schemes)
-
-    def _may_be_empty(self, *, allow_empty: bool | None) -> bool:
-        """Checks the argument, and returns the default of the class for None."""
-        check(
-            "allow_empty", allow_empty, "True, False or None", ok=allow_empty is None or isinstance(allow_empty, bool)
-        )
-        return self._allows_empty if allow_empty is None else allow_empty
 
     def _set_up(
         self,

@@ -54,9 +54,7 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         on_change: What to do if an object has another version or size than in the listing or the manifest: `raise` an
             `ObjectChangedError`, or `accept` the object as it is now.
         allow_empty: Whether a prefix or manifest without any object is a dataset without samples, and logged. False: it
-            is an error at the first use, on all ranks; a rank or worker without objects of its own is none. None:
-            False, but True for `S3MapDataset` and `S3IterableDataset`, as in s3torchconnector.
-        region, endpoint_url: Override those of `config`. With objects of S3 and GCS, pass `config` instead.
+            is an error at the first use, on all ranks; a rank or worker without objects of its own is none.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         enable_sharding: Whether to divide the objects: each rank gets every n-th object, and each DataLoader worker
             every n-th of those. False: each process yields all objects. None: as False, and a warning if several ranks
@@ -110,9 +108,7 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
         on_change: OnChange = "raise",
-        allow_empty: bool | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
+        allow_empty: bool = False,
         config: StoreConfig | S3ClientConfig | None = None,
         enable_sharding: bool | None = None,
         rank: int | None = None,
@@ -130,11 +126,9 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
             source,
             self._parse,
             config,
-            region,
-            endpoint_url,
             chosen=chosen,
             on_change=on_change,
-            allow_empty=self._may_be_empty(allow_empty=allow_empty),
+            allow_empty=allow_empty,
         )
         self._set_up(listing, transform, reader_constructor)
         self._set_up_passes(on_error, ranks)

@@ -12,7 +12,6 @@ from torchobj.config import (
     file_for,
     resolve,
     store_config,
-    store_config_of_all,
 )
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
@@ -44,11 +43,6 @@ class ManifestFile(NamedTuple):
     """A manifest in a file, which is loaded at the first use."""
 
     url: str
-
-    @property
-    def urls(self) -> list[str]:
-        """The URL as a list."""
-        return [self.url]
 
 
 class Shards(NamedTuple):
@@ -118,7 +112,7 @@ class DatasetListing:
 
     def __init__(
         self,
-        config: StoreConfig,
+        config: StoreConfig | S3ClientConfig | None,
         parse: Callable[[str], Url],
         source: str | list[str] | Manifest | ManifestFile | Shards,
         chosen: KeyFilter = (None, [], None),
@@ -127,8 +121,10 @@ class DatasetListing:
         allow_empty: bool = True,
     ) -> None:
         check("on_change", on_change, "'raise' or 'accept'", ok=on_change in ("raise", "accept"))
+        check("allow_empty", allow_empty, "True or False", ok=isinstance(allow_empty, bool))
         self._source = [canonical_url(named) for named in source] if isinstance(source, list) else source
         self._url = parse(source) if isinstance(source, str) else None
+        config = store_config(config)
         self.config = resolve(source, config) if isinstance(source, str) else config
         self._filter = chosen
         self._parse = parse
@@ -154,8 +150,6 @@ class DatasetListing:
         source: Objects | Shards,
         parse: Callable[[str], Url],
         config: StoreConfig | S3ClientConfig | None,
-        region: str | None,
-        endpoint_url: str | None,
         *,
         chosen: KeyFilter = (None, [], None),
         on_change: OnChange = "raise",
@@ -166,24 +160,16 @@ class DatasetListing:
         Raises:
             ConfigError: An argument is invalid, or a filter is given without a prefix.
         """
-        if isinstance(source, str):
-            settings = store_config(config, region, endpoint_url, url=source)
-            return cls(settings, parse, source, chosen, on_change, allow_empty=allow_empty)
-        if any(chosen):
+        if any(chosen) and not isinstance(source, str):
             raise ConfigError(
                 "glob, suffixes, limit: select objects below a prefix; pass the URL of one, or none of them"
             )
-        if isinstance(source, Manifest):
-            urls = source.bases()
-        elif isinstance(source, (ManifestFile, Shards)):
-            urls = source.urls
-        else:
+        if not isinstance(source, (str, Manifest, ManifestFile, Shards)):
             is_known = isinstance(source, Iterable)
             check("source", source, "the URL of a prefix, URLs of objects, or a torchobj.Manifest", ok=is_known)
             # An iterable is consumed here, as s3torchconnector does.
-            urls = source = list(source)
-        settings = store_config_of_all(config, region, endpoint_url, urls)
-        return cls(settings, parse, source, on_change=on_change, allow_empty=allow_empty)
+            source = list(source)
+        return cls(config, parse, source, chosen, on_change, allow_empty=allow_empty)
 
     @property
     def configs(self) -> list[StoreConfig]:

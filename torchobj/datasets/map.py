@@ -40,9 +40,7 @@ class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
         on_change: What to do if an object has another version or size than in the listing or the manifest: `raise` an
             `ObjectChangedError`, or `accept` the object as it is now.
         allow_empty: Whether a prefix or manifest without any object is a dataset without samples, and logged. False: it
-            is an error at the first use, on all ranks; a rank or worker without objects of its own is none. None:
-            False, but True for `S3MapDataset` and `S3IterableDataset`, as in s3torchconnector.
-        region, endpoint_url: Override those of `config`. With objects of S3 and GCS, pass `config` instead.
+            is an error at the first use, on all ranks; a rank or worker without objects of its own is none.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: Action for a sample that cannot be read or transformed: `raise`; `replace` it by the next one that
             can; or a callable that receives index, URL and exception and returns a sample. The first failure of each
@@ -75,9 +73,7 @@ class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
         on_change: OnChange = "raise",
-        allow_empty: bool | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
+        allow_empty: bool = False,
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
         reader_constructor: ReaderConstructor | None = None,
@@ -87,11 +83,9 @@ class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
             source,
             self._parse,
             config,
-            region,
-            endpoint_url,
             chosen=chosen,
             on_change=on_change,
-            allow_empty=self._may_be_empty(allow_empty=allow_empty),
+            allow_empty=allow_empty,
         )
         self._set_up(listing, transform, reader_constructor)
         self._failures = FailurePolicy.of_map_style(on_error)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError
 from torchobj.datasets.map_style import MapStyleDataset
@@ -32,7 +32,6 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
     concurrently; with `torchobj.DataLoader` they are read ahead. They can be in any buckets, of any scheme.
 
     Args:
-        region, endpoint_url: Override those of `config` for the objects of S3.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector. A subclass that does not call
             `super().__init__()` uses the defaults.
         on_error: Action for a sample that cannot be read or built: `raise`; `replace` it by the next one that can; or a
@@ -71,14 +70,12 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
     def __init__(
         self,
         *,
-        region: str | None = None,
-        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
         failures = FailurePolicy.of_map_style(on_error)
         # Not by assignment: a subclass may define __setattr__.
-        self.__dict__["_torchobj_parts"] = _Parts(RefReader(store_config(config, region, endpoint_url)), failures)
+        self.__dict__["_torchobj_parts"] = _Parts(RefReader(config), failures)
         self._torchobj_parts.reader.source()
 
     def __repr__(self) -> str:
@@ -117,7 +114,7 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
     @functools.cached_property
     def _torchobj_parts(self) -> "_Parts":
         # Of a subclass that did not call super().__init__().
-        return _Parts(RefReader(StoreConfig()), FailurePolicy.of_map_style("raise"))
+        return _Parts(RefReader(None), FailurePolicy.of_map_style("raise"))
 
     @property
     @override

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.csv_table import CsvFormat, csv_format, csv_table
@@ -56,7 +56,6 @@ class TableDataset(ObjectDataset[Sample_co]):
         encoding: Encoding of a CSV, such as `latin-1`. None: UTF-8.
         column_types: Types of columns of a CSV by their names, such as `{"id": str}`: of Python or pyarrow, or the name
             of one of pyarrow. Those of other columns are inferred.
-        region, endpoint_url: Override those of `config` for the objects of S3, and for a table in S3.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: Action for a sample that cannot be read or transformed: as for `ObjectDataset`.
 
@@ -94,8 +93,6 @@ class TableDataset(ObjectDataset[Sample_co]):
         *,
         encoding: str | None = None,
         column_types: Mapping[str, Any] | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
@@ -105,11 +102,10 @@ class TableDataset(ObjectDataset[Sample_co]):
         if base_url is not None:
             parse_url(base_url)
         self._base = None if base_url is None else f"{base_url.removesuffix('/')}/"
-        settings = store_config(config, region, endpoint_url)
-        super().__init__(config=settings, on_error=on_error)
+        super().__init__(config=config, on_error=on_error)
         self.transform = transform
         named = None if columns is None else [*_names("columns", columns), *self.url_columns]
-        found, self._name, self._schemes = _read(table, settings, named, csv_format(encoding, column_types))
+        found, self._name, self._schemes = _read(table, config, named, csv_format(encoding, column_types))
         chosen = _chosen(found, self.url_columns, named, self._name)
         for name in self.url_columns:
             self._check_urls(chosen, name)
@@ -335,7 +331,7 @@ def _of_frame(frame: Any, columns: list[str] | None) -> Any:
 
 
 def _read(
-    table: Any, config: StoreConfig, columns: list[str] | None, csv: CsvFormat
+    table: Any, config: StoreConfig | S3ClientConfig | None, columns: list[str] | None, csv: CsvFormat
 ) -> tuple[Any, str, tuple[str, ...]]:
     """A table as an Arrow table, its name in messages, and the schemes of its URLs. Others than `columns` may lack."""
     arrow = import_arrow()

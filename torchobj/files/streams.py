@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Unpack
 
 from torchobj import _torchobj
-from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve
 from torchobj.exceptions import ConfigError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
@@ -62,7 +62,7 @@ def upload_stream(
     report = counters_to(progress)
     parsed = parse_object_url(url)
     chunks = _chunks(stream)
-    native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(str(parsed), store_config(config, url=url)))
+    native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(str(parsed), config))
     check_condition(overwrite, if_version)
     writer = _torchobj.NativeWriter(native, parsed.key, native_attributes(attributes), overwrite, if_version)
     size, reported = 0, time.monotonic()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias, Unpack
 
 from torchobj import _torchobj
-from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve
 from torchobj.exceptions import TransferError
 from torchobj.files.patterns import Pattern, native_patterns
 from torchobj.store import Store
@@ -292,14 +292,14 @@ def download(
 def _store_of(url: str, config: StoreConfig | S3ClientConfig | None) -> tuple[Store, str]:
     """The store of an object, and its key."""
     parsed = parse_object_url(url)
-    return Store(parsed.base, config=resolve(str(parsed), store_config(config, url=url))), parsed.key
+    return Store(parsed.base, config=resolve(str(parsed), config)), parsed.key
 
 
 def _prefix_of(url: str, config: StoreConfig | S3ClientConfig | None) -> tuple["_torchobj.NativeStore", str]:
     """The native store of a URL, and its key with a slash at the end."""
     parsed = parse_url(url)
     prefix = parsed.key if not parsed.key or parsed.key.endswith("/") else f"{parsed.key}/"
-    native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(str(parsed), store_config(config, url=url)))
+    native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(str(parsed), config))
     return native, prefix
 
 

@@ -106,7 +106,7 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
             raise TypeError(f"{type(self).__name__}: unknown options: {', '.join(unknown)}")
         super().__init__()
         self._scheme = self.protocol if isinstance(self.protocol, str) else self.protocol[0]
-        self._config = store_config(config, region, endpoint_url, url="gs://" if self._scheme == "gs" else None)
+        self._config = store_config(config, region, endpoint_url, "gs" if self._scheme == "gs" else "s3")
         self._stores: dict[str, Store] = {}
         self._created_folders = _created_folders.setdefault((self._scheme, self._config), {})
 

@@ -23,8 +23,6 @@ _NAMES = {"gs": ("gs", "gcs")}
 def register(
     *,
     config: StoreConfig | S3ClientConfig | None = None,
-    region: str | None = None,
-    endpoint_url: str | None = None,
     replace: bool = True,
     schemes: tuple[str, ...] = ("s3", "gs"),
 ) -> bool:
@@ -34,9 +32,8 @@ def register(
     `filesystem=torchobj.fsspec.ObjectFileSystem()` to its functions, and paths without a scheme.
 
     Args:
-        config: Default for file systems that are created without a configuration. If neither this nor the next two are
-            given, that of an earlier call is kept.
-        region, endpoint_url: Override those of `config` for `s3://`.
+        config: Default for file systems that are created without a configuration. None: that of an earlier call
+            is kept.
         replace: Whether to replace other implementations that are registered or installed for a scheme.
         schemes: `s3`, or `gs`, or both; `gs` includes `gcs`. None of them, `()`, leaves their implementations alone.
 
@@ -47,15 +44,15 @@ def register(
         ```python
         import pandas, torchobj.fsspec
 
-        torchobj.fsspec.register(endpoint_url="http://localhost:9000")
+        torchobj.fsspec.register(config=config)
         metrics = pandas.read_parquet("s3://bucket/metrics.parquet", storage_options={"profile": "minio"})
         ```
     """
     ok = isinstance(schemes, tuple) and set(schemes) <= _CLASSES.keys()
     check("schemes", schemes, "a tuple of s3 and gs", ok=ok)
     served = _register_classes(schemes, replace=replace)
-    if (served or not schemes) and not (config is None and region is None and endpoint_url is None):
-        set_default_config(store_config(config, region, endpoint_url))
+    if (served or not schemes) and config is not None:
+        set_default_config(store_config(config))
     return served == set(schemes)
 
 

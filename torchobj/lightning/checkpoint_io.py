@@ -55,7 +55,6 @@ class ObjectCheckpointIO(_Base):
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Replace the configuration's for `s3://`.
 
     Example:
         ```python
@@ -74,19 +73,15 @@ class ObjectCheckpointIO(_Base):
         self,
         *,
         config: StoreConfig | S3ClientConfig | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
     ) -> None:
         _join(import_one=True)
-        self._config = store_config(config, region, endpoint_url)
+        self._config = store_config(config)
         is_configured = {
             "s3": dataclasses.replace(self._config, gcs=GCSOptions()) != StoreConfig(),
             "gs": self._config.gcs != GCSOptions(),
         }
         for scheme, needs_config in is_configured.items():
-            is_served = register(
-                config=config, region=region, endpoint_url=endpoint_url, replace=False, schemes=(scheme,)
-            )
+            is_served = register(config=config, replace=False, schemes=(scheme,))
             if needs_config and not is_served:
                 logger.warning(
                     "Lightning also accesses %s:// paths through fsspec, where another filesystem than torchobj is "
@@ -234,7 +229,8 @@ class S3LightningCheckpoint(ObjectCheckpointIO):
         s3client_config: S3ClientConfig | StoreConfig | None = None,
         endpoint: str | None = None,
     ) -> None:
-        super().__init__(config=s3client_config, region=region, endpoint_url=endpoint)
+        is_given = not (region is None and s3client_config is None and endpoint is None)
+        super().__init__(config=store_config(s3client_config, region, endpoint) if is_given else None)
         self.region = region
 
     def __setstate__(self, state: dict[str, Any]) -> None:

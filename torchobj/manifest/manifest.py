@@ -12,7 +12,7 @@ from typing import Any, Self
 from typing_extensions import override
 
 from torchobj._torchobj import ManifestPages, NativeManifest, NativeStore
-from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve
 from torchobj.config.checks import check
 from torchobj.manifest import parquet
 from torchobj.store.file_objects import ObjectWriter
@@ -108,7 +108,7 @@ class Manifest(NativeManifest):
             StoreError: The listing failed.
         """
         parsed, chosen = parse_url(url), key_filter(glob, suffixes, limit)
-        store = NativeStore(parsed.scheme, parsed.bucket, resolve(url, store_config(config)))
+        store = NativeStore(parsed.scheme, parsed.bucket, resolve(url, config))
         report = counters_to(progress)
         if report is None:
             return cls(NativeManifest.from_listing(store, parsed.base, parsed.key, *chosen))

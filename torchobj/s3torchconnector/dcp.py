@@ -12,8 +12,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase
 
 from torchobj.checkpoint.dcp.object_names import rank_prefix
 from torchobj.checkpoint.dcp.storage import CheckpointStorage, StorageReader, StorageWriter
-from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve
 from torchobj.exceptions import ConfigError, IntegrityError, ObjectChangedError, ObjectNotFoundError
+from torchobj.s3torchconnector.client_config import connector_config
 from torchobj.store import Store
 from torchobj.store.copies import Copy, delete_unchanged, unverified
 from torchobj.store.file_objects import ObjectWriter, open_reader
@@ -170,7 +171,7 @@ class S3FileSystem(FileSystemBase):
     ) -> None:
         if s3_client is not None:
             raise ConfigError(f"s3_client={s3_client!r}: must be None; settings go to s3client_config")
-        self._config = store_config(s3client_config, region)
+        self._config = connector_config(None, s3client_config, region, None)
 
     def _store(self, path: str | os.PathLike[str]) -> tuple[Store, Url]:
         url = parse_url(os.fspath(path), ("s3",))
@@ -319,8 +320,7 @@ class S3StorageWriter(_S3Storage, StorageWriter):
             thread_count=thread_count,
             prefix_strategy=prefix_strategy,
             overwrite=overwrite,
-            config=s3client_config,
-            region=region,
+            config=self.fs._config,
         )
 
 
@@ -347,4 +347,4 @@ class S3StorageReader(_S3Storage, StorageReader):
         reader_constructor: Any = None,  # noqa: ARG002  part of the signature
     ) -> None:
         self.fs = S3FileSystem(region, s3client_config=s3client_config)
-        super().__init__(os.fspath(path), config=s3client_config, region=region)
+        super().__init__(os.fspath(path), config=self.fs._config)

@@ -6,9 +6,10 @@
 import math
 
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, one_config, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import ConfigError, StoreError
 from torchobj.reading.reader_constructor import ReaderConstructor
+from torchobj.s3torchconnector.client_config import connector_config
 from torchobj.store.file_objects import ObjectWriter, open_reader
 from torchobj.urls import parse_url
 
@@ -120,10 +121,10 @@ class S3Checkpoint:
         endpoint: str | None = None,
         s3client_config: S3ClientConfig | StoreConfig | None = None,
         *,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
     ) -> None:
         self.region, self.endpoint = region, endpoint
-        self._config = store_config(one_config(config, s3client_config), region, endpoint)
+        self._config = connector_config(config, s3client_config, region, endpoint)
 
     def reader(self, s3_uri: str) -> ObjectReader:
         """Returns a file to read an object, for `torch.load`: large tensors are read in parallel into their own memory.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import AccessDeniedError, ConfigError, ObjectNotFoundError, TarIndexError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import url_of_file
@@ -175,9 +175,8 @@ class TarIndex:
             StoreError: A read failed, or a shard was replaced meanwhile.
         """
         index_file.check_installed()
-        chosen = store_config(config)
-        shards = _shards_of(shard_manifest(urls, chosen))
-        return cls._of_parts(shards, _members_of(shards, chosen, progress))
+        shards = _shards_of(shard_manifest(urls, config))
+        return cls._of_parts(shards, _members_of(shards, config, progress))
 
     @classmethod
     def load(cls, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> Self:
@@ -226,7 +225,7 @@ class TarIndex:
         index_file.check_installed()
         shards = _shards_of(manifest)
         if index is None:
-            return cls._per_shard(shards, store_config(config), progress)
+            return cls._per_shard(shards, config, progress)
         loaded = index if isinstance(index, TarIndex) else cls.load(index, config=config)
         return loaded._selected(shards, "index" if isinstance(index, TarIndex) else url_of_file(index))
 
@@ -252,14 +251,15 @@ class TarIndex:
             ConfigError, TarError, StoreError: As `build` raises.
             StoreError: A file cannot be written; others may have been.
         """
-        chosen = store_config(config)
         shards = list({shard.name: shard for shard in _shards_of(manifest)}.values())
-        found = cls._found_per_shard(shards, chosen)
+        found = cls._found_per_shard(shards, config)
         stale = [shard for shard in shards if shard.name not in found]
-        return cls._of_parts(stale, _members_of(stale, chosen, progress)).save_per_shard(config=chosen)
+        return cls._of_parts(stale, _members_of(stale, config, progress)).save_per_shard(config=config)
 
     @classmethod
-    def _per_shard(cls, shards: list[TarShard], config: StoreConfig, progress: ProgressOption) -> Self:
+    def _per_shard(
+        cls, shards: list[TarShard], config: StoreConfig | S3ClientConfig | None, progress: ProgressOption
+    ) -> Self:
         found = cls._found_per_shard(shards, config)
         missing = list({shard.name: shard for shard in shards if shard.name not in found}.values())
         if missing:
@@ -272,7 +272,9 @@ class TarIndex:
         return cls._of_parts(shards, [found[shard.name] for shard in shards])
 
     @classmethod
-    def _found_per_shard(cls, shards: list[TarShard], config: StoreConfig) -> dict[str, list[Any]]:
+    def _found_per_shard(
+        cls, shards: list[TarShard], config: StoreConfig | S3ClientConfig | None
+    ) -> dict[str, list[Any]]:
         """The members of the shards that have a current index beside them, by the URL of the shard."""
         found: dict[str, list[Any]] = {}
         unusable: list[TarIndexError] = []
@@ -453,7 +455,7 @@ class _OpenShard:
 
 
 def _members_of(
-    shards: Sequence[TarShard], config: StoreConfig | None, progress: ProgressOption = None
+    shards: Sequence[TarShard], config: StoreConfig | S3ClientConfig | None, progress: ProgressOption = None
 ) -> list[list[Any]]:
     """The members of shards as tables of `index_file`, several per shard. The name of a shard is its URL.
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from torchobj import _torchobj
-from torchobj.config import StoreConfig, resolve, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError
 from torchobj.manifest import Manifest
@@ -157,14 +157,18 @@ class FoundShards(NamedTuple):
 
 
 def shard_manifest(
-    urls: str | Sequence[str], config: StoreConfig | None = None, suffixes: Sequence[str] = TAR_SUFFIXES
+    urls: str | Sequence[str],
+    config: StoreConfig | S3ClientConfig | None = None,
+    suffixes: Sequence[str] = TAR_SUFFIXES,
 ) -> Manifest:
     """The manifest of `find_shards`."""
     return find_shards(urls, config, suffixes).manifest
 
 
 def find_shards(
-    urls: str | Sequence[str], config: StoreConfig | None = None, suffixes: Sequence[str] = TAR_SUFFIXES
+    urls: str | Sequence[str],
+    config: StoreConfig | S3ClientConfig | None = None,
+    suffixes: Sequence[str] = TAR_SUFFIXES,
 ) -> FoundShards:
     """The shards that `urls` selects, in that order, with sizes and versions.
 

@@ -90,7 +90,6 @@ class TarWriter(_Writer):
         index: Whether to write the index, which needs pyarrow: `pip install torchobj[manifest]`. `TarIndex` builds that
             of a shard without one.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Replace the configuration's.
         source: A text that the index keeps, such as a digest of what was packed.
 
     Raises:
@@ -111,8 +110,6 @@ class TarWriter(_Writer):
         *,
         index: bool = True,
         config: StoreConfig | S3ClientConfig | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
         source: str | None = None,
     ) -> None:
         self._file: ObjectWriter | None = None
@@ -120,7 +117,7 @@ class TarWriter(_Writer):
         _check_shard_url(url)
         if index:
             index_file.check_installed()
-        self._config = store_config(config, region, endpoint_url, url=url)
+        self._config = config
         self._has_index, self._source = index, source
         self._size = 0
         self._keys: dict[str, None] = {}
@@ -328,7 +325,6 @@ class ShardWriter(_Writer):
         start_shard: Number of the first shard.
         index: Whether to write indexes, which needs pyarrow: `pip install torchobj[manifest]`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Replace the configuration's.
 
     Raises:
         ConfigError: The pattern has no number, a limit is not positive, or pyarrow is not installed.
@@ -351,8 +347,6 @@ class ShardWriter(_Writer):
         start_shard: int = 0,
         index: bool = True,
         config: StoreConfig | S3ClientConfig | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
     ) -> None:
         check_shard_pattern(pattern)
         check_shard_limits(maxcount, maxsize)
@@ -361,7 +355,7 @@ class ShardWriter(_Writer):
             index_file.check_installed()
         self.pattern, self.maxcount, self.maxsize = pattern, maxcount, maxsize
         self._has_index = index
-        self._config = store_config(config, region, endpoint_url, url=pattern)
+        self._config = store_config(config)
         self._tar: TarWriter | None = None
         self._is_closed = False
         self._shards: list[TarShard] = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypedDict, Unpack, ove
 
 from torchobj import _shutdown, _torchobj
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolve
 from torchobj.exceptions import ConfigError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
@@ -75,7 +75,6 @@ class ObjectWriter(_BinaryFile):
     Args:
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Replace the configuration's.
         overwrite: If False, the object must not exist when the writer is closed.
         if_version: The object must have this version when the writer is closed.
         attributes: `content_type`, `metadata`, `storage_class` and the other attributes of `Store.put`.
@@ -89,8 +88,6 @@ class ObjectWriter(_BinaryFile):
         url: str,
         *,
         config: StoreConfig | S3ClientConfig | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
         overwrite: bool = True,
         if_version: str | None = None,
         **attributes: Unpack[ObjectAttributes],
@@ -98,7 +95,7 @@ class ObjectWriter(_BinaryFile):
         self._native: _torchobj.NativeWriter | None = None
         self._failed: BaseException | None = None
         self._end = b""
-        parsed, store = store_of(url, store_config(config, region, endpoint_url, url=url), is_written=True)
+        parsed, store = store_of(url, config, is_written=True)
         check_condition(overwrite, if_version)
         native = native_attributes(attributes)
         self._url = parsed
@@ -257,7 +254,9 @@ def log_abort(url: str, error: BaseException) -> str:
     return message
 
 
-def store_of(url: str, config: StoreConfig, *, is_written: bool = False) -> tuple[Url, "_torchobj.NativeStore"]:
+def store_of(
+    url: str, config: StoreConfig | S3ClientConfig | None, *, is_written: bool = False
+) -> tuple[Url, "_torchobj.NativeStore"]:
     """Returns the parsed URL of an object, and its store.
 
     Raises:
@@ -271,7 +270,7 @@ def store_of(url: str, config: StoreConfig, *, is_written: bool = False) -> tupl
 
 def open_reader(
     url: str,
-    config: StoreConfig,
+    config: StoreConfig | S3ClientConfig | None,
     jump_bytes: int | None = None,
     ahead_bytes: int | None = None,
     *,
@@ -418,7 +417,7 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
         raise ConfigError(f"mode={mode!r}, {given}: exclude each other; text needs mode={mode[0]!r}")
     file: Any
     if binary == "rb":
-        file = open_reader(url, store_config(config))
+        file = open_reader(url, config)
     else:
         file = ObjectWriter(url, config=config, overwrite=overwrite and binary != "xb", if_version=if_version)
     return file if binary == mode else TextFile(file, encoding or "utf-8", errors, newline)

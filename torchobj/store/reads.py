@@ -53,7 +53,7 @@ def get(url: str, *, version: str | None = None, config: StoreConfig | S3ClientC
         'text'
     """
     parsed = parse_object_url(url)
-    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(str(parsed), store_config(config, url=url)))
+    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(str(parsed), config))
     return store.get(parsed.key, version=version)
 
 

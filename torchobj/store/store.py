@@ -66,7 +66,7 @@ class Store:
             self._url = f"file:///{name}".rstrip("/") if name else "file://"
         else:
             self._url = f"{parsed.base}/{prefix}" if prefix else parsed.base
-        self._config = resolve(self._url, store_config(config, region, endpoint_url, url=self._url))
+        self._config = resolve(self._url, store_config(config, region, endpoint_url, parsed.scheme))
         self._native = _torchobj.NativeStore(parsed.scheme, name, self._config, prefix and f"{prefix}/")
         # Keys of references are whole keys; those of files start at the root.
         self._root = _torchobj.NativeStore(parsed.scheme, parsed.bucket, self._config)

@@ -26,7 +26,7 @@ from torchobj.checkpoint.archive.pickling import (
     uses_in,
 )
 from torchobj.checkpoint.archive.records import NotPlannableError, RecordRange, Records
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.store.file_objects import open_reader, store_of
 from torchobj.store.transfers import ByteProgress, ProgressOption, byte_progress
@@ -78,8 +78,6 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     *,
     progress: ProgressOption = None,
     config: StoreConfig | S3ClientConfig | None = None,
-    region: str | None = None,
-    endpoint_url: str | None = None,
 ) -> Any:
     """Loads a file of `torch.save` or `torchobj.save`.
 
@@ -101,7 +99,6 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         progress: Receives a `torchobj.files.Progress` of the bytes of tensors about every 0.1 s and at the end, in this
             thread; True shows a bar on stderr. An exception that it raises ends the load, as an error of a read does.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Replace the configuration's.
 
     Returns:
         The object; with `keys`, the same mappings with these entries only; with `into`, `into`.
@@ -119,7 +116,6 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         >>> load("memory://example/loaded.pt", keys=["a"])
         {'a': tensor([1., 1.])}
     """
-    settings = store_config(config, region, endpoint_url, url=url)
     counted = byte_progress(progress)
     loaded = load_counted(
         url,
@@ -128,7 +124,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         keys=keys,
         verify=verify,
         into=into,
-        settings=settings,
+        config=config,
         counted=counted,
     )
     if counted is not None:
@@ -145,7 +141,7 @@ def load_counted(
     keys: Sequence[str] | None = None,
     verify: bool = True,
     into: Any = None,
-    settings: StoreConfig,
+    config: StoreConfig | S3ClientConfig | None,
     counted: ByteProgress | None,
 ) -> Any:
     """`load` as a part of an operation, whose progress is `counted`. Arguments and errors are those of `load`.
@@ -153,7 +149,7 @@ def load_counted(
     `weights_only` is what `effective_weights_only` returned.
     """
     wanted = None if keys is None else entries.checked_keys(keys)
-    parsed, store = store_of(url, settings)
+    parsed, store = store_of(url, config)
     try:
         records = Records(store, parsed.key, str(parsed))
         plan = _Plan(records, map_location, weights_only=weights_only, verify=verify, counted=counted)
@@ -164,7 +160,7 @@ def load_counted(
         # The modules that parse the file do not know its URL.
         raise CheckpointError(f"{parsed}: {error}") from error.__cause__
     logger.info("%s: read by torch.load: %s", parsed, reason)
-    loaded = _load_with_torch(str(parsed), settings, map_location, weights_only=weights_only)
+    loaded = _load_with_torch(str(parsed), config, map_location, weights_only=weights_only)
     if wanted is not None:
         loaded = entries.selected(loaded, entries.select(loaded, wanted, str(parsed)))
     if into is None:
@@ -175,9 +171,11 @@ def load_counted(
     return entries.assigned(into, loaded)
 
 
-def _load_with_torch(url: str, settings: StoreConfig, map_location: MapLocation, *, weights_only: bool) -> Any:
+def _load_with_torch(
+    url: str, config: StoreConfig | S3ClientConfig | None, map_location: MapLocation, *, weights_only: bool
+) -> Any:
     torch_load: Any = torch.load
-    with open_reader(url, settings) as reader:
+    with open_reader(url, config) as reader:
         try:
             return torch_load(reader, map_location, weights_only=weights_only)
         except TorchobjError:

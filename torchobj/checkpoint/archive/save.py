@@ -9,7 +9,7 @@ import torch
 from torchobj import _torchobj
 from torchobj.checkpoint.archive.device_memory import BLOCK_BYTES, BLOCKS_BYTES, blocks_of, bytes_of, is_reachable
 from torchobj.checkpoint.archive.plan import Field, Plan, PlanError, plan_of
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.store.conditions import check_condition
 from torchobj.store.file_objects import NO_ATTRIBUTES, ObjectWriter, store_of
@@ -42,8 +42,6 @@ def save(
     if_version: str | None = None,
     progress: ProgressOption = None,
     config: StoreConfig | S3ClientConfig | None = None,
-    region: str | None = None,
-    endpoint_url: str | None = None,
 ) -> SavedObject:
     """Saves an object as the file that `torch.save` writes.
 
@@ -64,7 +62,6 @@ def save(
             An exception that it raises ends the save: the bucket is unchanged, unless it is raised at the end. At most
             256 MiB are in flight with it, and count as done.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Replace the configuration's.
 
     Returns:
         URL, size in bytes and version of the object.
@@ -82,10 +79,9 @@ def save(
         >>> save({"weight": torch.ones(3)}, "memory://example/saved.pt").url
         'memory://example/saved.pt'
     """
-    settings = store_config(config, region, endpoint_url, url=url)
     counted = byte_progress(progress)
     check_condition(overwrite, if_version)
-    parsed, store = store_of(url, settings, is_written=True)
+    parsed, store = store_of(url, config, is_written=True)
     if parsed.key.lower().endswith(".safetensors"):
         raise ConfigError(
             f"{parsed}: this would be a file of torch.save, which readers of safetensors refuse; write "
@@ -96,7 +92,7 @@ def save(
         plan = obj if isinstance(obj, Plan) else plan_of(obj, copies_small=True, checksum=checksum)
     except PlanError as reason:
         logger.info("%s: streamed by torch.save: %s", parsed, reason)
-        with ObjectWriter(url, config=settings, overwrite=overwrite, if_version=if_version) as writer:
+        with ObjectWriter(url, config=config, overwrite=overwrite, if_version=if_version) as writer:
             torch.save(obj, writer)
             size = writer.tell()
         if counted is not None:

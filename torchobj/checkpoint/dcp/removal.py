@@ -21,7 +21,7 @@ from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.metadata import load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, FileNames, FileOwner, is_item_file, is_metadata, ranked
 from torchobj.checkpoint.leftovers import EXPIRED_AFTER, expired_owners, idle_owners, owners_of_age, running
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError, StoreError
 from torchobj.store import ObjectInfo, Store, UnfinishedUpload
 from torchobj.urls import Url
@@ -126,8 +126,6 @@ def sweep(
     *,
     older_than_s: float = EXPIRED_AFTER.total_seconds(),
     config: StoreConfig | S3ClientConfig | None = None,
-    region: str | None = None,
-    endpoint_url: str | None = None,
 ) -> list[str]:
     """Deletes the files of saves by `StorageWriter` that were killed, or whose cleanup failed.
 
@@ -139,7 +137,6 @@ def sweep(
         older_than_s: The files of a rank expire if it wrote none for this many seconds, by the store's clock. A running
             save fails if it is swept: use more than the time of a save, unless no save is running.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Override those of the configuration.
 
     Returns:
         The URLs of the deleted objects.
@@ -154,7 +151,7 @@ def sweep(
     """
     if isinstance(older_than_s, bool) or not isinstance(older_than_s, int | float) or not 0 <= older_than_s < math.inf:
         raise ConfigError(f"older_than_s={older_than_s!r}: must be a number of seconds, 0 or more")
-    folder = CheckpointDir(url, store_config(config, region, endpoint_url, url=url))
+    folder = CheckpointDir(url, config)
     if folder.url == "file://":
         raise ConfigError(f"url={url!r}: must be a folder, as file:///checkpoints")
     listed, uploads = folder.objects(""), folder.unfinished_uploads()

@@ -27,7 +27,7 @@ from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, rank_prefix, ranked
 from torchobj.checkpoint.dcp.removal import discard, files_of, sweep_expired
 from torchobj.checkpoint.dcp.save_items import RankReport, write_items
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
@@ -48,7 +48,6 @@ class CheckpointStorage:
     Args:
         url: Folder of the checkpoint.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Override those of the configuration.
 
     Raises:
         ConfigError: `url` is not a URL of a store, or `config` is not a configuration.
@@ -57,11 +56,9 @@ class CheckpointStorage:
     #: Schemes of the URLs that it accepts.
     _schemes: ClassVar[tuple[str, ...]] = SCHEMES
 
-    def __init__(
-        self, url: str, config: StoreConfig | S3ClientConfig | None, region: str | None, endpoint_url: str | None
-    ) -> None:
+    def __init__(self, url: str, config: StoreConfig | S3ClientConfig | None) -> None:
         super().__init__()
-        self._config = store_config(config, region, endpoint_url, url=url)
+        self._config = config
         self._checkpoint = self._dir(url)
         #: Identifies this save or load in the metadata.
         self._id = str(uuid.uuid4())
@@ -112,7 +109,6 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         progress: Receives a `torchobj.files.Progress` of the bytes that this rank loads, about every 0.1 s and at the
             end; True shows a bar on stderr. An exception that it raises ends the load.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Override those of the configuration.
 
     Raises:
         ConfigError: `url` is not a URL of a store.
@@ -131,11 +127,9 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         verify: bool = True,
         progress: ProgressOption = None,
         config: StoreConfig | S3ClientConfig | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
     ) -> None:
         counters_to(progress)
-        super().__init__(url, config, region, endpoint_url)
+        super().__init__(url, config)
         self._progress = progress
         self._verify = verify
         self._metadata: Metadata | None = None
@@ -229,7 +223,6 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         progress: Receives a `torchobj.files.Progress` of the bytes that this rank saves, as they are sent; True shows
             a bar on stderr. An exception that it raises ends the save on all ranks.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Override those of the configuration.
 
     Raises:
         ConfigError: `url` is not a URL of a store, `thread_count` is not a positive int, or `overwrite` is not a bool.
@@ -250,14 +243,12 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         overwrite: bool = True,
         progress: ProgressOption = None,
         config: StoreConfig | S3ClientConfig | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
     ) -> None:
         if not isinstance(thread_count, int) or thread_count < 1:
             raise ConfigError(f"thread_count={thread_count!r}: must be an int of 1 or more")
         check_condition(overwrite, None)
         counters_to(progress)
-        super().__init__(url, config, region, endpoint_url)
+        super().__init__(url, config)
         self._progress = progress
         self._thread_count = thread_count
         self._prefix_of = prefix_strategy or rank_prefix

@@ -59,7 +59,6 @@ class CheckpointManager:
             writes the state as one file of `torch.save`.
         process_group: The ranks that save; all if None.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Replace the configuration's.
 
     Raises:
         ConfigError: The URL is not that of a folder, a rule is not valid, or this rank is not in `process_group`.
@@ -83,12 +82,10 @@ class CheckpointManager:
         sharded: bool = False,
         process_group: "torch.distributed.ProcessGroup | None" = None,
         config: StoreConfig | S3ClientConfig | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
     ) -> None:
         best = KeepBest(*keep_best) if isinstance(keep_best, tuple) and 2 <= len(keep_best) <= 3 else keep_best
         self._rules = Retention(keep_last, keep_every, best)  # type: ignore[arg-type]  # checked there
-        self._config = store_config(config, region, endpoint_url, url=url)
+        self._config = store_config(config)
         self._commits = Commits(url, self._config)
         self._sharded = sharded
         self._pending = functools.partial(
@@ -286,7 +283,7 @@ class CheckpointManager:
                 with self._ranks.together():
                     url = folder + STATE_FILE
                     loaded = load_counted(
-                        url, map_location, weights_only=weights_only, settings=self._config, counted=counted
+                        url, map_location, weights_only=weights_only, config=self._config, counted=counted
                     )
                     into = own_state(loaded, self._ranks, source)
             elif self._sharded:

@@ -68,7 +68,7 @@ def restore_file(
         Exception: A rank could not read. Every error is raised on all ranks.
     """
     load = functools.partial(
-        load_counted, folder + STATE_FILE, weights_only=weights_only, settings=config, counted=counted
+        load_counted, folder + STATE_FILE, weights_only=weights_only, config=config, counted=counted
     )
     with ranks.together():
         taken = take_state(into, sharded=False)

@@ -115,7 +115,6 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         mesh: A `DeviceMesh`, instead of `rank` and `world_size`. Ranks that differ only in dimensions for parts of the
             model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
             `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
-        region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
 
     Attributes:
@@ -159,8 +158,6 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
     ) -> None:
         import_arrow("pyarrow.parquet")
@@ -183,7 +180,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         self._footers: tuple[Any, list[_Unit]] | None = None
         self._batch_rows, self._format = batch_rows, format
         self._set_up(
-            DatasetListing.of(Shards(checked_urls(urls), _SUFFIXES), parse_url, config, region, endpoint_url),
+            DatasetListing.of(Shards(checked_urls(urls), _SUFFIXES), parse_url, config),
             transform=transform,
             shuffle=shuffle,
             shuffle_buffer=shuffle_buffer,

@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.shared_index import SharedIndex
@@ -44,7 +44,6 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         transform: Converts a sample, after `decode`. None: the sample is a dict of extension to `Buffer`, or to what
             `decode` returned, with `__key__` and `__url__`, as that of webdataset. The buffers of a sample share its
             memory, which lives as long as one of them.
-        region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: Action for a sample that cannot be read or decoded: `raise`; `replace` it by the next one that can; or
             a callable that receives index, URL of the shard and exception and returns a sample. The exception has notes
@@ -76,8 +75,6 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         *,
         decode: Decode | None = None,
         transform: Callable[[dict[str, Any]], Sample_co] | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
@@ -86,9 +83,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         self._decode, self.transform = check_decode(decode), transform
         shards = Shards(checked_urls(urls), TAR_SUFFIXES)
-        self._listing = DatasetListing(
-            store_config(config, region, endpoint_url, url=shards.urls[0]), parse_url, shards
-        )
+        self._listing = DatasetListing(config, parse_url, shards)
         super().__init__(config=self._listing.config, on_error=on_error)
         self._index = SharedIndex(self._listing, index, self._decode)
 

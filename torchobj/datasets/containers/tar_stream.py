@@ -93,7 +93,6 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         mesh: A `DeviceMesh`, instead of `rank` and `world_size`. Ranks that differ only in dimensions for parts of the
             model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
             `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
-        region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
 
     Attributes:
@@ -137,8 +136,6 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
     ) -> None:
         check("shuffle_shards", shuffle_shards, "True or False", ok=isinstance(shuffle_shards, bool))
@@ -148,7 +145,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         # Number of samples of the shards before each, once they were counted.
         self._starts: Order = np.zeros(0, dtype=np.int64)
         self._checked = False
-        listing = DatasetListing.of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config, region, endpoint_url)
+        listing = DatasetListing.of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config)
         self._index = SharedIndex(listing)
         self._set_up(
             listing,

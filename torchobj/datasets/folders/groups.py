@@ -8,7 +8,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, position_of
 from torchobj.datasets.containers.tar_samples import Sample
@@ -43,7 +43,6 @@ class GroupDataset(FolderDataset[Sample_co]):
             a warning.
         allow_empty: Whether a folder without any object of these fields is a dataset without samples, and logged.
             False: it is an error.
-        region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: Action for a sample that cannot be read or transformed: as for `ObjectDataset`.
 
@@ -77,8 +76,6 @@ class GroupDataset(FolderDataset[Sample_co]):
         *,
         missing: Literal["raise", "drop"] = "raise",
         allow_empty: bool = False,
-        region: str | None = None,
-        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
@@ -89,7 +86,7 @@ class GroupDataset(FolderDataset[Sample_co]):
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         check("missing", missing, "'raise' or 'drop'", ok=missing in ("raise", "drop"))
         check("allow_empty", allow_empty, "True or False", ok=isinstance(allow_empty, bool))
-        super().__init__(url, store_config(config, region, endpoint_url, url=url), on_error)
+        super().__init__(url, config, on_error)
         self.fields, self.transform = dict(fields), transform
         self._is_dropping, self._allow_empty = missing == "drop", allow_empty
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from torchobj import decode
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.folders.folder import Arrangement, FolderDataset
@@ -140,7 +140,6 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         allow_empty: Whether a class may have no images.
         classes: Folders of the classes, in the order of their numbers; other folders are left out. None: all folders,
             sorted. Samples are in the order of the sorted folders in any case.
-        region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: Action for a sample that cannot be read, decoded or transformed: as for `ObjectDataset`.
 
@@ -187,8 +186,6 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         allow_empty: bool = False,  # noqa: FBT001, FBT002  torchvision's argument
         *,
         classes: Sequence[str] | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
@@ -205,7 +202,7 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         is_classes = is_list and all(isinstance(name, str) and name for name in classes or ())
         ok = classes is None or (is_classes and 0 < len(classes) == len({*classes}))
         check("classes", classes, "a list of different names of folders, or None", ok=ok)
-        super().__init__(url, store_config(config, region, endpoint_url, url=url), on_error)
+        super().__init__(url, config, on_error)
         self.root, self.loader = url, loader
         self.transform, self.target_transform = transform, target_transform
         has_transform = transform is not None or target_transform is not None
