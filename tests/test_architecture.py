@@ -32,7 +32,8 @@ LAYERS = [
     ["collate"],
     ["loader"],
     ["checkpoint"],
-    ["lightning", "otel", "s3torchconnector", "transformers"],
+    ["lightning", "otel", "transformers"],
+    ["s3torchconnector"],
     ["cli"],
     ["__main__"],
 ]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError
 from torchobj.store.file_objects import ObjectWriter, open_reader
@@ -38,7 +38,7 @@ _STAGES = (StreamingOpen, FileCache, FilterFunction)
 class _Opener(NamedTuple):
     """Opens URLs, as a handler in `gopen_schemes`."""
 
-    config: StoreConfig | S3ClientConfig | None
+    config: StoreConfig | None
 
     def __call__(self, url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> Any:  # noqa: ARG002  webdataset's
         if mode == "rb":
@@ -74,7 +74,7 @@ class _ShardFile(ObjectWriter):
         return len(data) if self._is_discarded else super().write(data)
 
 
-def register(config: StoreConfig | S3ClientConfig | None = None, schemes: tuple[str, ...] = ("s3", "gs")) -> None:
+def register(config: StoreConfig | None = None, schemes: tuple[str, ...] = ("s3", "gs")) -> None:
     """Makes webdataset open `s3://`, `gs://` and `gcs://` with torchobj, in this process and in DataLoader workers.
 
     `wds.WebDataset("s3://bucket/train-{000000..000099}.tar")` then reads each shard by parallel requests ahead of its
@@ -85,7 +85,7 @@ def register(config: StoreConfig | S3ClientConfig | None = None, schemes: tuple[
     `close`, which creates the shard with the samples until then. Another call replaces the configuration.
 
     Args:
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         schemes: `s3`, or `gs`, or both. webdataset reads `gs://` with gsutil otherwise; `gs` includes `gcs`.
 
     Raises:

@@ -138,7 +138,7 @@ def test_the_options_of_gcs_and_their_defaults():
         GCS("http://localhost:4443")
 
 
-KINDS = [ANY, S3, GCS, torchobj.FileOptions, torchobj.S3ClientConfig]
+KINDS = [ANY, S3, GCS, torchobj.FileOptions]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -310,25 +310,16 @@ def test_a_pickle_with_a_field_that_moved_is_refused_with_its_new_location():
     assert pickle.loads(pickle.dumps(older)) == torchobj.StoreConfig(max_in_flight=7)
 
 
-def test_a_config_of_s3torchconnector_says_the_same():
-    theirs = torchobj.S3ClientConfig(throughput_target_gbps=100.0, part_size=16 << 20, unsigned=True, max_attempts=3)
-    ours = theirs.to_store_config()
-    assert (ours.max_in_flight, ours.part_bytes, ours.s3.anonymous, ours.max_attempts) == (250, 16 << 20, True, 3)
-    assert torchobj.S3ClientConfig().to_store_config() == torchobj.StoreConfig()
-    assert torchobj.S3ClientConfig(force_path_style=True).to_store_config().s3.addressing_style == "path"
-    with pytest.raises(ConfigError, match="max_attempts=0"):
-        torchobj.S3ClientConfig(max_attempts=0)
-
-
 def test_region_and_endpoint_replace_those_of_the_configuration():
     given = torchobj.StoreConfig(s3=torchobj.S3Options(region="a", endpoint_url="http://a", profile="p"), hedge=False)
     config = store_config(given, "b", None)
     assert (config.s3.region, config.s3.endpoint_url, config.s3.profile, config.hedge) == ("b", "http://a", "p", False)
-    config = store_config(torchobj.S3ClientConfig(profile="p"), None, "http://b")
+    config = store_config(torchobj.StoreConfig(s3=torchobj.S3Options(profile="p")), None, "http://b")
     assert (config.s3.region, config.s3.endpoint_url, config.s3.profile) == (None, "http://b", "p")
     assert store_config(given) is given
-    with pytest.raises(ConfigError, match="config="):
-        store_config({"region": "a"})
+    for other in ({"region": "a"}, torchobj.S3ClientConfig(), 0, ""):
+        with pytest.raises(ConfigError, match=r"^config=.*: must be a StoreConfig, or None$"):
+            store_config(other)
 
 
 @pytest.mark.parametrize("url", ["gs://b", "gcs://b"])
@@ -368,22 +359,3 @@ def test_a_region_is_refused_for_gcs_with_the_reason():
     for call in (functools.partial(torchobj.Store, "gs://b"), torchobj.fsspec.GCSFileSystem):
         with pytest.raises(ConfigError, match=reason):
             call(region="eu")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        functools.partial(torchobj.S3MapDataset.from_prefix, "s3://b/"),
-        functools.partial(torchobj.S3MapDataset.from_objects, ["s3://b/k"]),
-        functools.partial(torchobj.S3IterableDataset.from_prefix, "s3://b/"),
-        functools.partial(torchobj.S3IterableDataset.from_objects, ["s3://b/k"]),
-        torchobj.S3Checkpoint,
-    ],
-)
-def test_a_configuration_with_two_names_is_passed_by_one_and_has_the_right_type(call):
-    for name in ("config", "s3client_config"):
-        for value in ({}, 0, ""):
-            with pytest.raises(ConfigError, match="must be a StoreConfig or an S3ClientConfig"):
-                call(**{name: value})
-    with pytest.raises(ConfigError, match="^config: must be None if s3client_config is set$"):
-        call(config=ANY(), s3client_config=ANY())

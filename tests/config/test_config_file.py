@@ -95,7 +95,9 @@ def test_what_a_call_is_given_replaces_field_by_field_also_by_a_default(write):
     assert (config.s3.endpoint_url, config.s3.anonymous, config.file.sync) == ("http://file", False, True)
     assert Store("s3://b", endpoint_url="http://call").config.s3.endpoint_url == "http://call"
     assert Store("s3://b", region="r").config.s3.endpoint_url == "http://file"
-    assert Store("s3://b", config=torchobj.S3ClientConfig(part_size=16 << 20)).config.max_attempts == 3
+    assert (
+        Store("s3://b", config=torchobj.S3ClientConfig(part_size=16 << 20).to_store_config()).config.max_attempts == 3
+    )
 
 
 def test_options_of_gcs_are_read_from_the_file_and_overridden_field_by_field(write):

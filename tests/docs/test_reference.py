@@ -20,6 +20,7 @@ MODULES = [
     "torchobj.s3torchconnector.names",
     "torchobj.config",
     "torchobj.s3torchconnector.dcp",
+    "torchobj.s3torchconnector.lightning",
     "torchobj.decode",
     "torchobj.exceptions",
     "torchobj.files",

@@ -21,7 +21,8 @@ from tests.strict.control import FaultAction
 from tests.support.managers import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.fsspec import instances
-from torchobj.lightning import ObjectCheckpointIO, S3LightningCheckpoint
+from torchobj.lightning import ObjectCheckpointIO
+from torchobj.s3torchconnector.lightning import S3LightningCheckpoint
 
 pytestmark = [
     pytest.mark.providers("s3", GCS_IN_MATRIX),

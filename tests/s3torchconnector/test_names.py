@@ -12,8 +12,8 @@ import torch.utils.data
 from s3torchconnector.dcp.s3_prefix_strategy import RoundRobinPrefixStrategy
 
 import torchobj
-import torchobj.lightning
 import torchobj.s3torchconnector.dcp
+import torchobj.s3torchconnector.lightning
 
 DATASETS = [
     (cls, method) for cls in ("S3MapDataset", "S3IterableDataset") for method in ("from_prefix", "from_objects")
@@ -71,7 +71,7 @@ def test_checkpoints_have_the_same_methods():
 def test_the_lightning_plugin_has_the_same_calls():
     # Imports Lightning, which takes seconds.
     theirs = importlib.import_module("s3torchconnector.lightning").S3LightningCheckpoint
-    ours = torchobj.lightning.S3LightningCheckpoint
+    ours = torchobj.s3torchconnector.lightning.S3LightningCheckpoint
     assert_takes(ours, theirs, optional=("region",))
     for method in ("save_checkpoint", "load_checkpoint", "remove_checkpoint", "teardown"):
         assert_takes(getattr(ours, method), getattr(theirs, method))

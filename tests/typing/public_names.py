@@ -172,7 +172,7 @@ def stores() -> None:
     version = store.put("key", buffer, overwrite=False)
     assert_type(version, str)
     store.delete("key", if_version=version)
-    get_many(["s3://bucket/key"], config=S3ClientConfig())
+    get_many(["s3://bucket/key"], config=S3ClientConfig().to_store_config())
     assert_type(parse_url("s3://bucket/key"), Url)
 
 

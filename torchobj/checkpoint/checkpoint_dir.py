@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchobj import _torchobj
-from torchobj.config import S3ClientConfig, StoreConfig, resolve
+from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import BucketNotFoundError, ObjectNotFoundError, StoreError
 from torchobj.files.links import without_links
 from torchobj.store import ObjectInfo, Store, UnfinishedUpload
@@ -32,7 +32,7 @@ class CheckpointDir:
         ConfigError: `url` is not a URL of a store.
     """
 
-    def __init__(self, url: str, config: StoreConfig | S3ClientConfig | None) -> None:
+    def __init__(self, url: str, config: StoreConfig | None) -> None:
         parsed = parse_url(url)
         self.scheme = parsed.scheme
         self._config = resolve(url, config)

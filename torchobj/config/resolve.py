@@ -3,7 +3,6 @@
 from typing import TypeVar
 
 from torchobj.config.config_file import file_for
-from torchobj.config.s3_client import S3ClientConfig
 from torchobj.config.settings import Settings, fields_of
 from torchobj.config.store import OPTIONS, StoreConfig
 from torchobj.exceptions import ConfigError
@@ -12,7 +11,7 @@ _Config = TypeVar("_Config", bound=Settings)
 
 
 def store_config(
-    config: StoreConfig | S3ClientConfig | None,
+    config: StoreConfig | None,
     region: str | None = None,
     endpoint_url: str | None = None,
     scheme: str = "s3",
@@ -29,10 +28,8 @@ def store_config(
     """
     if config is None:
         config = StoreConfig()
-    elif isinstance(config, S3ClientConfig):
-        config = config.to_store_config()
     elif not isinstance(config, StoreConfig):
-        raise ConfigError(f"config={config!r}: must be a StoreConfig or an S3ClientConfig")
+        raise ConfigError(f"config={config!r}: must be a StoreConfig, or None")
     passed = {"region": region, "endpoint_url": endpoint_url}
     passed = {name: value for name, value in passed.items() if value is not None}
     if not passed:
@@ -50,7 +47,7 @@ def store_config(
     return config.replaced(s3=config.s3.replaced(**passed))
 
 
-def resolve(url: str, config: StoreConfig | S3ClientConfig | None) -> StoreConfig:
+def resolve(url: str, config: StoreConfig | None) -> StoreConfig:
     """The configuration of a URL. Fields that are not set have the values of the longest matching prefix of the file.
 
     All fields of the result are set: it is not changed again, also in a process with another file. Without a file, it

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import TypeVar
 
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError, OnIterableError
 from torchobj.datasets.listing import DatasetListing, ManifestFile, Objects, OnChange
@@ -38,7 +38,7 @@ class Options(TypedDict, Generic[Sample], total=False):
     limit: int | None
     on_change: OnChange
     allow_empty: bool
-    config: StoreConfig | S3ClientConfig | None
+    config: StoreConfig | None
     reader_constructor: ReaderConstructor | None
     on_error: OnError | OnIterableError
     enable_sharding: bool | None

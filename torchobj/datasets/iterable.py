@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.config.checks import check_kinds
 from torchobj.datasets import undivided
 from torchobj.datasets.base import PerObjectDataset, Sample_co
@@ -55,7 +55,7 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
             `ObjectChangedError`, or `accept` the object as it is now.
         allow_empty: Whether a prefix or manifest without any object is a dataset without samples, and logged. False: it
             is an error at the first use, on all ranks; a rank or worker without objects of its own is none.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         enable_sharding: Whether to divide the objects: each rank gets every n-th object, and each DataLoader worker
             every n-th of those. False: each process yields all objects. None: as False, and a warning if several ranks
             do so by a DataLoader. The ranks are those of torch.distributed when
@@ -109,7 +109,7 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         limit: int | None = None,
         on_change: OnChange = "raise",
         allow_empty: bool = False,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         enable_sharding: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,

@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 from torchobj import _torchobj
 from torchobj.config import (
     Prefix,
-    S3ClientConfig,
     StoreConfig,
     file_for,
     resolve,
@@ -112,7 +111,7 @@ class DatasetListing:
 
     def __init__(
         self,
-        config: StoreConfig | S3ClientConfig | None,
+        config: StoreConfig | None,
         parse: Callable[[str], Url],
         source: str | list[str] | Manifest | ManifestFile | Shards,
         chosen: KeyFilter = (None, [], None),
@@ -149,7 +148,7 @@ class DatasetListing:
         cls,
         source: Objects | Shards,
         parse: Callable[[str], Url],
-        config: StoreConfig | S3ClientConfig | None,
+        config: StoreConfig | None,
         *,
         chosen: KeyFilter = (None, [], None),
         on_change: OnChange = "raise",

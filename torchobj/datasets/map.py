@@ -6,7 +6,7 @@ from typing import Any
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.datasets.base import PerObjectDataset, Sample_co
 from torchobj.datasets.failures import FailurePolicy, OnError
 from torchobj.datasets.listing import DatasetListing, OnChange
@@ -41,7 +41,7 @@ class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
             `ObjectChangedError`, or `accept` the object as it is now.
         allow_empty: Whether a prefix or manifest without any object is a dataset without samples, and logged. False: it
             is an error at the first use, on all ranks; a rank or worker without objects of its own is none.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         on_error: Action for a sample that cannot be read or transformed: `raise`; `replace` it by the next one that
             can; or a callable that receives index, URL and exception and returns a sample. The first failure of each
             process is logged.
@@ -74,7 +74,7 @@ class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
         limit: int | None = None,
         on_change: OnChange = "raise",
         allow_empty: bool = False,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         on_error: OnError = "raise",
         reader_constructor: ReaderConstructor | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, resolve
+from torchobj.config import StoreConfig, resolve
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import Failure, FailurePolicy, OnError
 from torchobj.datasets.map_style import MapStyleDataset
@@ -32,8 +32,7 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
     concurrently; with `torchobj.DataLoader` they are read ahead. They can be in any buckets, of any scheme.
 
     Args:
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector. A subclass that does not call
-            `super().__init__()` uses the defaults.
+        config: Settings of the stores. A subclass that does not call `super().__init__()` uses the defaults.
         on_error: Action for a sample that cannot be read or built: `raise`; `replace` it by the next one that can; or a
             callable that receives index, URL and exception and returns a sample. The URL is that of the object that
             could not be read, otherwise of the first object of the sample. The first failure of each process is logged.
@@ -70,7 +69,7 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
     def __init__(
         self,
         *,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
         failures = FailurePolicy.of_map_style(on_error)

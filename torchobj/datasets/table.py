@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.csv_table import CsvFormat, csv_format, csv_table
@@ -56,7 +56,7 @@ class TableDataset(ObjectDataset[Sample_co]):
         encoding: Encoding of a CSV, such as `latin-1`. None: UTF-8.
         column_types: Types of columns of a CSV by their names, such as `{"id": str}`: of Python or pyarrow, or the name
             of one of pyarrow. Those of other columns are inferred.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         on_error: Action for a sample that cannot be read or transformed: as for `ObjectDataset`.
 
     Attributes:
@@ -93,7 +93,7 @@ class TableDataset(ObjectDataset[Sample_co]):
         *,
         encoding: str | None = None,
         column_types: Mapping[str, Any] | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
         self.url_columns = _names("url_columns", [url_columns] if isinstance(url_columns, str) else url_columns)
@@ -331,7 +331,7 @@ def _of_frame(frame: Any, columns: list[str] | None) -> Any:
 
 
 def _read(
-    table: Any, config: StoreConfig | S3ClientConfig | None, columns: list[str] | None, csv: CsvFormat
+    table: Any, config: StoreConfig | None, columns: list[str] | None, csv: CsvFormat
 ) -> tuple[Any, str, tuple[str, ...]]:
     """A table as an Arrow table, its name in messages, and the schemes of its URLs. Others than `columns` may lack."""
     arrow = import_arrow()

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Unpack
 
 from torchobj import _torchobj
-from torchobj.config import S3ClientConfig, StoreConfig, resolve
+from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import ConfigError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
@@ -26,7 +26,7 @@ def upload_stream(
     stream: Any,
     url: str,
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     overwrite: bool = True,
     if_version: str | None = None,
     progress: ProgressCallback | None = None,

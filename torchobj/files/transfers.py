@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias, Unpack
 
 from torchobj import _torchobj
-from torchobj.config import S3ClientConfig, StoreConfig, resolve
+from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import TransferError
 from torchobj.files.patterns import Pattern, native_patterns
 from torchobj.store import Store
@@ -44,7 +44,7 @@ def upload_file(
     path: FilePath,
     url: str,
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     overwrite: bool = True,
     if_version: str | None = None,
     skip_unchanged: bool = False,
@@ -61,7 +61,7 @@ def upload_file(
         path: A regular file, which must not change meanwhile, or a symbolic link to one. A FIFO, and a file without a
             size, such as those of `/proc`, are read to their ends, and `skip_unchanged` does not apply to them.
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         overwrite: Whether an existing object may be replaced.
         if_version: Replaces only this version of the object, as returned by `Store.put` and `Store.head`.
         skip_unchanged: Whether to keep an object that is equal to the file: of the same size and with the checksum or
@@ -106,7 +106,7 @@ def download_file(
     url: str,
     path: FilePath,
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     version: str | None = None,
     skip_unchanged: bool = False,
     progress: ProgressOption = None,
@@ -162,7 +162,7 @@ def upload(
     folder: FilePath,
     url: str,
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     glob: str | None = None,
     patterns: Sequence[Pattern] = (),
     overwrite: bool = True,
@@ -237,7 +237,7 @@ def download(
     url: str,
     folder: FilePath,
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     glob: str | None = None,
     patterns: Sequence[Pattern] = (),
     skip_unchanged: bool = False,
@@ -289,13 +289,13 @@ def download(
     return _tree_transfer("download", url, done)
 
 
-def _store_of(url: str, config: StoreConfig | S3ClientConfig | None) -> tuple[Store, str]:
+def _store_of(url: str, config: StoreConfig | None) -> tuple[Store, str]:
     """The store of an object, and its key."""
     parsed = parse_object_url(url)
     return Store(parsed.base, config=resolve(str(parsed), config)), parsed.key
 
 
-def _prefix_of(url: str, config: StoreConfig | S3ClientConfig | None) -> tuple["_torchobj.NativeStore", str]:
+def _prefix_of(url: str, config: StoreConfig | None) -> tuple["_torchobj.NativeStore", str]:
     """The native store of a URL, and its key with a slash at the end."""
     parsed = parse_url(url)
     prefix = parsed.key if not parsed.key or parsed.key.endswith("/") else f"{parsed.key}/"

@@ -10,7 +10,7 @@ from typing import Any
 from fsspec.compression import compr  # type: ignore[import-untyped]
 from fsspec.core import get_compression  # type: ignore[import-untyped]
 
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import StoreConfig, store_config
 from torchobj.exceptions import (
     AccessDeniedError,
     ConfigError,
@@ -68,7 +68,7 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
     concurrently.
 
     Args:
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         region, endpoint_url: Override those of `config`. GCS has no region.
         options: Options of s3fs, on `GCSFileSystem` of gcsfs, which override fields of `config`: `anon`, `key`,
             `secret`, `token`, `profile`, `requester_pays`, `client_kwargs`, `config_kwargs`, `s3_additional_kwargs`;
@@ -96,7 +96,7 @@ class ObjectFileSystem(ManyObjects, metaclass=CachedByConfig):
 
     def __init__(
         self,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
         **options: Any,

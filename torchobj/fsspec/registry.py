@@ -6,7 +6,7 @@ from typing import Any
 import fsspec as package  # type: ignore[import-untyped]
 from fsspec.registry import known_implementations  # type: ignore[import-untyped]
 
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.fsspec.file_system import GCSFileSystem, ObjectFileSystem
 from torchobj.fsspec.instances import set_default_config
@@ -22,7 +22,7 @@ _NAMES = {"gs": ("gs", "gcs")}
 
 def register(
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     replace: bool = True,
     schemes: tuple[str, ...] = ("s3", "gs"),
 ) -> bool:
@@ -44,7 +44,8 @@ def register(
         ```python
         import pandas, torchobj.fsspec
 
-        torchobj.fsspec.register(config=config)
+        s3 = torchobj.S3Options(endpoint_url="http://localhost:9000")
+        torchobj.fsspec.register(config=torchobj.StoreConfig(s3=s3))
         metrics = pandas.read_parquet("s3://bucket/metrics.parquet", storage_options={"profile": "minio"})
         ```
     """

@@ -6,12 +6,12 @@ Importing this package imports neither of them. The callback imports one when it
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchobj.lightning.checkpoint_io import ObjectCheckpointIO, S3LightningCheckpoint
+from torchobj.lightning.checkpoint_io import ObjectCheckpointIO
 
 if TYPE_CHECKING:
     from torchobj.lightning.loader_logger import LoaderLogger
 
-__all__ = ["LoaderLogger", "ObjectCheckpointIO", "S3LightningCheckpoint"]
+__all__ = ["LoaderLogger", "ObjectCheckpointIO"]
 
 
 def __getattr__(name: str) -> Any:

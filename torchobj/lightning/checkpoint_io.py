@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from torchobj.config import GCSOptions, S3ClientConfig, StoreConfig, store_config
+from torchobj.config import GCSOptions, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.fsspec import register
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import SCHEMES, Url, parse_url
 
-__all__ = ["ObjectCheckpointIO", "S3LightningCheckpoint"]
+__all__ = ["ObjectCheckpointIO"]
 
 logger = logging.getLogger("torchobj")
 
@@ -54,7 +54,7 @@ class ObjectCheckpointIO(_Base):
     `ckpt_path="last"` does not work with URLs, because Lightning searches the local disk; use `newest` instead.
 
     Args:
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Example:
         ```python
@@ -72,7 +72,7 @@ class ObjectCheckpointIO(_Base):
     def __init__(
         self,
         *,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
     ) -> None:
         _join(import_one=True)
         self._config = store_config(config)
@@ -210,35 +210,6 @@ class ObjectCheckpointIO(_Base):
 
     def _parsed(self, path: Any) -> Url:
         return parse_url(_text(path), self._schemes)
-
-
-class S3LightningCheckpoint(ObjectCheckpointIO):
-    """The plugin with the name and arguments of s3torchconnector. Accepts `s3://` URLs only.
-
-    Args:
-        region: Region of the bucket; detected if None.
-        s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
-        endpoint: URL of the store; AWS or the environment's if None.
-    """
-
-    _schemes = ("s3",)
-
-    def __init__(
-        self,
-        region: str | None = None,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        endpoint: str | None = None,
-    ) -> None:
-        is_given = not (region is None and s3client_config is None and endpoint is None)
-        super().__init__(config=store_config(s3client_config, region, endpoint) if is_given else None)
-        self.region = region
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["region"], state["_config"])  # type: ignore[misc]  # as above
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
-        """Saves a checkpoint as `ObjectCheckpointIO` does, but ignores `storage_options`, as s3torchconnector does."""
-        super().save_checkpoint(checkpoint, path)
 
 
 def _forget_listings(url: Url) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from typing_extensions import override
 
 from torchobj._torchobj import ManifestPages, NativeManifest, NativeStore
-from torchobj.config import S3ClientConfig, StoreConfig, resolve
+from torchobj.config import StoreConfig, resolve
 from torchobj.config.checks import check
 from torchobj.manifest import parquet
 from torchobj.store.file_objects import ObjectWriter
@@ -90,7 +90,7 @@ class Manifest(NativeManifest):
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
         progress: ProgressOption = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
     ) -> Self:
         """Lists the objects under a prefix, in key order.
 
@@ -101,7 +101,7 @@ class Manifest(NativeManifest):
             limit: Maximum number of objects, the first in key order.
             progress: Receives a `torchobj.files.Progress` after each page and at the end: number of the selected
                 objects and their bytes. True shows a bar on stderr. An exception that it raises ends the listing.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            config: Settings of the store.
 
         Raises:
             ConfigError: An argument is invalid.
@@ -132,7 +132,7 @@ class Manifest(NativeManifest):
         """
         return Manifest(NativeManifest.from_urls(urls))
 
-    def save(self, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> None:
+    def save(self, path_or_url: str | os.PathLike[str], *, config: StoreConfig | None = None) -> None:
         """Writes the manifest as a Parquet file, which replaces an existing one when it is complete.
 
         pandas, pyarrow and DuckDB read it as a table with the columns `base`, such as `s3://bucket`, `key`, `size` in
@@ -141,7 +141,7 @@ class Manifest(NativeManifest):
 
         Args:
             path_or_url: A local path, or the URL of an object.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            config: Settings of the store.
 
         Raises:
             ConfigError: pyarrow is not installed, or the URL does not name an object.
@@ -152,14 +152,14 @@ class Manifest(NativeManifest):
             parquet.write(self, file)
 
     @classmethod
-    def load(cls, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> Self:
+    def load(cls, path_or_url: str | os.PathLike[str], *, config: StoreConfig | None = None) -> Self:
         """Reads a file that `save` wrote. Lists nothing. Needs pyarrow: `pip install torchobj[manifest]`.
 
         A file in a bucket may name objects of any bucket, but no files or memory of this machine.
 
         Args:
             path_or_url: A local path, or the URL of an object.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            config: Settings of the store.
 
         Raises:
             ConfigError: pyarrow is not installed, or the URL does not name an object.

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, file_for, resolve, store_config
+from torchobj.config import StoreConfig, file_for, resolve, store_config
 from torchobj.manifest import Manifest
 from torchobj.reading import (
     lookahead_warning,
@@ -174,7 +174,7 @@ class RefReader(DatasetReader[ObjectRef]):
         config: The argument of the dataset; prefixes of the configuration file apply within it.
     """
 
-    def __init__(self, config: StoreConfig | S3ClientConfig | None) -> None:
+    def __init__(self, config: StoreConfig | None) -> None:
         super().__init__()
         self.config = config = store_config(config)
         prefixes = [*map(str, file_for(config).prefixes), ""]

@@ -1,4 +1,4 @@
-"""The names and signatures of s3torchconnector: `names`, `datasets`, and those of its module `dcp`.
+"""The names and signatures of s3torchconnector: `names`, `datasets`, and those of its modules `dcp` and `lightning`.
 
-Those of `s3torchconnector.lightning` are in `torchobj.lightning`.
+Their arguments are converted to a `StoreConfig` in `client_config`.
 """

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.datasets.base import Options, PerObjectDataset, Sample, Sample_co
 from torchobj.datasets.failures import OnError, OnIterableError
 from torchobj.datasets.iterable import ObjectIterableDataset
@@ -18,7 +18,7 @@ from torchobj.exceptions import ConfigError
 from torchobj.manifest import Manifest
 from torchobj.ranks.sharding import Uneven
 from torchobj.reading.reader_constructor import ReaderConstructor
-from torchobj.s3torchconnector.client_config import connector_config
+from torchobj.s3torchconnector.client_config import S3ClientConfig, connector_config
 from torchobj.urls import SCHEMES, Url, canonical_url
 
 __all__ = ["S3IterableDataset", "S3MapDataset"]

@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase
 
 from torchobj.checkpoint.dcp.object_names import rank_prefix
 from torchobj.checkpoint.dcp.storage import CheckpointStorage, StorageReader, StorageWriter
-from torchobj.config import S3ClientConfig, StoreConfig, resolve
+from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import ConfigError, IntegrityError, ObjectChangedError, ObjectNotFoundError
-from torchobj.s3torchconnector.client_config import connector_config
+from torchobj.s3torchconnector.client_config import S3ClientConfig, connector_config
 from torchobj.store import Store
 from torchobj.store.copies import Copy, delete_unchanged, unverified
 from torchobj.store.file_objects import ObjectWriter, open_reader

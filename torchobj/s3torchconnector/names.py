@@ -6,10 +6,10 @@
 import math
 
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError, StoreError
 from torchobj.reading.reader_constructor import ReaderConstructor
-from torchobj.s3torchconnector.client_config import connector_config
+from torchobj.s3torchconnector.client_config import S3ClientConfig, connector_config
 from torchobj.store.file_objects import ObjectWriter, open_reader
 from torchobj.urls import parse_url
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.exceptions import AccessDeniedError, ConfigError, ObjectNotFoundError, TarIndexError
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import url_of_file
@@ -159,14 +159,14 @@ class TarIndex:
         cls,
         urls: str | Sequence[str],
         *,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         progress: ProgressOption = None,
     ) -> Self:
         """Reads the headers of shards. Many shards are read concurrently.
 
         Args:
             urls: The shards: URLs, or patterns with braces or wildcards, or prefixes that end with a slash.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            config: Settings of the store.
             progress: Receives a `torchobj.files.Progress`, whose bytes are those of the shards.
 
         Raises:
@@ -179,14 +179,14 @@ class TarIndex:
         return cls._of_parts(shards, _members_of(shards, config, progress))
 
     @classmethod
-    def load(cls, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> Self:
+    def load(cls, path_or_url: str | os.PathLike[str], *, config: StoreConfig | None = None) -> Self:
         """Reads an index file. Reads no shard.
 
         A file in a bucket may name shards of any bucket, but no files or memory of this machine.
 
         Args:
             path_or_url: A local path, or the URL of an object.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            config: Settings of the store.
 
         Raises:
             ConfigError: pyarrow is not installed, or the URL does not name an object.
@@ -204,7 +204,7 @@ class TarIndex:
         cls,
         manifest: Manifest,
         index: "TarIndex | str | os.PathLike[str] | None" = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         *,
         progress: ProgressOption = None,
     ) -> "TarIndex":
@@ -215,7 +215,7 @@ class TarIndex:
             index: An index, or the path or URL of an index file, which must contain these shards. None: the files
                 beside the shards, `<URL of the shard>.index.parquet`; the index of shards that have none, or one for
                 another size or version, is built and not saved.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            config: Settings of the store.
             progress: As for `build`.
 
         Raises:
@@ -234,14 +234,14 @@ class TarIndex:
         cls,
         manifest: Manifest,
         *,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         progress: ProgressOption = None,
     ) -> list[str]:
         """Writes the index of each shard that has none beside it, or one for another size or version.
 
         Args:
             manifest: The shards, with their sizes and versions, from `shard_manifest`.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            config: Settings of the store.
             progress: As for `build`.
 
         Returns:
@@ -257,9 +257,7 @@ class TarIndex:
         return cls._of_parts(stale, _members_of(stale, config, progress)).save_per_shard(config=config)
 
     @classmethod
-    def _per_shard(
-        cls, shards: list[TarShard], config: StoreConfig | S3ClientConfig | None, progress: ProgressOption
-    ) -> Self:
+    def _per_shard(cls, shards: list[TarShard], config: StoreConfig | None, progress: ProgressOption) -> Self:
         found = cls._found_per_shard(shards, config)
         missing = list({shard.name: shard for shard in shards if shard.name not in found}.values())
         if missing:
@@ -272,9 +270,7 @@ class TarIndex:
         return cls._of_parts(shards, [found[shard.name] for shard in shards])
 
     @classmethod
-    def _found_per_shard(
-        cls, shards: list[TarShard], config: StoreConfig | S3ClientConfig | None
-    ) -> dict[str, list[Any]]:
+    def _found_per_shard(cls, shards: list[TarShard], config: StoreConfig | None) -> dict[str, list[Any]]:
         """The members of the shards that have a current index beside them, by the URL of the shard."""
         found: dict[str, list[Any]] = {}
         unusable: list[TarIndexError] = []
@@ -334,7 +330,7 @@ class TarIndex:
             [index_file.name_in(index_url, shard.name) for shard in self.shards], self.samples, self.members
         )
 
-    def save(self, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> None:
+    def save(self, path_or_url: str | os.PathLike[str], *, config: StoreConfig | None = None) -> None:
         """Writes the index as a Parquet file, which replaces an existing one when it is complete.
 
         A row is a member, with the columns `shard`, `key`, `field`, `offset`, `size`, and `begin` and `end` of the
@@ -342,7 +338,7 @@ class TarIndex:
 
         Args:
             path_or_url: A local path, or the URL of an object.
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            config: Settings of the store.
 
         Raises:
             ConfigError: The URL does not name an object.
@@ -359,11 +355,11 @@ class TarIndex:
         table, _ = index._expanded(url)
         index_file.write(file, [shard._replace(name=index_file.name_in(url, shard.name)) for shard in shards], table)
 
-    def save_per_shard(self, *, config: StoreConfig | S3ClientConfig | None = None) -> list[str]:
+    def save_per_shard(self, *, config: StoreConfig | None = None) -> list[str]:
         """Writes the index of each shard beside it, as `<URL of the shard>.index.parquet`.
 
         Args:
-            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            config: Settings of the store.
 
         Returns:
             The URLs of the files.
@@ -455,7 +451,7 @@ class _OpenShard:
 
 
 def _members_of(
-    shards: Sequence[TarShard], config: StoreConfig | S3ClientConfig | None, progress: ProgressOption = None
+    shards: Sequence[TarShard], config: StoreConfig | None, progress: ProgressOption = None
 ) -> list[list[Any]]:
     """The members of shards as tables of `index_file`, several per shard. The name of a shard is its URL.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torchobj._torchobj import NativeStore, ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
+from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError, TarIndexError, TransferError
 from torchobj.manifest import Manifest
 from torchobj.shards import index_file
@@ -184,7 +184,7 @@ def _groups(
         yield list(open_groups.pop()[1].values())
 
 
-def is_complete(plan: PackPlan, shard: PlannedShard, config: StoreConfig) -> bool:
+def is_complete(plan: PackPlan, shard: PlannedShard, config: StoreConfig | None) -> bool:
     """Whether the shard and its index exist and contain the objects of the plan, in their listed versions.
 
     Raises:
@@ -207,7 +207,11 @@ def is_complete(plan: PackPlan, shard: PlannedShard, config: StoreConfig) -> boo
 
 
 def pack_shard(
-    plan: PackPlan, shard: PlannedShard, config: StoreConfig, report: Callable[[int], None], stopped: threading.Event
+    plan: PackPlan,
+    shard: PlannedShard,
+    config: StoreConfig | None,
+    report: Callable[[int], None],
+    stopped: threading.Event,
 ) -> None:
     """Writes a shard and its index, and verifies both.
 
@@ -272,7 +276,7 @@ def is_below(pattern: str, folder: Url) -> bool:
     return False
 
 
-def check_next(plan: PackPlan, pattern: str, start_shard: int, config: StoreConfig) -> None:
+def check_next(plan: PackPlan, pattern: str, start_shard: int, config: StoreConfig | None) -> None:
     """Checks that there is no shard after those of the plan, which readers would read with them.
 
     Raises:
@@ -297,7 +301,7 @@ class Packing:
     """
 
     def __init__(
-        self, plan: PackPlan, shards: Sequence[PlannedShard], config: StoreConfig, progress: ProgressOption
+        self, plan: PackPlan, shards: Sequence[PlannedShard], config: StoreConfig | None, progress: ProgressOption
     ) -> None:
         self._plan, self._shards, self._config, self._report = plan, shards, config, counters_to(progress)
         self._lock, self._stopped = threading.Lock(), threading.Event()
@@ -361,7 +365,7 @@ def pack(
     start_shard: int = 0,
     parallel: int = 4,
     progress: ProgressOption = None,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
 ) -> list[str]:
     """Packs the objects in a folder into tar shards in the format of webdataset, with an index beside each.
 
@@ -377,7 +381,7 @@ def pack(
         parallel: Maximum number of shards that are packed at the same time.
         progress: Receives a `torchobj.files.Progress` of objects and bytes, in the threads that write; True shows a bar
             on stderr. An exception that it raises ends the packing; shards that are complete remain.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Returns:
         The URLs of all shards.
@@ -397,7 +401,7 @@ def pack(
         ['memory://unpacked/out/train-000000.tar']
     """
     index_file.check_installed()
-    parsed, chosen = parse_url(prefix), store_config(config)
+    parsed = parse_url(prefix)
     folder = parsed._replace(key=parsed.key.rstrip("/") + "/" if parsed.key else "")
     if isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1:
         raise ConfigError(f"parallel={parallel!r}: must be an int of 1 or more")
@@ -405,12 +409,12 @@ def pack(
     check_start_shard(start_shard)
     if is_below(shards, folder):
         raise ConfigError(f"shards={shards!r}: is below {folder}, whose next listing would contain the shards")
-    manifest = Manifest.from_prefix(str(folder), config=chosen)
+    manifest = Manifest.from_prefix(str(folder), config=config)
     plan = plan_shards(manifest, folder, shards, maxcount=maxcount, maxsize=maxsize, start_shard=start_shard)
     if not plan.shards:
         raise ObjectNotFoundError(f"{folder}: no samples; {len(plan.left_out)} objects are left out")
-    check_next(plan, shards, start_shard, chosen)
-    packing = Packing(plan, plan.shards, chosen, progress)
+    check_next(plan, shards, start_shard, config)
+    packing = Packing(plan, plan.shards, config, progress)
     packing.run(parallel)
     if packing.failures:
         failed = "; ".join(f"{url}: {error}" for url, error in packing.failures[:3])
@@ -425,7 +429,7 @@ def _divided(name: str) -> tuple[str, str]:
     return key, name[len(key) + 1 :]
 
 
-def _contents(plan: PackPlan, shard: PlannedShard, config: StoreConfig, pool: CallPool) -> Iterator[Any]:
+def _contents(plan: PackPlan, shard: PlannedShard, config: StoreConfig | None, pool: CallPool) -> Iterator[Any]:
     """The bytes of the objects of a shard, each as an iterable of parts, in order. Others are read meanwhile."""
     url = str(plan.folder)
     store = NativeStore(plan.folder.scheme, plan.folder.bucket, resolve(url, config))

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from torchobj import _torchobj
-from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
+from torchobj.config import StoreConfig, resolve
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError
 from torchobj.manifest import Manifest
@@ -158,7 +158,7 @@ class FoundShards(NamedTuple):
 
 def shard_manifest(
     urls: str | Sequence[str],
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     suffixes: Sequence[str] = TAR_SUFFIXES,
 ) -> Manifest:
     """The manifest of `find_shards`."""
@@ -167,7 +167,7 @@ def shard_manifest(
 
 def find_shards(
     urls: str | Sequence[str],
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     suffixes: Sequence[str] = TAR_SUFFIXES,
 ) -> FoundShards:
     """The shards that `urls` selects, in that order, with sizes and versions.
@@ -187,7 +187,6 @@ def find_shards(
         ObjectNotFoundError: A named shard does not exist.
         StoreError: A request failed.
     """
-    chosen = store_config(config)
     builder = _torchobj.ManifestBuilder()
     named: list[str] = []
     skipped: list[str] = []
@@ -198,11 +197,11 @@ def find_shards(
         if literal == url and not url.endswith("/"):
             named.append(url)
             continue
-        _add(builder, _of_names(named, chosen))
+        _add(builder, _of_names(named, config))
         named = []
-        found = _below(url, chosen, suffixes, skipped) if literal == url else _matching(url, literal, chosen)
+        found = _below(url, config, suffixes, skipped) if literal == url else _matching(url, literal, config)
         _add(builder, found)
-    _add(builder, _of_names(named, chosen))
+    _add(builder, _of_names(named, config))
     shards = FoundShards(Manifest(builder.finish()), len(skipped), *skipped[:1])
     if shards.skipped:
         logger.warning("urls=%r: %s; to read them pass their URLs, or a glob", urls, shards)
@@ -214,7 +213,7 @@ def _add(builder: "_torchobj.ManifestBuilder", found: "_torchobj.NativeManifest"
         builder.add(found.bases(), found.columns(0, len(found)))
 
 
-def _matching(url: str, literal: str, config: StoreConfig) -> "_torchobj.NativeManifest":
+def _matching(url: str, literal: str, config: StoreConfig | None) -> "_torchobj.NativeManifest":
     """The objects that match a glob."""
     found = _listed(url, literal, config, key_filter(url[len(literal) :], None, None))
     if not len(found):
@@ -224,7 +223,9 @@ def _matching(url: str, literal: str, config: StoreConfig) -> "_torchobj.NativeM
     return found
 
 
-def _below(url: str, config: StoreConfig, suffixes: Sequence[str], skipped: list[str]) -> "_torchobj.NativeManifest":
+def _below(
+    url: str, config: StoreConfig | None, suffixes: Sequence[str], skipped: list[str]
+) -> "_torchobj.NativeManifest":
     """The shards below a prefix. URLs of those that are not data are added to `skipped`."""
     # Tables consist of Parquet files.
     extra = [_METADATA] if ".parquet" in suffixes else []
@@ -262,18 +263,18 @@ def _below(url: str, config: StoreConfig, suffixes: Sequence[str], skipped: list
     return listed if len(data) == len(listed) else _manifest(data)
 
 
-def _listed(url: str, literal: str, config: StoreConfig, chosen: KeyFilter) -> "_torchobj.NativeManifest":
+def _listed(url: str, literal: str, config: StoreConfig | None, chosen: KeyFilter) -> "_torchobj.NativeManifest":
     parsed = parse_url(literal)
     store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(url, config))
     return _torchobj.NativeManifest.from_listing(store, parsed.base, parsed.key, *chosen)
 
 
-def _near(url: str, config: StoreConfig) -> str:
+def _near(url: str, config: StoreConfig | None) -> str:
     parsed = parse_url(url)
     return nearest_keys(_torchobj.NativeStore(parsed.scheme, parsed.bucket, resolve(url, config)), parsed)
 
 
-def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest":
+def _of_names(urls: list[str], config: StoreConfig | None) -> "_torchobj.NativeManifest":
     """Named objects, with the sizes and versions of concurrent HEAD requests."""
     found: dict[str, tuple[int, str | None]] = {}
     by_bucket: dict[tuple[str, str], list[str]] = {}
@@ -299,7 +300,7 @@ def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest
     return _manifest([(parsed.base, parsed.key, *found[url]) for parsed, url in zip(parsed_urls, urls, strict=True)])
 
 
-def note_prefix(error: StoreError, url: str, config: StoreConfig, advice: str) -> None:
+def note_prefix(error: StoreError, url: str, config: StoreConfig | None, advice: str) -> None:
     """Adds a note to the error of an object that does not exist if its name is that of a prefix with objects."""
     prefix = f"{url.removesuffix('/')}/"
     # The first error is the one to report.

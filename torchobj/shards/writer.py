@@ -10,7 +10,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError
 from torchobj.shards import index_file
@@ -89,7 +89,7 @@ class TarWriter(_Writer):
         url: `s3://bucket/train.tar`, `gs://…`, `file:///…` or `memory://…`.
         index: Whether to write the index, which needs pyarrow: `pip install torchobj[manifest]`. `TarIndex` builds that
             of a shard without one.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         source: A text that the index keeps, such as a digest of what was packed.
 
     Raises:
@@ -109,7 +109,7 @@ class TarWriter(_Writer):
         url: str,
         *,
         index: bool = True,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         source: str | None = None,
     ) -> None:
         self._file: ObjectWriter | None = None
@@ -324,7 +324,7 @@ class ShardWriter(_Writer):
         maxsize: A shard ends with the sample whose fields reach this number of bytes together with those before.
         start_shard: Number of the first shard.
         index: Whether to write indexes, which needs pyarrow: `pip install torchobj[manifest]`.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Raises:
         ConfigError: The pattern has no number, a limit is not positive, or pyarrow is not installed.
@@ -346,7 +346,7 @@ class ShardWriter(_Writer):
         *,
         start_shard: int = 0,
         index: bool = True,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
     ) -> None:
         check_shard_pattern(pattern)
         check_shard_limits(maxcount, maxsize)

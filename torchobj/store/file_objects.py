@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypedDict, Unpack, ove
 
 from torchobj import _shutdown, _torchobj
 from torchobj._torchobj import ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, resolve
+from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import ConfigError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
@@ -74,7 +74,7 @@ class ObjectWriter(_BinaryFile):
 
     Args:
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         overwrite: If False, the object must not exist when the writer is closed.
         if_version: The object must have this version when the writer is closed.
         attributes: `content_type`, `metadata`, `storage_class` and the other attributes of `Store.put`.
@@ -87,7 +87,7 @@ class ObjectWriter(_BinaryFile):
         self,
         url: str,
         *,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         overwrite: bool = True,
         if_version: str | None = None,
         **attributes: Unpack[ObjectAttributes],
@@ -254,9 +254,7 @@ def log_abort(url: str, error: BaseException) -> str:
     return message
 
 
-def store_of(
-    url: str, config: StoreConfig | S3ClientConfig | None, *, is_written: bool = False
-) -> tuple[Url, "_torchobj.NativeStore"]:
+def store_of(url: str, config: StoreConfig | None, *, is_written: bool = False) -> tuple[Url, "_torchobj.NativeStore"]:
     """Returns the parsed URL of an object, and its store.
 
     Raises:
@@ -270,7 +268,7 @@ def store_of(
 
 def open_reader(
     url: str,
-    config: StoreConfig | S3ClientConfig | None,
+    config: StoreConfig | None,
     jump_bytes: int | None = None,
     ahead_bytes: int | None = None,
     *,
@@ -340,26 +338,23 @@ class OpenOptions(WriteConditions, total=False):
     newline: str | None
 
 
-_Config = StoreConfig | S3ClientConfig | None
-
-
 @overload
-def open(url: str, mode: Literal["rb"] = "rb", *, config: _Config = None) -> ObjectReader: ...  # noqa: A001
+def open(url: str, mode: Literal["rb"] = "rb", *, config: StoreConfig | None = None) -> ObjectReader: ...  # noqa: A001
 @overload
 def open(  # noqa: A001
-    url: str, mode: Literal["wb", "xb"], *, config: _Config = None, **conditions: Unpack[WriteConditions]
+    url: str, mode: Literal["wb", "xb"], *, config: StoreConfig | None = None, **conditions: Unpack[WriteConditions]
 ) -> ObjectWriter: ...
 @overload
 def open(  # noqa: A001
     url: str,
     mode: Literal["r", "rt", "w", "wt", "x", "xt"],
     *,
-    config: _Config = None,
+    config: StoreConfig | None = None,
     **options: Unpack[OpenOptions],
 ) -> TextFile: ...
 @overload
 def open(  # noqa: A001
-    url: str, mode: str, *, config: _Config = None, **options: Unpack[OpenOptions]
+    url: str, mode: str, *, config: StoreConfig | None = None, **options: Unpack[OpenOptions]
 ) -> ObjectReader | ObjectWriter | TextFile: ...
 
 
@@ -367,7 +362,7 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
     url: str,
     mode: str = "rb",
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     overwrite: bool = True,
     if_version: str | None = None,
     encoding: str | None = None,
@@ -380,7 +375,7 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
         mode: `rb` reads, fetching ahead of the position; `wb` writes; `xb` is `wb` with `overwrite=False`. `r`, `w` and
             `x`, with or without a `t`, are the same for text.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         overwrite: If False, the object must not exist when the file is closed. For `wb` and `w` only.
         if_version: The object must have this version when the file is closed. For `wb` and `w` only.
         encoding: Encoding of text; None: UTF-8, in every environment.

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectRef
-from torchobj.config import Prefix, S3ClientConfig, StoreConfig, file_for, resolve, store_config
+from torchobj.config import Prefix, StoreConfig, file_for, resolve, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.store.buffers import contiguous
 from torchobj.urls import parse_object_url, parse_url
@@ -33,13 +33,13 @@ def read_jobs(
     return _torchobj.get_many(jobs, [contiguous(buffer) for buffer in into], return_errors=return_errors)
 
 
-def get(url: str, *, version: str | None = None, config: StoreConfig | S3ClientConfig | None = None) -> Buffer:
+def get(url: str, *, version: str | None = None, config: StoreConfig | None = None) -> Buffer:
     """Reads an object, as `Store.get`.
 
     Args:
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
         version: The version to read.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Raises:
         ConfigError: The URL does not name an object.
@@ -62,7 +62,7 @@ def get_many(
     urls: Iterable[str | ObjectRef],
     into: None = None,
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     return_errors: Literal[False] = False,
 ) -> list[Buffer]: ...
 @overload
@@ -70,7 +70,7 @@ def get_many(
     urls: Iterable[str | ObjectRef],
     into: Sequence[Any],
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     return_errors: Literal[False] = False,
 ) -> list[int]: ...
 @overload
@@ -78,7 +78,7 @@ def get_many(
     urls: Iterable[str | ObjectRef],
     into: Sequence[Any] | None = None,
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     return_errors: bool,
 ) -> list[Buffer | int | Exception]: ...
 
@@ -87,7 +87,7 @@ def get_many(
     urls: Iterable[str | ObjectRef],
     into: Sequence[Any] | None = None,
     *,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
     return_errors: bool = False,
 ) -> Any:
     """Reads objects of any buckets and schemes, or ranges of them, in one call.
@@ -95,7 +95,7 @@ def get_many(
     Args:
         urls: The objects: URLs, or `ObjectRef`s with the range or version to read.
         into: A writable, contiguous buffer per object, as for `Store.get_many`.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         return_errors: Whether to return exceptions in place of objects that cannot be read.
 
     Returns:

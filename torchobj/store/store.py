@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, resolve, store_config
+from torchobj.config import StoreConfig, resolve, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store.attributes import ObjectAttributes, native_attributes
 from torchobj.store.buffers import contiguous
@@ -38,7 +38,7 @@ class Store:
         url: `s3://bucket`, `gs://bucket`, `file:///folder` or `memory://name`. Keys are the full keys of the bucket, or
             paths below the folder. With a prefix, as in `s3://bucket/prefix/`, keys are relative to it, as if it were a
             folder; the slash may be omitted. A `memory://` store exists as long as the process.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         region: Overrides that of `config`.
         endpoint_url: Overrides that of `config`.
 
@@ -55,7 +55,7 @@ class Store:
         self,
         url: str,
         *,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
     ) -> None:

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 import torchobj
 from torchobj import exceptions
 from torchobj.checkpoint import StorageWriter
-from torchobj.lightning import ObjectCheckpointIO, S3LightningCheckpoint
+from torchobj.lightning import ObjectCheckpointIO
+from torchobj.s3torchconnector.lightning import S3LightningCheckpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -26,7 +26,7 @@ from torchobj.checkpoint.archive.pickling import (
     uses_in,
 )
 from torchobj.checkpoint.archive.records import NotPlannableError, RecordRange, Records
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.store.file_objects import open_reader, store_of
 from torchobj.store.transfers import ByteProgress, ProgressOption, byte_progress
@@ -77,7 +77,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     into: Any = None,
     *,
     progress: ProgressOption = None,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
 ) -> Any:
     """Loads a file of `torch.save` or `torchobj.save`.
 
@@ -98,7 +98,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
             and new bytes. A view of a part of a saved storage is verified in memory for the whole storage.
         progress: Receives a `torchobj.files.Progress` of the bytes of tensors about every 0.1 s and at the end, in this
             thread; True shows a bar on stderr. An exception that it raises ends the load, as an error of a read does.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Returns:
         The object; with `keys`, the same mappings with these entries only; with `into`, `into`.
@@ -141,7 +141,7 @@ def load_counted(
     keys: Sequence[str] | None = None,
     verify: bool = True,
     into: Any = None,
-    config: StoreConfig | S3ClientConfig | None,
+    config: StoreConfig | None,
     counted: ByteProgress | None,
 ) -> Any:
     """`load` as a part of an operation, whose progress is `counted`. Arguments and errors are those of `load`.
@@ -171,9 +171,7 @@ def load_counted(
     return entries.assigned(into, loaded)
 
 
-def _load_with_torch(
-    url: str, config: StoreConfig | S3ClientConfig | None, map_location: MapLocation, *, weights_only: bool
-) -> Any:
+def _load_with_torch(url: str, config: StoreConfig | None, map_location: MapLocation, *, weights_only: bool) -> Any:
     torch_load: Any = torch.load
     with open_reader(url, config) as reader:
         try:

@@ -9,7 +9,7 @@ import torch
 from torchobj import _torchobj
 from torchobj.checkpoint.archive.device_memory import BLOCK_BYTES, BLOCKS_BYTES, blocks_of, bytes_of, is_reachable
 from torchobj.checkpoint.archive.plan import Field, Plan, PlanError, plan_of
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.store.conditions import check_condition
 from torchobj.store.file_objects import NO_ATTRIBUTES, ObjectWriter, store_of
@@ -41,7 +41,7 @@ def save(
     overwrite: bool = True,
     if_version: str | None = None,
     progress: ProgressOption = None,
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
 ) -> SavedObject:
     """Saves an object as the file that `torch.save` writes.
 
@@ -61,7 +61,7 @@ def save(
         progress: Receives a `torchobj.files.Progress` as the file is sent, and at the end; True shows a bar on stderr.
             An exception that it raises ends the save: the bucket is unchanged, unless it is raised at the end. At most
             256 MiB are in flight with it, and count as done.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Returns:
         URL, size in bytes and version of the object.

@@ -21,7 +21,7 @@ from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.metadata import load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, FileNames, FileOwner, is_item_file, is_metadata, ranked
 from torchobj.checkpoint.leftovers import EXPIRED_AFTER, expired_owners, idle_owners, owners_of_age, running
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError, StoreError
 from torchobj.store import ObjectInfo, Store, UnfinishedUpload
 from torchobj.urls import Url
@@ -76,7 +76,7 @@ def _older_files(checkpoint: CheckpointDir, metadata: str) -> set[str]:
     return {name for name, owner in owners.items() if owner in replaced}
 
 
-def remove(url: Url, config: StoreConfig) -> None:
+def remove(url: Url, config: StoreConfig | None) -> None:
     """Deletes a checkpoint. A missing checkpoint is not an error.
 
     Args:
@@ -125,7 +125,7 @@ def sweep(
     url: str,
     *,
     older_than_s: float = EXPIRED_AFTER.total_seconds(),
-    config: StoreConfig | S3ClientConfig | None = None,
+    config: StoreConfig | None = None,
 ) -> list[str]:
     """Deletes the files of saves by `StorageWriter` that were killed, or whose cleanup failed.
 
@@ -136,7 +136,7 @@ def sweep(
         url: Folder of a checkpoint, or of checkpoints in subfolders: `s3://bucket/run`.
         older_than_s: The files of a rank expire if it wrote none for this many seconds, by the store's clock. A running
             save fails if it is swept: use more than the time of a save, unless no save is running.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Returns:
         The URLs of the deleted objects.

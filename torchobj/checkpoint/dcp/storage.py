@@ -27,7 +27,7 @@ from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, rank_prefix, ranked
 from torchobj.checkpoint.dcp.removal import discard, files_of, sweep_expired
 from torchobj.checkpoint.dcp.save_items import RankReport, write_items
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
@@ -47,7 +47,7 @@ class CheckpointStorage:
 
     Args:
         url: Folder of the checkpoint.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Raises:
         ConfigError: `url` is not a URL of a store, or `config` is not a configuration.
@@ -56,7 +56,7 @@ class CheckpointStorage:
     #: Schemes of the URLs that it accepts.
     _schemes: ClassVar[tuple[str, ...]] = SCHEMES
 
-    def __init__(self, url: str, config: StoreConfig | S3ClientConfig | None) -> None:
+    def __init__(self, url: str, config: StoreConfig | None) -> None:
         super().__init__()
         self._config = config
         self._checkpoint = self._dir(url)
@@ -108,7 +108,7 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         verify: Compare checksums.
         progress: Receives a `torchobj.files.Progress` of the bytes that this rank loads, about every 0.1 s and at the
             end; True shows a bar on stderr. An exception that it raises ends the load.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Raises:
         ConfigError: `url` is not a URL of a store.
@@ -126,7 +126,7 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         *,
         verify: bool = True,
         progress: ProgressOption = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
     ) -> None:
         counters_to(progress)
         super().__init__(url, config)
@@ -222,7 +222,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         overwrite: Replace an existing checkpoint.
         progress: Receives a `torchobj.files.Progress` of the bytes that this rank saves, as they are sent; True shows
             a bar on stderr. An exception that it raises ends the save on all ranks.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Raises:
         ConfigError: `url` is not a URL of a store, `thread_count` is not a positive int, or `overwrite` is not a bool.
@@ -242,7 +242,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         prefix_strategy: Callable[[int], str] | None = None,
         overwrite: bool = True,
         progress: ProgressOption = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
     ) -> None:
         if not isinstance(thread_count, int) or thread_count < 1:
             raise ConfigError(f"thread_count={thread_count!r}: must be an int of 1 or more")

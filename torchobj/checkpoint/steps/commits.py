@@ -71,7 +71,7 @@ class Commits(CheckpointDir):
         config: How the store is reached.
     """
 
-    def __init__(self, url: str, config: StoreConfig) -> None:
+    def __init__(self, url: str, config: StoreConfig | None) -> None:
         super().__init__(url, config)
         self._no_version = _NO_GENERATION if self.scheme == "gs" else _NO_VERSION
         self._is_delete_conditional: bool | None = None if self.scheme in CLOUD_SCHEMES else True

@@ -26,7 +26,7 @@ from torchobj.checkpoint.steps.leftovers import Leftover
 from torchobj.checkpoint.steps.pending_save import PendingSave, SaveHandle
 from torchobj.checkpoint.steps.restore import restore_file, restore_shards
 from torchobj.checkpoint.steps.retention import KeepBest, Retention
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
 from torchobj.store.transfers import ProgressOption, byte_progress
 
@@ -58,7 +58,7 @@ class CheckpointManager:
         sharded: Whether each rank writes its state shard, by `torch.distributed.checkpoint`. If False, the first rank
             writes the state as one file of `torch.save`.
         process_group: The ranks that save; all if None.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Raises:
         ConfigError: The URL is not that of a folder, a rule is not valid, or this rank is not in `process_group`.
@@ -81,11 +81,11 @@ class CheckpointManager:
         *,
         sharded: bool = False,
         process_group: "torch.distributed.ProcessGroup | None" = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
     ) -> None:
         best = KeepBest(*keep_best) if isinstance(keep_best, tuple) and 2 <= len(keep_best) <= 3 else keep_best
         self._rules = Retention(keep_last, keep_every, best)  # type: ignore[arg-type]  # checked there
-        self._config = store_config(config)
+        self._config = config
         self._commits = Commits(url, self._config)
         self._sharded = sharded
         self._pending = functools.partial(

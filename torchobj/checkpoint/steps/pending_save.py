@@ -82,7 +82,7 @@ class PendingSave:
         metrics: Mapping[str, float] | None,
         *,
         overwrite: bool,
-        config: StoreConfig,
+        config: StoreConfig | None,
         rules: Retention,
         sharded: bool,
         progress: ProgressOption,

@@ -50,7 +50,7 @@ _TO_EMPTY = "; to_empty() of its module gives it memory"
 def restore_file(
     into: MutableMapping[str, Any],
     folder: str,
-    config: StoreConfig,
+    config: StoreConfig | None,
     ranks: Ranks,
     source: str,
     *,
@@ -260,7 +260,7 @@ def _assign(into: MutableMapping[Any, Any], saved: Mapping[Any, Any], source: st
 def restore_shards(
     into: MutableMapping[str, Any],
     folder: str,
-    config: StoreConfig,
+    config: StoreConfig | None,
     ranks: Ranks,
     source: str,
     *,

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
@@ -115,7 +115,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         mesh: A `DeviceMesh`, instead of `rank` and `world_size`. Ranks that differ only in dimensions for parts of the
             model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
             `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Attributes:
         failed_samples: Number of rows or batches that failed, in this process and its DataLoader workers.
@@ -158,7 +158,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
     ) -> None:
         import_arrow("pyarrow.parquet")
         named = columns is None or (not isinstance(columns, str) and all(isinstance(name, str) for name in columns))

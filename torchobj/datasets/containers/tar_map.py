@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.shared_index import SharedIndex
@@ -44,7 +44,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         transform: Converts a sample, after `decode`. None: the sample is a dict of extension to `Buffer`, or to what
             `decode` returned, with `__key__` and `__url__`, as that of webdataset. The buffers of a sample share its
             memory, which lives as long as one of them.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         on_error: Action for a sample that cannot be read or decoded: `raise`; `replace` it by the next one that can; or
             a callable that receives index, URL of the shard and exception and returns a sample. The exception has notes
             with the key and the extension.
@@ -75,7 +75,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         *,
         decode: Decode | None = None,
         transform: Callable[[dict[str, Any]], Sample_co] | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
         is_index = index is None or isinstance(index, (TarIndex, str, os.PathLike))

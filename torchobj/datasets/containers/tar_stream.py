@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.shared_index import SharedIndex
@@ -93,7 +93,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         mesh: A `DeviceMesh`, instead of `rank` and `world_size`. Ranks that differ only in dimensions for parts of the
             model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
             `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
 
     Attributes:
         failed_samples: Number of samples that failed, in this process and its DataLoader workers.
@@ -136,7 +136,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
     ) -> None:
         check("shuffle_shards", shuffle_shards, "True or False", ok=isinstance(shuffle_shards, bool))
         self._decode = check_decode(decode)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing_extensions import override
 
 from torchobj._torchobj import ManifestBuilder, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.listing import DatasetListing
@@ -54,7 +54,7 @@ class FolderDataset(ObjectDataset[Sample_co]):
     `DatasetListing`. A subclass defines `_arranged`.
     """
 
-    def __init__(self, url: str, config: StoreConfig | S3ClientConfig | None, on_error: OnError) -> None:
+    def __init__(self, url: str, config: StoreConfig | None, on_error: OnError) -> None:
         super().__init__(config=config, on_error=on_error)
         # A slash at the end of the URL may be missing.
         parsed = parse_url(url)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, position_of
 from torchobj.datasets.containers.tar_samples import Sample
@@ -43,7 +43,7 @@ class GroupDataset(FolderDataset[Sample_co]):
             a warning.
         allow_empty: Whether a folder without any object of these fields is a dataset without samples, and logged.
             False: it is an error.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         on_error: Action for a sample that cannot be read or transformed: as for `ObjectDataset`.
 
     Attributes:
@@ -76,7 +76,7 @@ class GroupDataset(FolderDataset[Sample_co]):
         *,
         missing: Literal["raise", "drop"] = "raise",
         allow_empty: bool = False,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
         is_suffixes = isinstance(fields, Mapping) and all(isinstance(end, str) and end for end in fields.values())

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from torchobj import decode
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.folders.folder import Arrangement, FolderDataset
@@ -140,7 +140,7 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         allow_empty: Whether a class may have no images.
         classes: Folders of the classes, in the order of their numbers; other folders are left out. None: all folders,
             sorted. Samples are in the order of the sorted folders in any case.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        config: Settings of the store.
         on_error: Action for a sample that cannot be read, decoded or transformed: as for `ObjectDataset`.
 
     Attributes:
@@ -186,7 +186,7 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         allow_empty: bool = False,  # noqa: FBT001, FBT002  torchvision's argument
         *,
         classes: Sequence[str] | None = None,
-        config: StoreConfig | S3ClientConfig | None = None,
+        config: StoreConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
         check("loader", loader, "callable", ok=callable(loader))
