@@ -37,8 +37,10 @@ def tree(folder):
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
+def files(tmp_path, tmp_path_factory, monkeypatch):
     """A current directory with files, in a folder with others."""
+    # Lightning imports it, and its first import writes there.
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("matplotlib")))
     here = tmp_path / "data" / "work"
     (here / "inner").mkdir(parents=True)
     for name in ("data/other", "data/work/train.py", "data/work/inner/results.csv"):
