@@ -51,7 +51,7 @@ endef
 # make 3.81, that of macOS, mixes the output of what runs side by side.
 TOGETHER := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: help demo check test lint rust py servers unit strict matrix bench plots metrics faults soak docs docs-links wheel build venv format hooks clean
+.PHONY: help demo check test lint rust py servers unit strict matrix bench plots metrics stub faults soak docs docs-links wheel build venv format hooks clean
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -176,6 +176,9 @@ plots: venv ## Pictures of what the benchmarks measured, for the documentation
 
 metrics: build venv ## The tables of docs/metrics.md
 	$(PY) docs/metrics.py
+
+stub: build venv ## The docstrings of torchobj/_torchobj.pyi, from those of the binary
+	$(PY) docs/stub.py
 
 faults: build venv ## Every operation under every fault: correct bytes or a typed error, and the delay
 	$(PY) benchmarks/faults.py

@@ -102,13 +102,13 @@ def heads(
     Args:
         store: The store.
         keys: Keys of the objects.
-        return_errors: Whether the list contains an exception for each object whose request failed, instead of
-            raising the first one.
+        return_errors: Whether the list contains an exception for each object whose request failed, instead of raising the
+            first one.
         checksum: Whether checksums are requested.
 
     Returns:
-        Key, size, version, time of the last modification in milliseconds since 1970, attributes and checksum of each
-        object, in order.
+        Key, size, version, time of the last modification in milliseconds since 1970, attributes and checksum of each object, in
+        order.
     """
 
 def close_gathers(gathers: Sequence[tuple[NativeGather, Sequence[Any]]]) -> list[tuple[str, int, int]]:
@@ -187,20 +187,20 @@ def download_tree(
     """
 
 def end_calls() -> None:
-    """Ends the calls of all other threads, and the uploads of all writers, for the end of the process: only the calling
-    thread can use stores afterwards. `finish` waits for it.
+    """Ends the calls of all other threads, and the uploads of all writers, for the end of the process: only the calling thread
+    can use stores afterwards. `finish` waits for it.
     """
 
 def finish(limit_s: float) -> list[tuple[str, str | None, bool]]:
-    """Waits until all calls have ended, and until the uploads that they and dropped writers began are aborted. A signal
-    ends the wait.
+    """Waits until all calls have ended, and until the uploads that they and dropped writers began are aborted. A signal ends the
+    wait.
 
     Args:
         limit_s: Maximum number of seconds.
 
     Returns:
-        URL of the object, id and state of each upload that is neither committed nor aborted. The id is None if the
-        store has not responded to its beginning; the state is whether a warning has named it.
+        URL of the object, id and state of each upload that is neither committed nor aborted. The id is None if the store has
+        not responded to its beginning; the state is whether a warning has named it.
     """
 
 def is_special_file(path: str | os.PathLike[str]) -> bool:
@@ -217,8 +217,7 @@ def get_many(
 
     Args:
         jobs: Pairs of a store and a key or an `ObjectRef`.
-        into: A writable, contiguous buffer for each object; buffers must not overlap. None: returns new
-            buffers.
+        into: A writable, contiguous buffer for each object; buffers must not overlap. None: returns new buffers.
         return_errors: Whether the list contains an exception for each object that could not be read, instead of
             raising the first one.
 
@@ -251,8 +250,8 @@ def s3_credential_source(config: StoreConfig) -> tuple[bool | None, str, str]:
     Sends no requests. `anonymous` and a `credential_provider` are not considered.
 
     Returns:
-        Whether the source is known to have some: False for the role of the machine, None if it cannot be used. Its
-        name, or the reason. The next step, or an empty text.
+        Whether the source is known to have some: False for the role of the machine, None if it cannot be used. Its name, or the
+        reason. The next step, or an empty text.
     """
 
 def scatter(
@@ -263,9 +262,8 @@ def scatter(
     """Reads ranges of objects into buffers, concurrently, with the GIL released.
 
     Args:
-        jobs: For each object its store, its key, the version that it must have (None: any), and its ranges:
-            pairs of an offset in bytes and a writable, contiguous buffer, which is filled from there. Buffers
-            must not overlap.
+        jobs: For each object its store, its key, the version that it must have (None: any), and its ranges: pairs of
+            an offset in bytes and a writable, contiguous buffer, which is filled from there. Buffers must not overlap.
         checksum: Whether to compute the CRC-32 of each range.
         progress: Called about every 0.1 s with the number of bytes that have arrived; its exception ends the reads.
 
@@ -298,8 +296,8 @@ def upload_file(
         overwrite: Whether an existing object may be replaced.
         if_version: The version that is replaced.
         skip_unchanged: Whether an object that is equal to the file is kept.
-        progress: Called about every 0.1 s with the files done, all files, the bytes done, all bytes, and the files
-            that were skipped; totals are None until they are known.
+        progress: Called about every 0.1 s with the files done, all files, the bytes done, all bytes, and the files that
+            were skipped; totals are None until they are known.
 
     Returns:
         Size in bytes, version, whether the upload was skipped, and otherwise device, inode, size in bytes and time of
@@ -350,17 +348,15 @@ def upload_tree(
 class Buffer:
     """The bytes of an object, in memory that views share.
 
-    Supports the writable buffer protocol: `memoryview`, `numpy.frombuffer` and `torch.frombuffer` share the
-    memory without a copy. The memory lives until the buffer and all of its views are deleted. `bytes(buffer)`
-    and pickles copy it.
+    Supports the writable buffer protocol: `memoryview`, `numpy.frombuffer` and `torch.frombuffer` share the memory without a
+    copy. The memory lives until the buffer and all of its views are deleted. `bytes(buffer)` and pickles copy it.
 
-    In a DataLoader worker, a returned buffer is transferred to the trainer without a copy if the worker has no
-    other reference to its memory, and is copied otherwise. Buffers and views that the worker keeps remain valid
-    in both cases.
+    In a DataLoader worker, a returned buffer is transferred to the trainer without a copy if the worker has no other
+    reference to its memory, and is copied otherwise. Buffers and views that the worker keeps remain valid in both cases.
 
-    A forked child keeps the bytes of the buffers and views that it inherits, also after the parent has deleted its
-    own: memory that the parent had during the fork is not reused before the child has exited. What a dataset or loader
-    read ahead is shared: the child sees what the parent writes to it, and the reverse.
+    A forked child keeps the bytes of the buffers and views that it inherits, also after the parent has deleted its own: memory
+    that the parent had during the fork is not reused before the child has exited. What a dataset or loader read ahead is shared:
+    the child sees what the parent writes to it, and the reverse.
 
     Args:
         data: A contiguous buffer to copy.
@@ -459,9 +455,7 @@ class NativeManifest:
             OSError: It is not the file of a manifest, or the system refuses the address space.
         """
     def descriptor(self) -> int | None:
-        """Returns the file descriptor of the memory of the manifest, or None if its memory is private to this
-        process.
-        """
+        """Returns the file descriptor of the memory of the manifest, or None if its memory is private to this process."""
     def columns(self, begin: int, end: int) -> list[bytes]:
         """Returns objects as columns in Arrow's layout, without Python objects.
 
@@ -470,8 +464,8 @@ class NativeManifest:
             end: Index after the last object.
 
         Returns:
-            Indices of the bases (int32), offsets of the keys (int32) and the keys, sizes (int64; -1: unknown),
-            offsets of the versions (int32) and the versions (empty: unknown).
+            Indices of the bases (int32), offsets of the keys (int32) and the keys, sizes (int64; -1: unknown), offsets of the
+            versions (int32) and the versions (empty: unknown).
 
         Raises:
             IndexError: An object is out of range, or the texts exceed 2 GiB.
@@ -513,8 +507,8 @@ class NativeManifest:
     def __eq__(self, value: object, /) -> bool: ...
     def __bytes__(self) -> bytes: ...
     def digest(self) -> str:
-        """Returns a hash of the objects, 32 hexadecimal digits. Equal manifests have the same digest, in any version
-        of torchobj. The first call computes it.
+        """Returns a hash of the objects, 32 hexadecimal digits. Equal manifests have the same digest, in any version of
+        torchobj. The first call computes it.
         """
     def memory_bytes(self) -> int:
         """Returns the memory of the manifest in bytes, including the keys."""
@@ -553,8 +547,8 @@ class NativeManifest:
         Args:
             stores: A store for each of `bases()`, in that order.
             indices: Indices of the objects.
-            return_errors: Whether the list contains an exception for each object that could not be read,
-                instead of raising the first one.
+            return_errors: Whether the list contains an exception for each object that could not be read, instead of
+                raising the first one.
             pinned: Whether an object must have the size and version of the manifest.
 
         Returns:
@@ -605,11 +599,10 @@ class ManifestPages:
 class ObjectReader(BinaryIO):
     """A readable binary file over an object.
 
-    Registered as an `io.BufferedIOBase`, so it can be used like an open file. `torchobj.open` returns readers
-    that fetch on demand: they send no request before the first read. A dataset passes readers of bytes in
-    memory to its `transform`: these share them without a copy through `getbuffer()`, `buffer` and the buffer
-    protocol, and can be pickled. The memory lives until the reader is closed or deleted and all views are
-    deleted.
+    Registered as an `io.BufferedIOBase`, so it can be used like an open file. `torchobj.open` returns readers that fetch on
+    demand: they send no request before the first read. A dataset passes readers of bytes in memory to its `transform`: these
+    share them without a copy through `getbuffer()`, `buffer` and the buffer protocol, and can be pickled. The memory lives
+    until the reader is closed or deleted and all views are deleted.
 
     Not thread-safe.
 
@@ -662,9 +655,7 @@ class ObjectReader(BinaryIO):
         """The bytes of the object, shared; None if the reader fetches on demand or is closed."""
     @property
     def size(self) -> int:
-        """Size of the object in bytes. A reader that fetches on demand sends a request, unless it has fetched
-        before.
-        """
+        """Size of the object in bytes. A reader that fetches on demand sends a request, unless it has fetched before."""
     @property
     def mode(self) -> str:
         """The mode of the file: `rb`."""
@@ -753,8 +744,7 @@ class ObjectReader(BinaryIO):
         """Returns all bytes of the object, regardless of the position.
 
         Returns:
-            A writable memoryview that shares the memory of the reader. It remains valid after the reader is
-            closed.
+            A writable memoryview that shares the memory of the reader. It remains valid after the reader is closed.
 
         Raises:
             io.UnsupportedOperation: The reader fetches on demand.
@@ -778,14 +768,13 @@ class ObjectRef:
         url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`; at most 16 KiB.
         start: First byte of the range; None: 0.
         end: End of the range, exclusive; clamped to the size of the object. None: the end of the object.
-        size: Size of the whole object in bytes, if it is known. It saves a request for large objects, and
-            determines the memory that is reserved for it. Reading an object of another size is an error.
+        size: Size of the whole object in bytes, if it is known. It saves a request for large objects, and determines
+            the memory that is reserved for it. Reading an object of another size is an error.
         version: The version to read: on S3 the ETag, on GCS the generation, which may be noncurrent. Reading another
             one raises `ObjectChangedError`.
 
     Raises:
-        ConfigError: The URL has no key or is too long, a number is negative, or the range ends before it
-            begins.
+        ConfigError: The URL has no key or is too long, a number is negative, or the range ends before it begins.
 
     Example:
         >>> ObjectRef("s3://bucket/shard.bin", start=1024, end=2048).key
@@ -837,8 +826,8 @@ def read_refs(configs: Sequence[tuple[str, StoreConfig]], refs: Sequence[ObjectR
 class NativeStore:
     """A bucket or folder, or a prefix in it, and its configuration. Creating one sends no request.
 
-    Stores with equal arguments share connections, credentials and the concurrency limit. A forked child makes
-    its own. Methods raise subclasses of `StoreError` and release the GIL.
+    Stores with equal arguments share connections, credentials and the concurrency limit. A forked child makes its own.
+    Methods raise subclasses of `StoreError` and release the GIL.
 
     Args:
         scheme: `s3`, `gs`, `file` or `memory`.
@@ -888,8 +877,8 @@ class NativeStore:
             `(head, tail, size, version)`; head and tail overlap if the object is small.
         """
     def head(self, key: str) -> tuple[int, str | None, int | None, Attributes]:
-        """Returns the size, the version, the time of the last modification and the attributes of an object. The
-        time is in milliseconds since 1970.
+        """Returns the size, the version, the time of the last modification and the attributes of an object. The time is in
+        milliseconds since 1970.
         """
     def put(
         self, key: str, data: Any, attributes: Attributes, overwrite: bool = True, if_version: str | None = None
@@ -948,8 +937,7 @@ class NativeStore:
             PreconditionFailedError: The object has another version.
         """
     def buckets(self, project: str | None = None) -> Sequence[tuple[str, int | None]]:
-        """Returns the buckets of the account: names, and times of creation in milliseconds since 1970. The store needs
-        no bucket.
+        """Returns the buckets of the account: names, and times of creation in milliseconds since 1970. The store needs no bucket.
 
         Args:
             project: The project, on Google Cloud Storage.
@@ -961,9 +949,8 @@ class NativeStore:
 
 @final
 class ListPages:
-    """Iterator over the pages of a listing: pairs of entries and common prefixes. Requests the next page while the
-    caller uses one. An entry is key, size, version, time of the last modification in milliseconds since 1970,
-    and storage class.
+    """Iterator over the pages of a listing: pairs of entries and common prefixes. Requests the next page while the caller uses
+    one. An entry is key, size, version, time of the last modification in milliseconds since 1970, and storage class.
     """
     def __iter__(self) -> Self: ...
     def __next__(self) -> tuple[Sequence[_Entry], Sequence[str]]: ...
@@ -976,8 +963,8 @@ class ListPages:
 
 @final
 class ScanPages:
-    """Iterator over the attributes of all objects under a prefix, in lists and in no order. Requests the next ones
-    while the caller uses a list. An object is a tuple as of `heads`, without a checksum.
+    """Iterator over the attributes of all objects under a prefix, in lists and in no order. Requests the next ones while the
+    caller uses a list. An object is a tuple as of `heads`, without a checksum.
 
     Args:
         store: The store.
@@ -1010,9 +997,9 @@ class NativeSlicePlan:
 
     def __new__(cls, store: NativeStore, prefix: str, verify: bool, wave_bytes: int, tile_bytes: int) -> Self: ...
     def add_array(self, name: str, offset: int, before: bytes | None, array_bytes: int) -> int:
-        """Adds a whole array of `array_bytes` bytes, which is read into the buffer. `before` are the bytes that precede
-        it from `offset` on; a descriptor follows it then. Without them the array starts at `offset`. Returns the number
-        of the read.
+        """Adds a whole array of `array_bytes` bytes, which is read into the buffer. `before` are the bytes that precede it
+        from `offset` on; a descriptor follows it then. Without them the array starts at `offset`. Returns the number of
+        the read.
         """
     def add_slice(
         self,
@@ -1065,8 +1052,8 @@ class NativeWave:
 class ObjectSource:
     """Reads objects ahead, which are identified by their index in a manifest, or by `ObjectRef`.
 
-    The process that creates a source owns it: its prefetcher reads the objects, for itself and for its workers,
-    which share the memory of its arena. The buffers of the readers stay valid until they are dropped.
+    The process that creates a source owns it: its prefetcher reads the objects, for itself and for its workers, which share
+    the memory of its arena. The buffers of the readers stay valid until they are dropped.
     """
 
     @staticmethod
@@ -1103,8 +1090,7 @@ class ObjectSource:
             manifest: The manifest of the source; None if its objects are identified by `ObjectRef`.
         """
     def descriptors(self) -> tuple[int, int]:
-        """Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not
-        inherit them.
+        """Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not inherit them.
 
         Raises:
             OSError: The program has closed them.
@@ -1118,8 +1104,7 @@ class ObjectSource:
     def announced(self) -> bool:
         """Returns whether announced objects were not read yet. In a process other than the owner always True."""
     def to_announce(self, keys: Sequence[int] | Sequence[ObjectRef]) -> list[tuple[int, int]]:
-        """Returns objects in the form of `Announcer.announce`, which must be called next. Empty in a process other
-        than the owner.
+        """Returns objects in the form of `Announcer.announce`, which must be called next. Empty in a process other than the owner.
 
         Args:
             keys: As for `read`.
@@ -1129,8 +1114,8 @@ class ObjectSource:
 
         Args:
             keys: Indices of objects in the manifest, or a list of `ObjectRef` if the source has no manifest.
-            return_errors: Whether the list contains an exception for each object that could not be read,
-                instead of raising the first one.
+            return_errors: Whether the list contains an exception for each object that could not be read, instead of
+                raising the first one.
 
         Returns:
             An `ObjectReader` for each object.
@@ -1152,8 +1137,7 @@ class ObjectSource:
 
 @final
 class SourceIterator:
-    """Reads objects of a source and announces later ones, in the owner or in a worker. Dropping it cancels its
-    announcements.
+    """Reads objects of a source and announces later ones, in the owner or in a worker. Dropping it cancels its announcements.
 
     Args:
         source: The source of the objects.
@@ -1180,8 +1164,8 @@ class SourceIterator:
 
 @final
 class Announcer:
-    """Announces objects that an iterator of a loader will read, to the prefetcher of this process. Dropping it
-    cancels its announcements.
+    """Announces objects that an iterator of a loader will read, to the prefetcher of this process. Dropping it cancels its
+    announcements.
 
     Args:
         loader: Number of the loader, which this process assigned; 0 for none.
@@ -1198,13 +1182,9 @@ class Announcer:
             objects: Pairs of the number of a source and the index of an object.
         """
     def pending(self) -> tuple[int, int]:
-        """Returns the bytes of announced objects that were not read yet, and the memory budget. The first is 0 in
-        a forked child.
-        """
+        """Returns the bytes of announced objects that were not read yet, and the memory budget. The first is 0 in a forked child."""
     def limit_by_memory(self) -> None:
-        """Records that no more is announced, until the next call of `announce`, because `pending` reached its part of
-        the budget.
-        """
+        """Records that no more is announced, until the next call of `announce`, because `pending` reached its part of the budget."""
     def requested(self) -> int:
         """Returns the number of announced objects that were requested. 0 in a forked child."""
     def cancel(self) -> None:
@@ -1212,8 +1192,7 @@ class Announcer:
 
 @final
 class NativeBlocks:
-    """Recycled memory for the batches that DataLoader workers build. The process that creates this object owns the
-    memory.
+    """Recycled memory for the batches that DataLoader workers build. The process that creates this object owns the memory.
 
     Raises:
         RuntimeError: This process has no prefetcher.
@@ -1239,8 +1218,8 @@ class NativeBlocks:
             OSError: The program has closed them.
         """
     def block(self, size: int, preferred: int, worker: int) -> Buffer | None:
-        """Requests memory of `preferred` bytes, or of `size` bytes if that is more or the limits of the owner do
-        not allow the former. Its content is undefined.
+        """Requests memory of `preferred` bytes, or of `size` bytes if that is more or the limits of the owner do not allow the
+        former. Its content is undefined.
 
         Args:
             size: Number of bytes that are needed.
@@ -1248,8 +1227,8 @@ class NativeBlocks:
             worker: Number of this worker, for `reclaim`.
 
         Returns:
-            A buffer. It is returned to the owner when it and all of its views are deleted. None if the limits do not
-            allow it, or the owner has exited.
+            A buffer. It is returned to the owner when it and all of its views are deleted. None if the limits do not allow
+            it, or the owner has exited.
         """
     def reclaim(self, workers: list[int]) -> None:
         """Recycles the blocks that workers had offered and that will not be adopted.
@@ -1265,8 +1244,8 @@ def offer(buffer: Buffer) -> tuple[int, int, int] | None:
     """Offers the memory of a buffer to the owner of its arena, without a copy.
 
     Returns:
-        `(owner, segment, generation)`, the arguments of `adopt` in the owner. None if the buffer must be
-        copied, because it is not in an arena, or this process can still write to it.
+        `(owner, segment, generation)`, the arguments of `adopt` in the owner. None if the buffer must be copied, because it is
+        not in an arena, or this process can still write to it.
     """
 
 def adopt(owner: int, segment: int, generation: int) -> Buffer:
@@ -1299,15 +1278,13 @@ def prefetch_stats(loader: int | None = None) -> dict[str, Any]:
     """Returns the counters and the memory of the prefetcher of this process; an empty dict if it has none.
 
     Args:
-        loader: Number of a loader, which this process assigned: the counters are its own. None: they are those of the
-            process.
+        loader: Number of a loader, which this process assigned: the counters are its own. None: they are those of the process.
     """
 
 def process_number() -> int:
     """Returns a number that identifies this process.
 
-    No other process of the machine has it, also not one that gets the same process id later. A forked child has its
-    own.
+    No other process of the machine has it, also not one that gets the same process id later. A forked child has its own.
     """
 
 def process_id(number: int) -> int:
@@ -1321,9 +1298,8 @@ def request_stats() -> dict[str, Any]:
     """Returns the metrics of the requests of this process, by all of its clients; a forked child starts at zero.
 
     Returns:
-        Numbers by name. `requests` has the number of attempts by operation and outcome, in the order of `outcomes`;
-        `first_byte`, `body`, `reads` and `others` have the number of durations, their sum, and their 50th, 90th and
-        99th percentiles, in seconds.
+        Numbers by name. `requests` has the number of attempts by operation and outcome, in the order of `outcomes`; `first_byte`,
+        `body`, `reads` and `others` have the number of durations, their sum, and their 50th, 90th and 99th percentiles, in seconds.
     """
 
 def enter_loader(loader: int) -> int:
@@ -1357,8 +1333,8 @@ def release_free_memory() -> None:
 class NativeGather:
     """Uploads an object that consists of pieces of memory, without joining them first.
 
-    `close` commits the object. `abort` cancels the upload, and so does an error, or dropping the gather before
-    `close`. The memory of a piece is shared until it is sent: it must not change before `close` returns.
+    `close` commits the object. `abort` cancels the upload, and so does an error, or dropping the gather before `close`. The
+    memory of a piece is shared until it is sent: it must not change before `close` returns.
 
     Args:
         store: The store of the object.
@@ -1366,8 +1342,8 @@ class NativeGather:
         attributes: Headers and metadata of the object.
         overwrite: Whether an existing object may be replaced.
         if_version: The version that is replaced.
-        limit_bytes: Maximum number of bytes of pieces in flight. None: the pieces do not count, and the write
-            buffer of the store's configuration limits the copies of small pieces.
+        limit_bytes: Maximum number of bytes of pieces in flight. None: the pieces do not count, and the write buffer of
+            the store's configuration limits the copies of small pieces.
     """
     def __new__(
         cls,
@@ -1382,9 +1358,9 @@ class NativeGather:
         """Writes pieces.
 
         Args:
-            pieces: A `bytes` object is a literal. Any other contiguous buffer is a record, whose CRC-32 is
-                computed. An int is replaced by the CRC-32 of the record with that number, in 4 bytes; a pair of
-                ints by the CRC-32 of the records `first..end`.
+            pieces: A `bytes` object is a literal. Any other contiguous buffer is a record, whose CRC-32 is computed. An
+                int is replaced by the CRC-32 of the record with that number, in 4 bytes; a pair of ints by the CRC-32 of
+                the records `first..end`.
 
         Raises:
             ValueError: The upload has ended.
@@ -1397,14 +1373,12 @@ class NativeGather:
             Version, size in bytes and CRC-32 of the object.
         """
     def abort(self) -> None:
-        """Aborts the upload; the object does not change. Does nothing in a forked child, because the upload
-        belongs to its parent.
-        """
+        """Aborts the upload; the object does not change. Does nothing in a forked child, because the upload belongs to its parent."""
 
 @final
 class Cancellation:
-    """Cancels the calls of threads that have entered it, now and later: each raises SystemExit, which ends its thread.
-    It is cancelled as well if the thread that made it has entered one that is.
+    """Cancels the calls of threads that have entered it, now and later: each raises SystemExit, which ends its thread. It is
+    cancelled as well if the thread that made it has entered one that is.
     """
 
     def __new__(cls) -> Self: ...
@@ -1465,16 +1439,14 @@ class NativeWriter:
     def close(self) -> str:
         """Commits the object and returns its version."""
     def abort(self) -> None:
-        """Aborts the upload; the object does not change. Does nothing in a forked child, because the writer
-        belongs to its parent.
-        """
+        """Aborts the upload; the object does not change. Does nothing in a forked child, because the writer belongs to its parent."""
 
 @final
 class TarIndexer:
     """Finds the positions of the members of a tar shard, for an index, by reading ranges with its headers.
 
-    The bodies of large members are skipped. Samples and formats are those of `TarReader`; the shard must
-    not be compressed, and its names must be UTF-8.
+    The bodies of large members are skipped. Samples and formats are those of `TarReader`; the shard must not be compressed,
+    and its names must be UTF-8.
 
     Args:
         url: URL of the shard, for messages.
@@ -1501,9 +1473,8 @@ class TarIndexer:
             data: The bytes: a `Buffer`, or an `ObjectReader` of bytes in memory.
 
         Raises:
-            TarError: The bytes are not a tar, a header is damaged, a member is sparse or ends after the shard,
-                a name is longer than 64 KiB or not UTF-8, or an extension occurs twice in a sample. `samples`
-                returns those before it.
+            TarError: The bytes are not a tar, a header is damaged, a member is sparse or ends after the shard, a name is
+                longer than 64 KiB or not UTF-8, or an extension occurs twice in a sample. `samples` returns those before it.
             ConfigError: `data` is not as long as the range.
         """
     def next(self) -> tuple[int, int] | None:
@@ -1519,30 +1490,29 @@ class TarIndexer:
         """Returns the samples that are complete, once.
 
         Returns:
-            Key, offset of the first header, offset after the last member, and extension, offset and size in
-            bytes of each member.
+            Key, offset of the first header, offset after the last member, and extension, offset and size in bytes of each
+            member.
         """
 
 @final
 class TarReader:
     """Reads the samples of a tar shard from its bytes as they arrive.
 
-    A sample is made of consecutive files whose names differ only in the extension, which is the part after
-    the first dot of the file name, in lower case. Samples are equal to those of the `webdataset` package.
-    Folders, links, files without an extension and metadata (`__name__` or in a folder of such a name) are
-    skipped. Names are UTF-8; other bytes become surrogates (`surrogateescape`).
+    A sample is made of consecutive files whose names differ only in the extension, which is the part after the first dot of
+    the file name, in lower case. Samples are equal to those of the `webdataset` package. Folders, links, files without an
+    extension and metadata (`__name__` or in a folder of such a name) are skipped. Names are UTF-8; other bytes become
+    surrogates (`surrogateescape`).
 
-    The shard may be v7, ustar, GNU or pax. It ends with a block of zeros, or between two members. What
-    follows the block of zeros is ignored. Sparse members are refused, and so are global pax headers that
-    set the path or the size of all members.
+    The shard may be v7, ustar, GNU or pax. It ends with a block of zeros, or between two members. What follows the block of
+    zeros is ignored. Sparse members are refused, and so are global pax headers that set the path or the size of all members.
 
     Not thread-safe.
 
     Args:
         url: URL of the shard, for `__url__` and for messages.
         compression: `"gzip"` or `"zstd"`; None: not compressed.
-        position: Offset of the header to start with, in bytes: that of a sample, `begin` or `end`. Must be
-            0 for a compressed shard.
+        position: Offset of the header to start with, in bytes: that of a sample, `begin` or `end`. Must be 0 for a compressed
+            shard.
 
     Raises:
         ConfigError: `compression` is unknown, or `position` is not an offset of a header.
@@ -1569,28 +1539,27 @@ class TarReader:
             The remaining samples, as `push`; of a compressed shard all that were pending.
 
         Raises:
-            TarError: The shard is empty or ends in the middle of a member, of a header or of the compressed
-                bytes; or as `push`.
+            TarError: The shard is empty or ends in the middle of a member, of a header or of the compressed bytes; or as
+                `push`.
         """
     def push(self, data: Buffer | ObjectReader) -> list[tuple[int, int, str, dict[str, Any] | Exception]]:
         """Continues with the next bytes of the shard. They may end anywhere.
 
-        The buffers of a sample share the memory of `data`; only those of members that span several calls, or of
-        a compressed shard, have their own. The memory lives until all of them are deleted.
+        The buffers of a sample share the memory of `data`; only those of members that span several calls, or of a compressed
+        shard, have their own. The memory lives until all of them are deleted.
 
-        Decompresses about 64 MiB at most. While `pending` is true, call it again with an empty buffer for the
-        rest.
+        Decompresses about 64 MiB at most. While `pending` is true, call it again with an empty buffer for the rest.
 
         Args:
             data: The bytes: a `Buffer`, or an `ObjectReader` of bytes in memory.
 
         Returns:
-            The samples that became complete: offset of the first header, offset after the last member, key, and
-            a dict of `__key__`, `__url__`, and a `Buffer` by extension. Offsets are those after decompression.
-            If an extension occurs twice in a sample, a `TarError` takes the place of the dict.
+            The samples that became complete: offset of the first header, offset after the last member, key, and a dict of
+            `__key__`, `__url__`, and a `Buffer` by extension. Offsets are those after decompression. If an extension occurs
+            twice in a sample, a `TarError` takes the place of the dict.
 
         Raises:
-            TarError: The bytes are not a tar, a header or the compressed bytes are damaged, a member is sparse,
-                a name is longer than 64 KiB, or a sample has more than 256 MiB and than 100 times its compressed
-                bytes. If samples became complete before, these are returned, and the next call raises the error.
+            TarError: The bytes are not a tar, a header or the compressed bytes are damaged, a member is sparse, a name is
+                longer than 64 KiB, or a sample has more than 256 MiB and than 100 times its compressed bytes. If samples became
+                complete before, these are returned, and the next call raises the error.
         """
