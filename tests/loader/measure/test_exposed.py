@@ -122,6 +122,7 @@ def larger_than_the_budget(place):
 
 
 def with_cold_decoder(place):
+    assert torchobj.transformers.LoaderLogCallback  # It needs the real library.
     for name in [name for name in sys.modules if name.partition(".")[0] == "safetensors"]:
         del sys.modules[name]
     package = place.folder / "library" / "safetensors"
@@ -129,7 +130,8 @@ def with_cold_decoder(place):
     (package / "__init__.py").touch()
     (package / "torch.py").write_text("import time\ntime.sleep(1)\nload = len\n")
     sys.path.insert(0, str(package.parent))
-    return looped(loader_of(place.local(torchobj.decode.safetensors)), from_batch=0)
+    # Accessed within the loop: an access before it would import the library.
+    return looped(loader_of(place.local(lambda reader: torchobj.decode.safetensors(reader))), from_batch=0)
 
 
 def on_a_slow_rank(rank, place):
