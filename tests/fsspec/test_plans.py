@@ -1,4 +1,4 @@
-"""Downloads write the same files to every form of a target as the file system in memory of fsspec does."""
+"""Sources and targets are those of the file system in memory of fsspec."""
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -57,3 +57,32 @@ def test_a_target_in_the_home_folder_and_one_that_is_a_path_are_downloaded_to(bo
     both[0].get("fsspec-targets/ord", tmp_path / "e", recursive=True)
     expected = {"a": b"ord/a", "s": None, "s/b": b"ord/s/b"}
     assert tree(tmp_path / "d") == tree(tmp_path / "e") == expected
+
+
+@pytest.mark.parametrize("recursive", [True, False])
+@pytest.mark.parametrize("source", ["data", "data/*", "data/l*", ["data/a", "data/link"]])
+def test_links_to_folders_are_uploaded_as_by_fsspec(both, tmp_path, source, recursive):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "k").write_bytes(b"k")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_bytes(b"a")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "real")
+    named = [f"{tmp_path}/{each}" for each in ([source] if isinstance(source, str) else source)]
+    written = []
+    for files, bucket in zip(both, ("fsspec-targets", "/fsspec-targets"), strict=True):
+        files.put(named[0] if isinstance(source, str) else named, f"{bucket}/up/", recursive=recursive)
+        found = files.find(f"{bucket}/up")
+        written.append({name.strip("/"): files.cat_file(name) for name in found})
+    assert written[0] == written[1]
+
+
+def test_another_number_of_targets_than_of_paths_is_an_error(both, tmp_path):
+    with pytest.raises(torchobj.exceptions.ConfigError, match="1 targets for 2 paths: pass one target for each path"):
+        both[0].get(["fsspec-targets/ord/a", "fsspec-targets/ord/s/b"], [str(tmp_path / "a")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_pattern_without_files_is_no_error_of_a_store(both, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file or folder is selected") as raised:
+        both[0].put(f"{tmp_path}/none*", "fsspec-targets/up")
+    assert not isinstance(raised.value, torchobj.StoreError)

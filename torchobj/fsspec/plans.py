@@ -1,17 +1,17 @@
-"""What `get`, `put` and `copy` of fsspec would transfer: these send a request for each path, one after the other."""
+"""The sources and targets of `get`, `put` and `copy` of fsspec, by one listing in place of a request for each path."""
 
 from collections.abc import Callable, Iterable
 from glob import has_magic
 from typing import Any, Literal, NamedTuple
 
-from fsspec.implementations.local import trailing_sep  # type: ignore[import-untyped]
+from fsspec.implementations.local import LocalFileSystem, trailing_sep  # type: ignore[import-untyped]
 from fsspec.utils import other_paths  # type: ignore[import-untyped]
 
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 
 __all__ = ["Kind", "Plan", "expanded", "planned"]
 
-#: What is known of a path without a request; None: nothing, because a caller named it.
+#: What is known of a path without a request; None: nothing, because a caller named it, or it is a link.
 Kind = Literal["file", "directory"] | None
 
 
@@ -37,13 +37,16 @@ def expanded(files: Any, path: Any, *, recursive: bool, maxdepth: int | None = N
             if recursive and maxdepth != 1:
                 below = None if maxdepth is None else maxdepth - 1
                 for folder, entry in matched.items():
-                    if entry["type"] == "directory" or "is_folder" in entry:
+                    kind = _kind_of(entry)
+                    if kind == "directory" or "is_folder" in entry or (kind is None and files.isdir(folder)):
                         found = _kinds(files.find(folder, maxdepth=below, withdirs=True, detail=True)) | found
         elif recursive:
             found |= _kinds(files.find(name, maxdepth=maxdepth, withdirs=True, detail=True))
         else:
             found[name] = None
     if not found:
+        if isinstance(files, LocalFileSystem):
+            raise FileNotFoundError(f"{path!r}: no file or folder is selected")
         raise ObjectNotFoundError(f"{path!r}: no object or folder is selected")
     return dict(sorted(found.items()))
 
@@ -53,7 +56,12 @@ def _paths_of(path: Any) -> Iterable[str]:
 
 
 def _kinds(entries: dict[str, dict[str, Any]]) -> dict[str, Kind]:
-    return {name: entry["type"] for name, entry in entries.items()}
+    return {name: _kind_of(entry) for name, entry in entries.items()}
+
+
+def _kind_of(entry: dict[str, Any]) -> Kind:
+    kind: Kind = entry["type"] if entry["type"] in ("file", "directory") else None
+    return kind
 
 
 class Plan(NamedTuple):
@@ -81,13 +89,13 @@ def planned(
         files: The file system of the sources.
         source: A path, glob or list of them.
         target: A file or folder, or a list with one for each source.
-        is_folder: Returns whether a path that a caller named is that of a folder. None: it is taken for an object.
+        is_folder: Returns whether a path of unknown kind is that of a folder. None: such paths are objects.
         is_target_folder: Returns whether a path is that of a folder that exists.
         recursive: Whether all that is below selected folders is selected.
         maxdepth: Maximum depth of selected paths.
 
     Raises:
-        ObjectNotFoundError: Nothing is selected.
+        FileNotFoundError: Nothing is selected.
         ConfigError: The list has another number of targets.
     """
     if isinstance(source, list) and isinstance(target, list):
@@ -104,10 +112,10 @@ def _with_targets(
     source: Any, target: Any, selected: list[str], is_target_folder: Callable[[str], bool]
 ) -> list[tuple[str, Any]]:
     """The selected paths and their targets."""
-    if isinstance(target, list) and len(target) != len(selected):
-        raise ConfigError(f"{len(target)} targets for {len(selected)} paths: must be as many")
     if not selected:
         return []
+    if not isinstance(target, str) and len(target) != len(selected):
+        raise ConfigError(f"{len(target)} targets for {len(selected)} paths: pass one target for each path")
     is_one = isinstance(source, str)
     if is_one and has_magic(source):
         is_within = len(selected) == 1
