@@ -17,7 +17,7 @@ from tests.support import warm_python
 from tests.support.decoding import encoded, saved
 from tests.support.long_tables import often
 from torchobj import decode
-from torchobj.decode import libraries
+from torchobj.decode import images, libraries
 
 URL = "memory://decoders/"
 
@@ -54,7 +54,7 @@ def test_the_modules_of_a_forkserver_are_added_to_those_of_the_program(monkeypat
     monkeypatch.setattr(forkserver._forkserver, "_preload_modules", before)
     monkeypatch.setattr(libraries, "_imported", {})
     monkeypatch.setattr(libraries, "FORKED", type(libraries.FORKED)())
-    libraries.import_all(libraries.MODULES["pil"])
+    libraries.import_all(libraries.LIBRARIES["pil"])
     libraries.import_for_workers("fork")
     assert forkserver._forkserver._preload_modules == before
     for _ in range(2):
@@ -153,12 +153,17 @@ def test_workers_of_a_forkserver_do_not_import_torchvision(tmp_path):
 IN_PASSES = """
 import functools, sys
 import torchobj
-from torchobj.decode import libraries
+from torchobj.decode import images, libraries
 
 # Not that of the processes which the same server has started.
 libraries.FORKED = type(libraries.FORKED)()
 
 def function(reader):
+    return torchobj.decode.image(reader)
+
+def by_itself(reader):
+    import torchvision.io
+
     return torchobj.decode.image(reader)
 
 TRANSFORMS = {
@@ -167,6 +172,7 @@ TRANSFORMS = {
     "closure": lambda: (lambda decoder: lambda reader: decoder(reader))(torchobj.decode.image),
     "function": lambda: function,
     "lambda": lambda: lambda reader: torchobj.decode.image(reader),
+    "function that imports by itself": lambda: by_itself,
 }
 
 def imported(transform, reader):
@@ -190,7 +196,7 @@ def test_what_is_accessed_before_workers_start_is_imported_by_their_parent(tmp_p
     assert printed_by(IN_PASSES, tmp_path, {"image.JPEG": picture("JPEG")}, transform) == "[]\n[]\n"
 
 
-@pytest.mark.parametrize("transform", often(1, ["function", "lambda"]))
+@pytest.mark.parametrize("transform", often(2, ["function", "function that imports by itself", "lambda"]))
 def test_what_workers_had_to_import_is_imported_by_their_parent_before_the_next_pass(tmp_path, transform):
     first, second = printed_by(IN_PASSES, tmp_path, {"image.JPEG": picture("JPEG")}, transform).splitlines()
     assert "'torchvision.io'" in first
@@ -215,3 +221,23 @@ def test_the_imports_of_decoders_count_as_startup(monkeypatch, attached):
     assert list(loader) == [torch.tensor([1])]
     assert importing == ["fork"] * 2
     assert (loader.stats().startup_s, loader.stats().elapsed_s) == (50, 50)
+
+
+@pytest.mark.parametrize("name", decode.__all__)
+def test_a_pickle_of_a_decoder_has_its_public_name(name):
+    assert f"torchobj.decode\n{name}\n".encode() in pickle.dumps(getattr(decode, name), protocol=0)
+
+
+def test_a_library_that_fails_at_its_import_is_not_used(monkeypatch, tmp_path):
+    for package in ("torchcodec", "torchvision"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise ValueError('numpy.dtype size changed')")
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    images.native_decoder.cache_clear()
+    try:
+        assert images.native_decoder() is None
+        assert decode.image(encoded(PIL.Image.new("RGB", (2, 2)), "JPEG")).shape == (3, 2, 2)
+    finally:
+        images.native_decoder.cache_clear()

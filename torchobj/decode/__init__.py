@@ -1,6 +1,6 @@
 """Decodes objects: images, arrays, JSON, text, tensors. The libraries of a function are imported at the first access to
-it, as in `torchobj.decode.image`, so that workers inherit them; one that only workers access is imported by the loader
-before it starts the next ones.
+it, as in `torchobj.decode.image`, and forked workers inherit them. If only workers access it, the first ones import
+them, and the loader before it forks the next ones; a forkserver imports what the script has accessed before it starts.
 
 The functions can be pickled, and take what datasets pass on: a reader, a `Buffer`, any object with the buffer protocol,
 or the dict of `bytes` and `path` that a column of images or audio of Hugging Face datasets has. A reader is decoded
@@ -36,10 +36,12 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     within = importlib.import_module(f"torchobj.decode.{_MODULES[name]}")
-    libraries.import_all(libraries.MODULES[name])
+    libraries.import_all(libraries.LIBRARIES[name])
     if name == "image" and (native := within.native_decoder()) is not None:
         libraries.import_all([native.module])
     function = globals()[name] = getattr(within, name)
+    # What unpickles it accesses it here, and so imports its libraries.
+    function.__module__ = __name__
     return function
 
 

@@ -9,7 +9,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from torchobj.decode.data import Data, file_of, memory_of
-from torchobj.decode.libraries import module
+from torchobj.decode.libraries import library
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,8 +48,8 @@ def npy(data: Data) -> "np.ndarray[Any, Any]":
 
 
 def _array(memory: memoryview) -> "np.ndarray[Any, Any]":
-    numpy = module("numpy")
-    form = module("numpy.lib.format")
+    numpy = library("numpy")
+    form = library("numpy.lib.format")
     major, _ = version = form.read_magic(io.BytesIO(memory[:8]))
     if major not in _NPY_LENGTHS:
         raise ValueError(f"an npy file of version {version[0]}.{version[1]}: numpy has versions 1 to 3")

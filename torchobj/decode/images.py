@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchobj.decode.data import Data, file_of, memory_of
-from torchobj.decode.libraries import TORCHCODEC, TORCHVISION, module, required
+from torchobj.decode.libraries import TORCHCODEC, TORCHVISION, library, required
 from torchobj.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def pil(data: Data, *, exif: bool = False) -> "PIL.Image.Image":
 
 
 def _upright(picture: Any, *, exif: bool) -> Any:
-    return module("PIL.ImageOps").exif_transpose(picture) if exif else picture
+    return library("PIL.ImageOps").exif_transpose(picture) if exif else picture
 
 
 def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, exif: bool = False) -> "torch.Tensor":
@@ -104,7 +104,7 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, 
         >>> torchobj.decode.image(file.getvalue(), "L", torch.float32)[0, 0, 0]
         tensor(0.2000)
     """
-    torch_module = module("torch")
+    torch_module = library("torch")
     if mode not in _MODES:
         raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}")
     chosen = dtype or torch_module.uint8
@@ -133,20 +133,21 @@ class _NativeDecoder(NamedTuple):
 def native_decoder() -> _NativeDecoder | None:
     """The decoder of TorchCodec or torchvision; None if neither is installed and fits torch."""
     for make in (_of_torchcodec, _of_torchvision):
-        with contextlib.suppress(ImportError, AttributeError, RuntimeError, OSError):
+        # A library that was compiled for another version of NumPy or torch may raise anything.
+        with contextlib.suppress(Exception):
             return make()
     return None
 
 
 def _of_torchcodec() -> _NativeDecoder:
-    decode = module(TORCHCODEC).decode_image
+    decode = library(TORCHCODEC).decode_image
     return _NativeDecoder(TORCHCODEC, lambda data, mode: decode(data, mode=_MODES[mode]), rotates=True)
 
 
 def _of_torchvision() -> _NativeDecoder:
-    modes = module(TORCHVISION).ImageReadMode
+    modes = library(TORCHVISION).ImageReadMode
     # Not torchvision.io.decode_image, which warns at each call since 0.29 that TorchCodec will replace it.
-    decode = module("torch").ops.image.decode_image
+    decode = library("torch").ops.image.decode_image
     return _NativeDecoder(TORCHVISION, lambda data, mode: decode(data, modes[_MODES[mode]].value), rotates=False)
 
 
@@ -179,7 +180,7 @@ def _is_upright(memory: memoryview, *, needed: bool) -> bool:
         Exception: That of Pillow for an image of too many pixels, or whose header is damaged.
     """
     try:
-        images = module("PIL.Image")
+        images = library("PIL.Image")
     except ImportError:
         return b"exif" not in bytes(memory).lower()
     with images.open(io.BytesIO(memory)) as picture:
@@ -192,7 +193,7 @@ def _is_upright(memory: memoryview, *, needed: bool) -> bool:
 
 
 def _decoded_by_pillow(torch: Any, memory: memoryview, mode: str, *, exif: bool) -> Any:
-    images, numpy = required("PIL.Image", "pillow", "image"), module("numpy")
+    images, numpy = required("PIL.Image", "pillow", "image"), library("numpy")
     with images.open(io.BytesIO(memory)) as opened:
         picture = _upright(opened, exif=exif)
         if picture.mode.startswith(("I", "F")):

@@ -1,4 +1,4 @@
-"""Imports the libraries of decoders in the process that starts workers, as far as it can know them.
+"""Imports the libraries of decoders in the process that starts workers, where it is known which ones they need.
 
 Otherwise each worker would import them, in each epoch: torchvision alone takes two seconds.
 """
@@ -17,7 +17,7 @@ from torchobj.exceptions import ConfigError
 from torchobj.warn_once import FORKED
 
 #: The modules that functions import; `image` also imports that of its native decoder.
-MODULES = {
+LIBRARIES = {
     "image": ("torch", "numpy", "PIL.Image", "PIL.ImageOps"),
     "json": (),
     "npy": ("numpy", "numpy.lib.format"),
@@ -32,9 +32,12 @@ MODULES = {
 #: The modules of the native decoders of `image`, in the order in which they are tried.
 TORCHCODEC, TORCHVISION = "torchcodec.decoders", "torchvision.io"
 
-_ALL = dict.fromkeys(name for names in (*MODULES.values(), (TORCHCODEC, TORCHVISION)) for name in names)
+_ALL = dict.fromkeys(name for names in (*LIBRARIES.values(), (TORCHCODEC, TORCHVISION)) for name in names)
 
-#: Those that `import_all` has imported in this process.
+#: The modules that decoders have used in this process, and in those that forked it.
+_used: set[str] = set()
+
+#: The modules that `import_all` has imported in this process.
 _imported: dict[str, None] = {}
 
 
@@ -48,19 +51,19 @@ class _Imports(threading.local):
 imports = _Imports()
 
 
-def module(name: str) -> Any:
-    """A module. The process that has forked this one learns that it was imported here."""
-    # As each decoded sample finds it.
-    if name in sys.modules:
+def library(name: str) -> Any:
+    """A module. Its first use in a process sets a flag that the process which has forked this one sees."""
+    # The usual case: every decoded sample calls this.
+    if name in _used and name in sys.modules:
         return importlib.import_module(name)
+    _used.add(name)
+    FORKED.is_first(_flag(name))
     began, imports.is_measuring = time.perf_counter(), True
     try:
-        found = importlib.import_module(name)
+        return importlib.import_module(name)
     finally:
         imports.is_measuring = False
         imports.seconds += time.perf_counter() - began
-    FORKED.is_first(_flag(name))
-    return found
 
 
 def required(name: str, package: str, function: str) -> Any:
@@ -70,7 +73,7 @@ def required(name: str, package: str, function: str) -> Any:
         ConfigError: It cannot be imported.
     """
     try:
-        return module(name)
+        return library(name)
     except ImportError as error:
         raise ConfigError(f"torchobj.decode.{function} needs {package} ({error}): pip install {package}") from error
 
@@ -80,7 +83,7 @@ def import_all(names: Iterable[str]) -> None:
     for name in names:
         # Otherwise the call of the decoder fails, with its own error.
         with contextlib.suppress(Exception):
-            found = module(name)
+            found = library(name)
             if name == "PIL.Image" and name not in _imported:
                 # The modules of its formats, in the order in which images that it does not recognise import them.
                 found.preinit()
@@ -92,16 +95,16 @@ def import_for_workers(start_method: str) -> None:
     """Imports what decoders need before workers are started, where these inherit it.
 
     Args:
-        start_method: How workers are started. After `fork` it is what workers of earlier passes had to import; a
-            `forkserver` imports what this process has imported at the first access to a decoder, and does so only if it
-            does not run yet; workers that are spawned inherit nothing.
+        start_method: How workers are started. For `fork` these are the modules that workers of earlier passes used; a
+            `forkserver`, unless it runs already, imports what this process has imported at the first access to a
+            decoder; workers that are spawned inherit nothing.
     """
     if start_method == "fork":
         import_all(name for name in _ALL if FORKED.has(_flag(name)))
     elif start_method == "forkserver" and _imported:
         # A failing import would end the server: these succeeded here.
         before = multiprocessing.forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
-        multiprocessing.set_forkserver_preload([*before, *(name for name in _imported if name not in before)])
+        multiprocessing.set_forkserver_preload([*before, *(name for name in list(_imported) if name not in before)])
 
 
 def _flag(name: str) -> str:

@@ -5,7 +5,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from torchobj.decode.data import Data, file_of, memory_of
-from torchobj.decode.libraries import module, required
+from torchobj.decode.libraries import library, required
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ def pt(data: Data, map_location: Any = "cpu") -> Any:
         pickle.UnpicklingError: It contains other classes, which are not loaded, or is damaged.
         ValueError: It is not an object of `torch.save`, is truncated or damaged, or `map_location` is not available.
     """
-    file, torch = file_of(data), module("torch")
+    file, torch = file_of(data), library("torch")
     start = file.read(4)
     file.seek(0)
     if not start.startswith(_PT_STARTS):
