@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from torchobj.config.settings import Settings, fields_of, nearest
+from torchobj.config.config_base import ConfigBase, fields_of, nearest
 from torchobj.config.store import OPTIONS, StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.urls import SCHEMES, canonical_url, shown_url
@@ -16,7 +16,7 @@ VARIABLE = "TORCHOBJ_CONFIG"
 
 _SECRET = re.compile(r"secret|token|passw|access_key|credential|private_key", re.IGNORECASE)
 
-_Options = TypeVar("_Options", bound=Settings)
+_Options = TypeVar("_Options", bound=ConfigBase)
 
 
 class Prefix(NamedTuple):
@@ -193,7 +193,7 @@ def _build(kind: type[_Options], where: str, fields: dict[str, Any]) -> _Options
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _names(kind: type[Settings]) -> set[str]:
+def _names(kind: type[ConfigBase]) -> set[str]:
     """The fields of a configuration that a file may contain."""
     return {name for name in fields_of(kind) if not _SECRET.search(name)}
 

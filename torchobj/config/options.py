@@ -9,6 +9,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torchobj.config.checks import check, check_auto_or_bool, check_choices, check_kinds
+from torchobj.config.config_base import ConfigBase
 from torchobj.config.credentials import (
     CredentialSource,
     GCSCredentialProvider,
@@ -17,7 +18,6 @@ from torchobj.config.credentials import (
     check_picklable,
     source_of,
 )
-from torchobj.config.settings import Settings
 from torchobj.exceptions import ConfigError
 
 AddressingStyle = Literal["auto", "path", "virtual"]
@@ -41,7 +41,7 @@ def _matches(pattern: re.Pattern[str], value: str | None) -> bool:
     return value is None or pattern.fullmatch(value) is not None
 
 
-class _ProviderOptions(Settings):
+class _ProviderOptions(ConfigBase):
     """Base class of a dataclass with the fields `endpoint_url` and `credential_provider`."""
 
     #: Where credentials belong that are not allowed in a URL.
@@ -329,7 +329,7 @@ class GCSOptions(_ProviderOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FileOptions(Settings):
+class FileOptions(ConfigBase):
     """Options of `file://` URLs: `StoreConfig(file=FileOptions(...))`. Other URLs are not affected.
 
     Args:

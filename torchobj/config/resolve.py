@@ -2,12 +2,12 @@
 
 from typing import TypeVar
 
+from torchobj.config.config_base import ConfigBase, fields_of
 from torchobj.config.config_file import file_for
-from torchobj.config.settings import Settings, fields_of
 from torchobj.config.store import OPTIONS, StoreConfig
 from torchobj.exceptions import ConfigError
 
-_Config = TypeVar("_Config", bound=Settings)
+_Config = TypeVar("_Config", bound=ConfigBase)
 
 
 def store_config(

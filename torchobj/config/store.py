@@ -7,8 +7,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torchobj.config.checks import GIB, KIB, MIB, check, check_kinds, check_number
+from torchobj.config.config_base import ConfigBase, fields_of, nearest
 from torchobj.config.options import FileOptions, GCSOptions, S3Options
-from torchobj.config.settings import Settings, fields_of, nearest
 from torchobj.exceptions import ConfigError
 
 #: Limits of a time, in seconds.
@@ -16,7 +16,7 @@ _SECONDS = (0.01, 86_400, " s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdvancedOptions(Settings):
+class AdvancedOptions(ConfigBase):
     """Settings of all providers that few need to change: `StoreConfig(advanced=AdvancedOptions(...))`.
 
     Args:
@@ -86,7 +86,7 @@ def _moved(names: list[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StoreConfig(Settings):
+class StoreConfig(ConfigBase):
     """Configures access to stores: parts, concurrency, retries, timeouts, TLS, and the options of each provider.
 
     The options of a provider apply to its URLs only, so that one configuration serves URLs of all schemes. Fields that
@@ -181,7 +181,7 @@ class StoreConfig(Settings):
     @property
     def is_resolved(self) -> bool:
         """Whether all fields are set, so that no configuration file applies, also in other processes."""
-        holders: list[Settings] = [self, *(getattr(self, name) for name in OPTIONS)]
+        holders: list[ConfigBase] = [self, *(getattr(self, name) for name in OPTIONS)]
         return all(len(holder._set) == len(fields_of(type(holder))) for holder in holders)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -141,3 +141,9 @@ def test_of_a_resolved_configuration_all_fields_are_set():
         assert again == found
     other = resolve("s3://other", StoreConfig())
     assert (other, other.is_resolved, resolve("s3://b", other) is other) == (StoreConfig(), True, True)
+
+
+@pytest.mark.parametrize("base", [torchobj.StoreConfig, torchobj.S3Options, torchobj.AdvancedOptions])
+def test_a_configuration_has_no_subclasses(base):
+    with pytest.raises(TypeError, match=f"Mine: {base.__name__} has no subclasses"):
+        type("Mine", (base,), {})

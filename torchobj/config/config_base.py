@@ -1,4 +1,4 @@
-"""`Settings`, the base class of configurations: knows which fields are set, and suggests names for unknown ones."""
+"""The base class of configurations: which fields are set, and names that are similar to an unknown one."""
 
 import dataclasses
 import difflib
@@ -6,18 +6,23 @@ from collections.abc import Iterable
 from typing import Any, NoReturn, Self
 
 
-class Settings:
-    """Base class of the configurations: frozen keyword-only dataclasses, whose instances know which fields are set.
+class ConfigBase:
+    """Base class of the configurations: frozen keyword-only dataclasses, whose instances record which fields are set.
 
     A field is set if it was passed to the constructor, also with its default value. Only `resolve` distinguishes the
     two: a field that is not set has its default in reads, repr, comparisons and hashes. `dataclasses.replace` passes
     all fields; if all of several fields are passed, only those with other values than their defaults are set.
 
-    An unknown name is a `TypeError` that suggests a similar one.
+    An unknown name is a `TypeError` that suggests a similar one, and so is a subclass of a configuration: a constructor
+    of its own would be called with other arguments than the fields that it sets.
     """
 
     #: The names of the fields that are set.
     _set: frozenset[str]
+
+    def __init_subclass__(cls) -> None:
+        if base := next((base for base in cls.__bases__ if dataclasses.is_dataclass(base)), None):
+            raise TypeError(f"{cls.__name__}: {base.__name__} has no subclasses; write a function that returns one")
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         """Notes which fields are passed. `__init__` refuses positional arguments."""
@@ -42,7 +47,7 @@ class Settings:
         raise TypeError(f"{cls.__name__} has no field {names[0]!r}{nearest(names[0], fields_of(cls))}")
 
 
-def fields_of(kind: type[Settings]) -> dict[str, dataclasses.Field[Any]]:
+def fields_of(kind: type[ConfigBase]) -> dict[str, dataclasses.Field[Any]]:
     """The fields of a configuration, by their names."""
     return {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # always a dataclass
 
