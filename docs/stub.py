@@ -33,10 +33,12 @@ def with_docstrings(stub: str) -> str:
     # From the end, so that the lines before keep their numbers.
     for _, node, thing in sorted(definitions(ast.parse(stub), _torchobj), key=lambda each: -each[1].lineno):
         old = node.body[0]
-        indent = " " * (node.col_offset + 4)
-        text = inspect.getdoc(thing) or ""
+        text = (inspect.getdoc(thing) or "").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
         end = "\n" if "\n" in text else ""
-        lines[old.lineno - 1 : old.end_lineno] = textwrap.indent(f'"""{text}{end}"""', indent).split("\n")
+        new = textwrap.indent(f'"""{text}{end}"""', " " * (node.col_offset + 4)).split("\n")
+        # A new signature may have its `...` in the same line.
+        signature = lines[old.lineno - 1][: old.col_offset].rstrip()
+        lines[old.lineno - 1 : old.end_lineno] = [signature, *new] if signature else new
     return "\n".join(lines)
 
 

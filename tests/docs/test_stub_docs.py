@@ -32,3 +32,13 @@ def test_each_public_definition_of_the_binary_has_a_docstring(thing):
 @pytest.mark.parametrize("kind", [torchobj.Buffer, torchobj.ObjectReader])
 def test_docstrings_of_shared_memory_state_its_lifetime(kind):
     assert "lives until" in " ".join(inspect.getdoc(kind).split())
+
+
+def test_a_new_signature_gets_its_docstring():
+    stub = "class Buffer:\n    def toreadonly(self) -> int: ...\n\ndef finish(limit_s: float) -> None:\n    ...\n"
+    made = STUB["with_docstrings"](stub)
+    assert {name for name, _, _ in STUB["definitions"](ast.parse(made), _torchobj)} == {"Buffer", "finish"} | (
+        {"Buffer.toreadonly"} if hasattr(torchobj.Buffer, "toreadonly") else set()
+    )
+    assert ast.get_docstring(ast.parse(made).body[1]) == inspect.getdoc(_torchobj.finish)
+    assert STUB["with_docstrings"]("def end_calls() -> None: ...\n").startswith('def end_calls() -> None:\n    """')
