@@ -15,15 +15,18 @@ from torchobj.store.transfers import Progress
 
 _NAME, _SHARE = "{task.description}", TaskProgressColumn("{task.percentage:>3.0f}%")
 _COUNTS, _WITHOUT_TOTALS = "{task.fields[counts]}", "{task.fields[without_totals]}"
+_BYTES = "{task.fields[bytes]}"
 #: Rate and remaining time; beside a bar with a width of their own, which keeps that of the bar the same.
 _END, _WIDE_END = "{task.fields[end]}", "{task.fields[end]:<25}"
 
-#: The columns, from all to the fewest: a console without space for them has no bar, then no totals, then no counts.
+#: The columns, from all to the fewest: a console without space for them has no bar, then no totals, then no
+#: counts of files, then none at all.
 _COLUMNS: tuple[tuple[str | ProgressColumn, ...], ...] = (
     (_NAME, BarColumn(24), _SHARE, _COUNTS, _WIDE_END),
     (_NAME, BarColumn(8), _SHARE, _COUNTS, _WIDE_END),
     (_NAME, _SHARE, _COUNTS, _END),
     (_NAME, _SHARE, _WITHOUT_TOTALS, _END),
+    (_NAME, _SHARE, _BYTES, _END),
     (_NAME, _SHARE, _END),
 )
 
@@ -53,6 +56,7 @@ class Bar(RichProgress):
         # Made for each frame: rich adds up hundreds of samples for a rate.
         for task in self.tasks:
             task.fields |= {"end": _end(task), "counts": _counts(task), "without_totals": _counts(task, totals=False)}
+            task.fields["bytes"] = task.fields["without_totals"].rpartition("  ")[2]
         unlimited = self._console.options.update(width=1 << 16)
         for self.columns in _COLUMNS:
             line = self.make_tasks_table(self.tasks)
