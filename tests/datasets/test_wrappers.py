@@ -60,7 +60,7 @@ def test_a_loader_looks_at_few_of_the_values_of_any_dataset():
                 Counted.looked += 1
                 yield each
 
-    inner = torchobj.ObjectMapDataset("memory://searched/", allow_empty=True)
+    inner = torchobj.ObjectMapDataset("memory://searched-within/", allow_empty=True)
     rows = Counted(Counted(Counted((x, y)) for y in range(200)) for x in range(200))
     samples = Counted(Counted(["a"] * 900) for _ in range(900))
     data = Within({"rows": rows, "samples": samples, "large": Counted(range(10**5)), "held": [[inner]]}, None)
@@ -72,7 +72,7 @@ def test_a_loader_looks_at_few_of_the_values_of_any_dataset():
 
 
 def test_samples_do_not_hide_a_dataset_within_a_dataset_beside_them():
-    inner = torchobj.ObjectMapDataset("memory://beside/", allow_empty=True)
+    inner = torchobj.ObjectMapDataset("memory://beside-within/", allow_empty=True)
     samples = [[number] * 20 for number in range(1000)]
     wrappers.prepare_workers(Within(samples, Within([inner], None)))
     assert "0 objects" in repr(inner)
