@@ -36,8 +36,8 @@ def test_each_text_is_a_phrase():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the prefetcher")
 def test_what_the_native_module_counts_has_a_row():
-    torchobj.Store("memory://table").put("k", b"1")
-    data = torchobj.ObjectMapDataset("memory://table/", transform=lambda reader: len(reader.read()))
+    torchobj.Store("memory://table-of-metrics").put("k", b"1")
+    data = torchobj.ObjectMapDataset("memory://table-of-metrics/", transform=lambda reader: len(reader.read()))
     assert len(list(torchobj.DataLoader(data))) == 1
     found = set(_torchobj.prefetch_stats())
     assert {metric.key for metric in of_source("prefetcher")} <= found
