@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -56,7 +56,8 @@ impl Server {
             // Compiling the modules takes longer than all else that a server does at its start.
             .env_remove("PYTHONDONTWRITEBYTECODE")
             .env("PYTHONPYCACHEPREFIX", concat!(env!("CARGO_TARGET_TMPDIR"), "/bytecode"))
-            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+            // At run time: the build directory is shared between checkouts, and the one that compiled this may be gone.
+            .current_dir(Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../.."))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
