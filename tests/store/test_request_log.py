@@ -78,6 +78,37 @@ def test_a_listing_is_logged_without_its_query_and_credentials(logged, caplog):
         assert secret not in told, caplog.text
 
 
+def test_an_interrupt_while_an_event_is_delivered_ends_the_call(logged):
+    class Interrupted(logging.Handler):
+        def emit(self, record):
+            raise KeyboardInterrupt
+
+    handler = Interrupted()
+    logging.getLogger("torchobj").addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            logged.get("first")
+    finally:
+        logging.getLogger("torchobj").removeHandler(handler)
+
+
+def test_an_interrupt_while_the_level_is_read_ends_the_call(logged, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def is_raised():
+        try:
+            logged.get("first")
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(logging.getLogger("torchobj"), "getEffectiveLevel", interrupted)
+        assert eventually(is_raised, 10)
+    assert bytes(logged.get("first")) == b"x"
+
+
 def test_nothing_is_logged_at_another_level(bucket, caplog):
     caplog.set_level(logging.INFO, "torchobj")
     store = torchobj.Store(bucket.url, config=bucket.config)

@@ -103,12 +103,13 @@ impl Announcer {
     ///
     /// Args:
     ///     objects: Pairs of the number of a source and the index of an object.
-    fn announce(&self, py: Python<'_>, objects: Vec<(u64, u64)>) {
+    fn announce(&self, py: Python<'_>, objects: Vec<(u64, u64)>) -> PyResult<()> {
         let objects: Vec<ObjectId> = objects.into_iter().map(|(source, index)| ObjectId { source, index }).collect();
         if self.in_owner(py, |prefetcher, iterator| prefetcher.announce(iterator, &objects)).is_some() {
             // A trainer with workers may never wait for a read, which would deliver events.
-            crate::log::deliver(py);
+            crate::log::deliver(py)?;
         }
+        Ok(())
     }
 
     /// Returns the bytes of announced objects that were not read yet, and the memory budget. The first is 0 in a forked child.
@@ -128,10 +129,11 @@ impl Announcer {
     }
 
     /// Cancels the announcements of objects that were not read yet.
-    fn cancel(&self, py: Python<'_>) {
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         if self.in_owner(py, |prefetcher, iterator| prefetcher.cancel(iterator)).is_some() {
-            crate::log::deliver(py);
+            crate::log::deliver(py)?;
         }
+        Ok(())
     }
 }
 

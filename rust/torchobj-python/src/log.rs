@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use torchobj_core::fork;
 
@@ -49,14 +50,14 @@ pub(crate) fn install() {
     }
 }
 
-/// Copies the level of the Python logger, at most once a second.
-pub(crate) fn refresh_level(py: Python<'_>) {
+/// Copies the level of the Python logger, at most once a second. An error is an interrupt, which arrived meanwhile.
+pub(crate) fn refresh_level(py: Python<'_>) -> PyResult<()> {
     static REFRESHED: Mutex<Option<Instant>> = Mutex::new(None);
     {
         let _inside = fork::enter();
         let mut refreshed = REFRESHED.lock().expect("no holder of this lock panics");
         if refreshed.is_some_and(|at| at.elapsed() < Duration::from_secs(1)) {
-            return;
+            return Ok(());
         }
         *refreshed = Some(Instant::now());
     }
@@ -64,9 +65,17 @@ pub(crate) fn refresh_level(py: Python<'_>) {
         let logger = py.import("logging")?.call_method1("getLogger", ("torchobj",))?;
         logger.call_method0("getEffectiveLevel")?.extract()
     };
-    if let Ok(level) = level() {
-        set_level(level);
+    match level() {
+        Ok(level) => set_level(level),
+        Err(error) if is_interrupt(py, &error) => return Err(error),
+        Err(_) => {}
     }
+    Ok(())
+}
+
+/// Whether an error is KeyboardInterrupt, SystemExit or what else a handler of a signal raises to end the program.
+fn is_interrupt(py: Python<'_>, error: &PyErr) -> bool {
+    !error.is_instance_of::<PyException>(py)
 }
 
 /// Sets the minimum level of events, as a number of Python's `logging`.
@@ -81,10 +90,10 @@ fn set_level(level: u32) {
     });
 }
 
-/// Delivers queued events to the Python logger.
-pub(crate) fn deliver(py: Python<'_>) {
+/// Delivers queued events to the Python logger. An error is an interrupt, which arrived meanwhile.
+pub(crate) fn deliver(py: Python<'_>) -> PyResult<()> {
     if QUEUED.load(Ordering::Acquire) == 0 {
-        return;
+        return Ok(());
     }
     let events = {
         let _inside = fork::enter();
@@ -109,8 +118,13 @@ pub(crate) fn deliver(py: Python<'_>) {
         }
         Ok(())
     };
-    if let Err(error) = deliver() {
-        // An exception of a log handler must not fail the operation.
-        error.write_unraisable(py, None);
+    match deliver() {
+        Err(error) if is_interrupt(py, &error) => Err(error),
+        Err(error) => {
+            // An exception of a log handler must not fail the operation.
+            error.write_unraisable(py, None);
+            Ok(())
+        }
+        Ok(()) => Ok(()),
     }
 }

@@ -230,8 +230,8 @@ pub(crate) fn finish(py: Python<'_>, limit_s: f64) -> Vec<(String, Option<String
             cleaned_up(left.min(SIGNAL_CHECK_INTERVAL)) && discarded
         });
         buffer::release_exports(py);
-        log::deliver(py);
-        if finished || left.is_zero() || py.check_signals().is_err() {
+        let delivered = log::deliver(py);
+        if finished || left.is_zero() || delivered.and_then(|()| py.check_signals()).is_err() {
             break;
         }
     }

@@ -82,7 +82,7 @@ pub(crate) fn wait_reporting<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
     mut report: impl FnMut(Python<'_>) -> PyResult<()>,
 ) -> PyResult<T> {
-    log::refresh_level(py);
+    log::refresh_level(py)?;
     check_cancelled()?;
     let (sender, mut receiver) = sync_channel(1);
     let task = py.detach(|| {
@@ -94,11 +94,11 @@ pub(crate) fn wait_reporting<T: Send + 'static>(
     loop {
         let received;
         (received, receiver) = receive(py, receiver, SIGNAL_CHECK_INTERVAL);
-        log::deliver(py);
+        let delivered = log::deliver(py);
         match received {
             Ok(done) => {
                 buffer::release_exports(py);
-                return Ok(done);
+                return delivered.map(|()| done);
             }
             Err(RecvTimeoutError::Disconnected) => {
                 check_cancelled()?;
@@ -106,7 +106,8 @@ pub(crate) fn wait_reporting<T: Send + 'static>(
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
-        if let Err(interrupt) = py.check_signals().and_then(|()| check_cancelled()).and_then(|()| report(py)) {
+        let interrupted = delivered.and_then(|()| py.check_signals()).and_then(|()| check_cancelled());
+        if let Err(interrupt) = interrupted.and_then(|()| report(py)) {
             if let Some(task) = task {
                 task.abort();
             }
