@@ -8,7 +8,7 @@ from pathlib import Path
 import sphinx.util.inspect
 
 import torchobj
-from torchobj.config.settings import Settings
+from torchobj.config.config_base import ConfigBase
 
 project = "torchobj"
 author = "the torchobj developers"
@@ -66,7 +66,7 @@ def code_blocks(_app, _what, _name, _thing, _options, lines):
 
 def fields(_app, what, _name, thing, _options, _arguments, _returns):
     """Returns the arguments of a configuration, of which Sphinx shows those of `__new__` of the base class."""
-    if what != "class" or not issubclass(thing, Settings):
+    if what != "class" or not issubclass(thing, ConfigBase):
         return None
     shown = sphinx.util.inspect.signature(thing.__init__, bound_method=True)
     return sphinx.util.inspect.stringify_signature(
