@@ -3,7 +3,7 @@
 //! The modules, from the lowest layer up:
 //!
 //! * [`error`], [`url`], [`types`], [`crc32`]: plain data. `counters`: declares counters. [`descriptor`], [`fork`], [`runtime`]: the process. [`buffer`]: memory.
-//! * [`store`]: the trait of a store. [`memory`] and [`prefix`] implement it; the crate `torchobj-conformance` is its test suite.
+//! * [`store`]: the trait of a store. [`memory`], [`file_store`] and [`prefix`] implement it; the crate `torchobj-conformance` is its test suite.
 //! * [`policy`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
 //! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name.
 //! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
@@ -26,8 +26,10 @@ pub mod error;
 #[cfg(test)]
 #[path = "../tests/support/faulty_store.rs"]
 mod faulty_store;
+pub mod file_store;
 pub mod files;
 pub mod fork;
+pub mod id;
 pub mod list;
 pub mod manifest;
 pub mod memory;

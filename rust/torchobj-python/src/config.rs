@@ -6,9 +6,10 @@ use std::time::Duration;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
+use torchobj_core::file_store::FileConfig;
 use torchobj_core::policy::Policy;
 use torchobj_store::config::{
-    Addressing, Checksum, Encryption, FileConfig, GcsConfig, HttpConfig, ParallelUpload, ProviderConfigs, S3Config,
+    Addressing, Checksum, Encryption, GcsConfig, HttpConfig, ParallelUpload, ProviderConfigs, S3Config,
 };
 use torchobj_store::env::local_ranks;
 use torchobj_store::{gcs, s3};

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::file_store::FileStore;
 use torchobj_core::fork::{self, Local};
 use torchobj_core::memory::MemoryStore;
 use torchobj_core::policy::{ConcurrencyLimit, Counts, MetricsSnapshot, Outcome, Policy};
@@ -20,7 +21,6 @@ use torchobj_core::runtime::{cleaned_up, end_calls as end_all, is_ending, start}
 use torchobj_core::store::ObjectStore;
 use torchobj_core::upload::unfinished;
 use torchobj_store::config::{GcsConfig, ProviderConfig, ProviderConfigs, S3Config};
-use torchobj_store::file::FileStore;
 use torchobj_store::gcs::{self, GcsStore};
 use torchobj_store::s3::{self, S3Store};
 

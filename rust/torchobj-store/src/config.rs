@@ -4,6 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use torchobj_core::file_store::FileConfig;
+
 use crate::credentials::CredentialProvider;
 
 /// Settings of connections.
@@ -148,19 +150,6 @@ pub struct GcsConfig {
     pub environment: u64,
     /// Settings of connections.
     pub http: HttpConfig,
-}
-
-/// Configuration of folders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileConfig {
-    /// Whether a write returns only after the file and its folder are flushed to the disk.
-    pub sync: bool,
-}
-
-impl Default for FileConfig {
-    fn default() -> Self {
-        Self { sync: true }
-    }
 }
 
 /// The configuration of one provider: everything that its clients depend on, and nothing of the other providers.

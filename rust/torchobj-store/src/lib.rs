@@ -3,15 +3,13 @@
 //!
 //! [`config`] configures stores, and [`env`] reads environment variables. [`credentials`] loads and refreshes credentials.
 //! `http` implements HTTP/1.1 over TCP and TLS. [`s3`] is the store for S3 and compatible servers, [`gcs`]
-//! for Google Cloud Storage, [`file`] for folders.
+//! for Google Cloud Storage.
 
 pub mod config;
 pub mod credentials;
 pub mod env;
 #[cfg(test)]
 mod fake;
-pub mod file;
 pub mod gcs;
 mod http;
-mod id;
 pub mod s3;

@@ -136,7 +136,7 @@ fn open_or_create(parent: &OwnedFd, name: &str) -> io::Result<(OwnedFd, bool)> {
 }
 
 /// Makes the names in a folder durable, if its file system can.
-pub fn sync_folder(folder: impl AsFd) -> io::Result<()> {
+pub(crate) fn sync_folder(folder: impl AsFd) -> io::Result<()> {
     let folder = File::from(folder.as_fd().try_clone_to_owned()?);
     match folder.sync_all() {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::INVAL | Errno::NOTSUP)) => Ok(()),

@@ -8,7 +8,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use crate::error::{Error, ErrorKind, Operation};
 
 /// Runs blocking `work` on this thread. A multi-threaded runtime moves the other tasks of the thread to another one.
-pub(super) fn in_place<T>(work: impl FnOnce() -> T) -> T {
+pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
         // There is no other thread to move tasks to.
         RuntimeFlavor::CurrentThread => work(),
@@ -46,6 +46,6 @@ pub(super) fn url_of(path: &Path) -> String {
 }
 
 /// Whether the file system has no space for a file of this size.
-pub fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
 }

@@ -13,16 +13,16 @@
 
 mod counters;
 mod download;
-mod folder;
+pub(crate) mod folder;
 mod journal;
-mod local;
+pub(crate) mod local;
 mod mtime;
-mod pseudo;
+pub(crate) mod pseudo;
 mod same;
 mod sink;
 mod source;
 pub mod special;
-mod temporary;
+pub(crate) mod temporary;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -31,10 +31,7 @@ mod walk;
 
 pub use counters::{Counters, Snapshot};
 pub use download::Download;
-pub use folder::{Folder, sync_folder};
-pub use local::is_full;
-pub use pseudo::has_unknown_size;
-pub use temporary::mode_beside;
+pub use folder::Folder;
 pub use tree::{TreeOptions, TreeResult};
 pub use upload::UploadFile;
 

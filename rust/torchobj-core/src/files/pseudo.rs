@@ -15,7 +15,7 @@ const MAX_PAGE_BYTES: u64 = 64 << 10;
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn has_unknown_size(file: &File, metadata: &Metadata) -> io::Result<bool> {
+pub(crate) fn has_unknown_size(file: &File, metadata: &Metadata) -> io::Result<bool> {
     let byte_at = |position| match file.read_at(&mut [0], position) {
         // It can be read from its start only.
         Err(error) if error.raw_os_error() == Some(Errno::SPIPE.raw_os_error()) => Ok(None),

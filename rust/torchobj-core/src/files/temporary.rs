@@ -16,9 +16,10 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use super::mtime::Mtime;
+use crate::id::unique_id;
 
-/// Prefix of the names of temporary files. Walks and listings of folders skip them.
-pub(super) const PREFIX: &str = ".torchobj-";
+/// Prefix of the names of temporary files, also of those of file:// stores. Walks and listings of folders skip them.
+pub(crate) const PREFIX: &str = ".torchobj-";
 
 /// A file can be replaced between its opening and its locking. More often than this is not by chance.
 const ATTEMPTS: usize = 100;
@@ -137,7 +138,7 @@ fn existing_mode(folder: &OwnedFd, name: &str) -> Option<u32> {
 
 /// The permissions of a temporary file before the umask: it may have the bytes of a file that others must not read, so it
 /// has none that the file that it replaces lacks, except to be written by its owner.
-pub fn mode_beside(replaced: Option<u32>) -> u32 {
+pub(crate) fn mode_beside(replaced: Option<u32>) -> u32 {
     0o666 & (replaced.unwrap_or(0o666) | 0o600)
 }
 
@@ -153,5 +154,5 @@ fn name_of(target: &str) -> String {
 }
 
 fn random_name() -> String {
-    format!("{PREFIX}{:032x}.part", fastrand::u128(..))
+    format!("{PREFIX}{}.part", unique_id())
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 use torchobj_core::error::{ErrorKind, Operation, Result, Retry};
+use torchobj_core::id::unique_id;
 use torchobj_core::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
 
 use super::parts::Parts;
@@ -16,7 +17,6 @@ use super::request::Bucket;
 use super::resource::{NONCE, Resource, Written, or_default, totals};
 use super::resumable::Resumable;
 use crate::config::ParallelUpload;
-use crate::id::unique_id;
 
 /// Classes without a minimum storage duration, whose objects can be deleted at any time without a fee ("Storage classes").
 /// The last three are names of earlier versions of the API.

@@ -8,6 +8,7 @@ use aws_sdk_s3::types::{ChecksumType, EncodingType};
 use bytes::Bytes;
 use quick_xml::escape::escape;
 use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::id::unique_id;
 use torchobj_core::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
 
 use super::bucket::Bucket;
@@ -16,7 +17,6 @@ use super::get::{METADATA, NONCE};
 use super::put::condition_header;
 use super::sdk::{customer_key, new_object};
 use super::xml;
-use crate::id::unique_id;
 
 /// Maximum size of the response to a commit, including white space: S3 sends one byte every few seconds.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;

@@ -6,7 +6,6 @@
 mod commits;
 mod emulator;
 mod faults;
-mod file;
 mod gcs;
 mod gcs_faults;
 mod gcs_uploads;

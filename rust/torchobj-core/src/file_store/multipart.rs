@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
 
-use torchobj_core::error::{Error, ErrorKind, Operation, Result};
-use torchobj_core::policy::within;
-use torchobj_core::store::ObjectStore;
-use torchobj_core::types::{Condition, KeyRules, PartReceipt, Payload, PutOptions, Upload, Version};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::files::temporary::PREFIX;
+use crate::policy::within;
+use crate::store::ObjectStore;
+use crate::types::{Condition, KeyRules, PartReceipt, Payload, PutOptions, Upload, Version};
 
-use super::disk::{TEMPORARY, TemporaryFile, modified_ms};
+use super::disk::{TemporaryFile, modified_ms};
 use super::{FileStore, path_conflict};
 use crate::id::unique_id;
 
@@ -169,7 +170,7 @@ impl FileStore {
             let mut uploads = Vec::new();
             let mut found = |path: &Path| {
                 let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-                let Some(id) = name.strip_prefix(TEMPORARY).and_then(|name| name.strip_suffix(".key")) else { return };
+                let Some(id) = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(".key")) else { return };
                 let Ok(key) = fs::read_to_string(path) else { return };
                 // The key file is in the folder of its key; if not, no store wrote it. The writer may have another root.
                 let Some(name) = Path::new(&key).file_name() else { return };
@@ -200,7 +201,7 @@ fn each_temporary(folder: &Path, found: &mut dyn FnMut(&Path)) -> io::Result<()>
         let entry = entry?;
         if entry.file_type()?.is_dir() {
             each_temporary(&entry.path(), found)?;
-        } else if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+        } else if entry.file_name().to_string_lossy().starts_with(PREFIX) {
             found(&entry.path());
         }
     }

@@ -7,10 +7,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use crate::files::temporary::PREFIX;
+use crate::types::{ListEntry, ListPage, ListRequest};
 use rustix::io::Errno;
-use torchobj_core::types::{ListEntry, ListPage, ListRequest};
 
-use super::disk::{TEMPORARY, listed_size, modified_ms, version};
+use super::disk::{listed_size, modified_ms, version};
 
 /// Maximum number of saved walks. A listing whose walk was dropped walks again from the root, up to its position.
 const MAX_SAVED_WALKS: usize = 4;
@@ -65,7 +66,7 @@ impl Level {
             let entry = entry?;
             // Keys are UTF-8.
             let Ok(name) = entry.file_name().into_string() else { continue };
-            if name.starts_with(TEMPORARY) {
+            if name.starts_with(PREFIX) {
                 continue;
             }
             let Some(kind) = kind(&entry, path, above)? else { continue };
@@ -227,7 +228,7 @@ impl Walk {
 
 #[cfg(test)]
 mod tests {
-    use torchobj_core::store::ObjectStore;
+    use crate::store::ObjectStore;
 
     use std::path::PathBuf;
 

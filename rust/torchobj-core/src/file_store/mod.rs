@@ -17,20 +17,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use async_trait::async_trait;
-use tokio::task::JoinHandle;
-use torchobj_core::error::{Error, ErrorKind, Operation, Result};
-use torchobj_core::files::is_full;
-use torchobj_core::runtime::clean_up;
-use torchobj_core::store::{GetResult, ObjectStore};
-use torchobj_core::types::{
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::files::local::is_full;
+use crate::runtime::clean_up;
+use crate::store::{GetResult, ObjectStore};
+use crate::types::{
     Attributes, Capabilities, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt, Payload,
     PutOptions, Upload, Version,
 };
-use torchobj_core::url::ObjectUrl;
+use crate::url::ObjectUrl;
+use async_trait::async_trait;
+use tokio::task::JoinHandle;
 
-use crate::config::FileConfig;
 use crate::id::unique_id;
+pub use disk::FileConfig;
 use disk::{RegularFile, TemporaryFile, if_version_matches, modified_ms, remove, stat};
 use walk::{Walk, Walks};
 use writers::Writers;

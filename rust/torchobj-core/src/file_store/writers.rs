@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use torchobj_core::files::special::SpecialWriter;
+use crate::files::special::SpecialWriter;
 
 /// The writers of one store. A writer is taken while a part is written, and does not come back if that fails.
 #[derive(Debug, Default)]

@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use crate::buffer::Dest;
+use crate::error::{ErrorKind, Operation, Result};
+use crate::files::local::in_place;
+use crate::store::{GetResult, ObjectChecksum, ObjectStore};
+use crate::types::{Attributes, ByteRange, GetRequest, Version};
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::runtime::{Handle, RuntimeFlavor};
-use torchobj_core::buffer::Dest;
-use torchobj_core::error::{ErrorKind, Operation, Result};
-use torchobj_core::store::{GetResult, ObjectChecksum, ObjectStore};
-use torchobj_core::types::{Attributes, ByteRange, GetRequest, Version};
 
 use super::FileStore;
 use super::disk::{RegularFile, version};
@@ -83,15 +83,6 @@ impl GetResult for FileGetResult {
             return Err(self.store.error(ErrorKind::Changed, Operation::Get, &self.key, message));
         }
         Ok(())
-    }
-}
-
-/// Runs blocking `work` on this thread. A multi-threaded runtime moves the other tasks of the thread to another one.
-fn in_place<T>(work: impl FnOnce() -> T) -> T {
-    match Handle::current().runtime_flavor() {
-        // There is no other thread to move tasks to.
-        RuntimeFlavor::CurrentThread => work(),
-        _ => tokio::task::block_in_place(work),
     }
 }
 

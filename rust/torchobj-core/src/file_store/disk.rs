@@ -6,17 +6,27 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::files::folder::sync_folder;
+use crate::files::pseudo::has_unknown_size;
+use crate::files::special::SpecialFile;
+use crate::files::temporary::{PREFIX, mode_beside};
+use crate::types::{Condition, Version};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, checksum};
 use rustix::fs::OFlags;
-use torchobj_core::files::special::SpecialFile;
-use torchobj_core::files::{has_unknown_size, mode_beside, sync_folder};
-use torchobj_core::types::{Condition, Version};
 
-use crate::config::FileConfig;
+/// Configuration of folders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileConfig {
+    /// Whether a write returns only after the file and its folder are flushed to the disk.
+    pub sync: bool,
+}
 
-/// Prefix of the names of temporary files.
-pub(super) const TEMPORARY: &str = ".torchobj-";
+impl Default for FileConfig {
+    fn default() -> Self {
+        Self { sync: true }
+    }
+}
 
 /// The version of a file: inode, size and mtime, which change if the file is replaced or rewritten.
 pub(super) fn version(metadata: &Metadata) -> Version {
@@ -146,7 +156,7 @@ impl TemporaryFile {
 
     /// Path of the file of upload `id`. It does not contain the name of the target, which may have 255 bytes.
     pub(super) fn path_for(target: &Path, id: &str) -> PathBuf {
-        target.with_file_name(format!("{TEMPORARY}{id}"))
+        target.with_file_name(format!("{PREFIX}{id}"))
     }
 
     /// Renames the file to `target`, durably if `config.sync`. It gets the permissions of the file that it replaces.

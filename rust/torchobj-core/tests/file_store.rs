@@ -9,11 +9,11 @@ use torchobj_conformance::SUITE;
 use torchobj_core::buffer::{Memory, PendingBuffer};
 use torchobj_core::client::Client;
 use torchobj_core::error::ErrorKind;
+use torchobj_core::file_store::FileStore;
 use torchobj_core::policy::Policy;
 use torchobj_core::read::ReadRequest;
 use torchobj_core::store::ObjectStore;
 use torchobj_core::types::{Condition, GetRequest, Payload, PutOptions, Upload};
-use torchobj_store::file::FileStore;
 
 /// A temporary folder.
 struct Folder(PathBuf);

@@ -4,10 +4,10 @@ use std::fs::Metadata;
 use std::io::{self, Read};
 use std::path::Path;
 
-use torchobj_core::error::{ErrorKind, Operation, Result};
-use torchobj_core::files::special::{Caller, SpecialFile, SpecialWriter, wait_for};
-use torchobj_core::store::ObjectStore;
-use torchobj_core::types::{Condition, Payload, PutOptions, Upload, Version};
+use crate::error::{ErrorKind, Operation, Result};
+use crate::files::special::{Caller, SpecialFile, SpecialWriter, wait_for};
+use crate::store::ObjectStore;
+use crate::types::{Condition, Payload, PutOptions, Upload, Version};
 
 use super::FileStore;
 use super::disk::{RegularFile, has_link, version};

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 
 /// Returns 128 bits in hexadecimal, from the random keys of the operating system. Called on threads of the runtime only: a
 /// forked process starts its own threads, and does not inherit their keys.
-pub(crate) fn unique_id() -> String {
+pub fn unique_id() -> String {
     let half = || RandomState::new().hash_one(());
     format!("{:016x}{:016x}", half(), half())
 }
