@@ -5,7 +5,7 @@
 //! * [`error`], [`url`], [`types`], [`crc32`]: plain data. `counters`: declares counters. [`descriptor`], [`fork`], [`runtime`]: the process. [`buffer`]: memory.
 //! * [`store`]: the trait of a store. [`memory`], [`file_store`] and [`prefix`] implement it; the crate `torchobj-conformance` is its test suite.
 //! * [`policy`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
-//! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name.
+//! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name. [`source_key`]: either of them.
 //! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
 //! * `memory_pressure`: whether memory is short.
 //! * [`tar`]: tar shards as they arrive, and their headers for an index.
@@ -42,6 +42,7 @@ pub mod prefetch;
 pub mod prefix;
 pub mod read;
 pub mod runtime;
+pub mod source_key;
 pub mod store;
 pub mod tar;
 #[cfg(test)]

@@ -18,6 +18,7 @@ use torchobj_core::memory::MemoryStore;
 use torchobj_core::policy::Policy;
 use torchobj_core::prefetch::{ListedSource, ObjectId, Prefetcher};
 use torchobj_core::runtime::runtime;
+use torchobj_core::source_key::SourceKey;
 use torchobj_core::types::PutOptions;
 
 const OBJECTS: u8 = 60;
@@ -166,7 +167,9 @@ fn one_worker() {
     let mut kept = Vec::new();
     loop {
         let order: Vec<u64> = (0..random.usize(1..32)).map(|_| random.u64(0..OBJECTS.into())).collect();
-        let replies = worker.request(source, &order, Announcement::default(), || Ok::<(), ()>(())).unwrap();
+        let replies = worker
+            .request(source, &SourceKey::indices(order.clone()), Announcement::default(), || Ok::<(), ()>(()))
+            .unwrap();
         for (index, reply) in order.iter().zip(replies) {
             let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
             let index = u8::try_from(*index).unwrap();

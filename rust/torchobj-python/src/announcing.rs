@@ -1,81 +1,12 @@
-//! Iterators that announce objects, in the process that owns the prefetcher or in a worker: of the order of a loader, or of
-//! a dataset.
+//! Announces the objects of an iterator of a loader.
 
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use torchobj_core::arena::Worker;
-use torchobj_core::fork;
-use torchobj_core::prefetch::{ObjectId, Prefetcher};
+use torchobj_core::prefetch::{AnnouncingIterator, ObjectId, Prefetcher, Process, existing};
 
-use crate::prefetcher::{PrefetcherHandle, existing, loader_of_thread};
-
-/// The number of an iterator, and the process that has assigned it. Dropping it cancels its announcements.
-pub(crate) struct AnnouncingIterator {
-    process: u64,
-    assigned: Assigned,
-}
-
-enum Assigned {
-    Owner(ManuallyDrop<Arc<Prefetcher>>, u64),
-    Worker(Arc<Worker>, u32),
-}
-
-/// The process that uses an iterator.
-pub(crate) enum Process<'a> {
-    /// The one that owns the prefetcher.
-    Owner(&'a Arc<Prefetcher>, u64),
-    Worker(&'a Arc<Worker>, u32),
-    /// A forked child of the process that the iterator belongs to: it does not announce.
-    ForkedChild,
-}
-
-impl AnnouncingIterator {
-    /// Starts an iterator over objects that process `owner` reads.
-    pub(crate) fn new(handle: &PrefetcherHandle, owner: u64) -> PyResult<Self> {
-        if let Some(prefetcher) = handle.prefetcher(owner) {
-            return Ok(Self::in_owner(prefetcher.clone(), loader_of_thread()));
-        }
-        let worker = handle.worker(owner)?;
-        let iterator = worker.new_iterator();
-        Ok(Self { process: fork::generation(), assigned: Assigned::Worker(worker, iterator) })
-    }
-
-    /// Starts an iterator of a loader in this process, which owns the prefetcher.
-    fn in_owner(prefetcher: Arc<Prefetcher>, loader: u64) -> Self {
-        let iterator = prefetcher.new_iterator(loader);
-        let assigned = Assigned::Owner(ManuallyDrop::new(prefetcher), iterator);
-        Self { process: fork::generation(), assigned }
-    }
-
-    pub(crate) fn process(&self) -> Process<'_> {
-        match &self.assigned {
-            _ if self.process != fork::generation() => Process::ForkedChild,
-            Assigned::Owner(prefetcher, iterator) => Process::Owner(prefetcher, *iterator),
-            Assigned::Worker(worker, iterator) => Process::Worker(worker, *iterator),
-        }
-    }
-
-    /// Memory budget of the owner in bytes.
-    pub(crate) fn budget(&self) -> u64 {
-        match &self.assigned {
-            Assigned::Owner(prefetcher, _) => prefetcher.arena().budget(),
-            Assigned::Worker(worker, _) => worker.budget(),
-        }
-    }
-}
-
-impl Drop for AnnouncingIterator {
-    fn drop(&mut self) {
-        match self.process() {
-            Process::Owner(prefetcher, iterator) => prefetcher.cancel(iterator),
-            Process::Worker(worker, iterator) => worker.end_iterator(iterator),
-            Process::ForkedChild => {}
-        }
-    }
-}
+use crate::log;
 
 /// Announces objects that an iterator of a loader will read, to the prefetcher of this process. Dropping it cancels its
 /// announcements.
@@ -107,7 +38,7 @@ impl Announcer {
         let objects: Vec<ObjectId> = objects.into_iter().map(|(source, index)| ObjectId { source, index }).collect();
         if self.in_owner(py, |prefetcher, iterator| prefetcher.announce(iterator, &objects)).is_some() {
             // A trainer with workers may never wait for a read, which would deliver events.
-            crate::log::deliver(py)?;
+            log::deliver(py)?;
         }
         Ok(())
     }
@@ -131,7 +62,7 @@ impl Announcer {
     /// Cancels the announcements of objects that were not read yet.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         if self.in_owner(py, |prefetcher, iterator| prefetcher.cancel(iterator)).is_some() {
-            crate::log::deliver(py)?;
+            log::deliver(py)?;
         }
         Ok(())
     }

@@ -3,10 +3,10 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use torchobj_core::arena::{Unanswered, in_block};
-use torchobj_core::fork;
+use torchobj_core::prefetch::{PrefetcherHandle, existing};
 
 use crate::buffer::Buffer;
-use crate::prefetcher::{PrefetcherHandle, check_signals, existing};
+use crate::prefetcher::check_signals;
 
 /// Recycled memory for the batches that DataLoader workers build. The process that creates this object owns the memory.
 ///
@@ -14,7 +14,6 @@ use crate::prefetcher::{PrefetcherHandle, check_signals, existing};
 ///     RuntimeError: This process has no prefetcher.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeBlocks {
-    owner: u64,
     prefetcher: PrefetcherHandle,
 }
 
@@ -23,7 +22,7 @@ impl NativeBlocks {
     #[new]
     fn new() -> PyResult<Self> {
         let prefetcher = existing().ok_or_else(|| PyRuntimeError::new_err("this process has no prefetcher"))?;
-        Ok(Self { owner: fork::generation(), prefetcher: PrefetcherHandle::started(prefetcher) })
+        Ok(Self { prefetcher: PrefetcherHandle::started(prefetcher) })
     }
 
     /// The same memory, in a worker started by spawn or forkserver.
@@ -34,13 +33,13 @@ impl NativeBlocks {
     ///     eventfd: Descriptor of its eventfd.
     #[staticmethod]
     fn attach(owner: u64, file: i32, eventfd: i32) -> PyResult<Self> {
-        Ok(Self { owner, prefetcher: PrefetcherHandle::attach(owner, file, eventfd)? })
+        Ok(Self { prefetcher: PrefetcherHandle::attach(owner, file, eventfd)? })
     }
 
     /// `process_number()` of the owner.
     #[getter]
     fn owner(&self) -> u64 {
-        self.owner
+        self.prefetcher.owner()
     }
 
     /// File descriptors of the arena and of its eventfd, for `attach`.
@@ -48,7 +47,7 @@ impl NativeBlocks {
     /// Raises:
     ///     OSError: The program has closed them.
     fn descriptors(&self) -> PyResult<(i32, i32)> {
-        self.prefetcher.descriptors()
+        Ok(self.prefetcher.descriptors()?)
     }
 
     /// Requests memory of `preferred` bytes, or of `size` bytes if that is more or the limits of the owner do not allow the
@@ -63,7 +62,7 @@ impl NativeBlocks {
     ///     A buffer. It is returned to the owner when it and all of its views are deleted. None if the limits do not allow
     ///     it, or the owner has exited.
     fn block(&self, py: Python<'_>, size: u64, preferred: u64, worker: u32) -> PyResult<Option<Buffer>> {
-        let attached = self.prefetcher.worker(self.owner)?;
+        let attached = self.prefetcher.worker()?;
         let lengths = [preferred, size];
         let lengths = if preferred > size { &lengths[..] } else { &lengths[1..] };
         match py.detach(|| attached.block(worker, lengths, check_signals)) {
@@ -79,7 +78,7 @@ impl NativeBlocks {
     ///     workers: Numbers of workers that have exited.
     #[expect(clippy::needless_pass_by_value, reason = "pyo3 extracts a list by value")]
     fn reclaim(&self, workers: Vec<u32>) {
-        if let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) {
+        if let Some(prefetcher) = self.prefetcher.prefetcher() {
             prefetcher.arena().reclaim_blocks(&workers);
         }
     }

@@ -125,11 +125,6 @@ impl ObjectRef {
     }
 }
 
-/// The references that Python objects hold.
-pub(crate) fn referenced(refs: &[PyRef<'_, ObjectRef>]) -> Vec<Arc<Named>> {
-    refs.iter().map(|object| object.named.clone()).collect()
-}
-
 /// Returns a function that returns the client of an object. `configs` maps prefixes of URLs to configurations: `s3://b/folder`,
 /// `s3://b`, `s3://`, and last an empty prefix for all others. Clients use the environment at the time of this call.
 pub(crate) fn client_of(
@@ -192,7 +187,7 @@ pub(crate) fn read_refs<'py>(
     configs: Vec<(String, StoreConfig)>,
     refs: Vec<PyRef<'py, ObjectRef>>,
 ) -> PyResult<Bound<'py, PyList>> {
-    let names = referenced(&refs);
+    let names: Vec<Arc<Named>> = refs.iter().map(|object| object.named.clone()).collect();
     let client_of = client_of(configs);
     let mut jobs = Vec::with_capacity(names.len());
     let mut refused: Vec<Option<Error>> = Vec::with_capacity(names.len());

@@ -1,41 +1,26 @@
-//! Access to the prefetcher of a source: in the process that owns it, or as a worker through the arena. Also its statistics, the
-//! loader that a read is counted for, and the transfer of buffers from workers to the trainer.
+//! The prefetcher of this process: its start, its statistics, the loader that a read is counted for, and the transfer of
+//! buffers from workers to the trainer.
 
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::mem::ManuallyDrop;
-use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use torchobj_core::arena::{Reply, Unanswered, Worker};
+use torchobj_core::arena::{Reply, Unanswered};
 use torchobj_core::error::Error;
-use torchobj_core::fork::{self, Local};
+use torchobj_core::fork;
 use torchobj_core::policy::Counts;
-use torchobj_core::prefetch::Prefetcher;
+use torchobj_core::prefetch::{self, Prefetcher, existing};
 use torchobj_core::runtime::start;
 
 use crate::buffer::Buffer;
 use crate::error::OrRaise;
 use crate::process::set_counts;
 
-/// The prefetcher of this process.
-static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
-
-/// Arenas that this process is attached to as a worker, by the identity of the process of their owner.
-static ATTACHED: Mutex<Option<Local<Workers>>> = Mutex::new(None);
-
-type Workers = HashMap<u64, Arc<Worker>>;
-
 thread_local! {
     static OF_THREAD: Cell<u64> = const { Cell::new(0) };
 }
-
-/// The loader that this process, a worker, works for; 0 for none.
-static OF_WORKER: AtomicU64 = AtomicU64::new(0);
 
 /// The loader that the current thread reads for; 0 for none.
 pub(crate) fn loader_of_thread() -> u64 {
@@ -56,35 +41,8 @@ pub(crate) fn enter_loader(loader: u64) -> u64 {
 
 /// Returns the prefetcher of this process. Starts one with a budget of `budget` bytes if none is running.
 pub(crate) fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
-    // Before the lock below is taken, which must not be held while waiting for the GIL.
     Python::attach(|py| start().or_raise(py))?;
-    let _inside = fork::enter();
-    let mut own = OWN.lock().expect("no holder of this lock panics");
-    if let Some(prefetcher) = own.as_ref().and_then(Local::get) {
-        return Ok(prefetcher.clone());
-    }
-    let prefetcher = Prefetcher::start(budget)?;
-    *own = Some(Local::new(prefetcher.clone()));
-    Ok(prefetcher)
-}
-
-/// The prefetcher of this process, if it has one.
-pub(crate) fn existing() -> Option<Arc<Prefetcher>> {
-    let _inside = fork::enter();
-    OWN.lock().expect("no holder of this lock panics").as_ref().and_then(Local::get).cloned()
-}
-
-fn attached(owner: u64, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyResult<Arc<Worker>> {
-    let _inside = fork::enter();
-    let mut attached = ATTACHED.lock().expect("no holder of this lock panics");
-    let workers = Local::in_slot(&mut attached, Workers::new);
-    if let Some(worker) = workers.get(&owner) {
-        return Ok(worker.clone());
-    }
-    let worker = Arc::new(attach()?);
-    worker.set_loader(OF_WORKER.load(Ordering::Relaxed));
-    workers.insert(owner, worker.clone());
-    Ok(worker)
+    Ok(prefetch::own(budget)?)
 }
 
 /// Counts the reads of this process, a worker, as those of a loader.
@@ -93,10 +51,7 @@ fn attached(owner: u64, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyR
 ///     loader: Number that the process of the loader assigned.
 #[pyfunction]
 pub(crate) fn work_for_loader(loader: u64) {
-    OF_WORKER.store(loader, Ordering::Relaxed);
-    let _inside = fork::enter();
-    let mut attached = ATTACHED.lock().expect("no holder of this lock panics");
-    Local::in_slot(&mut attached, Workers::new).values().for_each(|worker| worker.set_loader(loader));
+    prefetch::work_for_loader(loader);
 }
 
 /// Deletes the counters of a loader.
@@ -107,53 +62,6 @@ pub(crate) fn work_for_loader(loader: u64) {
 pub(crate) fn remove_loader(loader: u64) {
     if let Some(prefetcher) = existing() {
         prefetcher.remove_loader(loader);
-    }
-}
-
-/// The prefetcher of a source.
-pub(crate) enum PrefetcherHandle {
-    /// In the process that started it, and in its forked children, which inherit the arena.
-    Started(ManuallyDrop<Arc<Prefetcher>>),
-    /// In a process that received the descriptors of the arena.
-    Attached(Arc<Worker>),
-}
-
-impl PrefetcherHandle {
-    pub(crate) fn started(prefetcher: Arc<Prefetcher>) -> Self {
-        Self::Started(ManuallyDrop::new(prefetcher))
-    }
-
-    pub(crate) fn attach(owner: u64, file: i32, eventfd: i32) -> PyResult<Self> {
-        // If this process is attached to the arena already, the descriptors are closed.
-        let [file, eventfd] = Worker::received(file, eventfd);
-        Ok(Self::Attached(attached(owner, move || Worker::attach(file, eventfd))?))
-    }
-
-    /// File descriptors of the arena and of its eventfd.
-    pub(crate) fn descriptors(&self) -> PyResult<(i32, i32)> {
-        let (file, eventfd) = match self {
-            Self::Started(prefetcher) => (prefetcher.arena().file(), prefetcher.arena().eventfd()),
-            Self::Attached(worker) => (worker.file(), worker.eventfd()),
-        };
-        Ok((file.get()?.as_raw_fd(), eventfd.get()?.as_raw_fd()))
-    }
-
-    /// The prefetcher, in the process `owner` only.
-    pub(crate) fn prefetcher(&self, owner: u64) -> Option<&Arc<Prefetcher>> {
-        match self {
-            Self::Started(prefetcher) if owner == fork::generation() => Some(&**prefetcher),
-            _ => None,
-        }
-    }
-
-    /// The worker that sends requests to `owner`, in any other process.
-    pub(crate) fn worker(&self, owner: u64) -> PyResult<Arc<Worker>> {
-        match self {
-            Self::Started(prefetcher) => attached(owner, || Worker::inherit(prefetcher.arena())),
-            Self::Attached(worker) if worker.is_ours() => Ok(worker.clone()),
-            // The slot of this worker belongs to the parent of this forked process.
-            Self::Attached(worker) => attached(owner, || worker.for_child()),
-        }
     }
 }
 

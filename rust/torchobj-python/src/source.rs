@@ -7,17 +7,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::arena::{Announcement, Worker};
 use torchobj_core::error::Error;
-use torchobj_core::fork;
-use torchobj_core::manifest::Manifest as Packed;
-use torchobj_core::object_ref::ObjectRef as Named;
-use torchobj_core::prefetch::{ListedSource, ObjectId, Prefetcher, charge};
+use torchobj_core::manifest::{Manifest as Packed, ObjectInfo};
+use torchobj_core::prefetch::{AnnouncingIterator, ListedSource, Prefetcher, PrefetcherHandle, Process, charge};
+use torchobj_core::source_key::SourceKey;
 
-use crate::announcing::{AnnouncingIterator, Process};
 use crate::buffer::Buffer;
 use crate::config::StoreConfig;
 use crate::manifest::NativeManifest;
-use crate::object_ref::{ObjectRef, client_of, readers, referenced};
-use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, loader_of_thread, own, unanswered};
+use crate::object_ref::{ObjectRef, client_of, readers};
+use crate::prefetcher::{buffers, check_signals, loader_of_thread, own, unanswered};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
@@ -27,18 +25,10 @@ use crate::wait::wait;
 /// the memory of its arena. The buffers of the readers stay valid until they are dropped.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct ObjectSource {
-    owner: u64,
     number: u64,
     /// `None` if the objects are given by reference.
     manifest: Option<Arc<Packed>>,
     prefetcher: PrefetcherHandle,
-}
-
-/// Objects of a source.
-enum Objects {
-    /// By index in its manifest.
-    Listed(Vec<u64>),
-    Named(Vec<Arc<Named>>),
 }
 
 #[pymethods]
@@ -93,7 +83,7 @@ impl ObjectSource {
         manifest: Option<PyRef<'_, NativeManifest>>,
     ) -> PyResult<Self> {
         let prefetcher = PrefetcherHandle::attach(owner, file, eventfd)?;
-        Ok(Self { owner, number, manifest: manifest.map(|manifest| manifest.packed()), prefetcher })
+        Ok(Self { number, manifest: manifest.map(|manifest| manifest.packed()), prefetcher })
     }
 
     /// Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not inherit them.
@@ -101,13 +91,13 @@ impl ObjectSource {
     /// Raises:
     ///     OSError: The program has closed them.
     fn descriptors(&self) -> PyResult<(i32, i32)> {
-        self.prefetcher.descriptors()
+        Ok(self.prefetcher.descriptors()?)
     }
 
     /// `process_number()` of the owner.
     #[getter]
     fn owner(&self) -> u64 {
-        self.owner
+        self.prefetcher.owner()
     }
 
     /// Number of the source in its owner.
@@ -118,7 +108,7 @@ impl ObjectSource {
 
     /// Returns whether announced objects were not read yet. In a process other than the owner always True.
     fn announced(&self) -> bool {
-        self.prefetcher.prefetcher(self.owner).is_none_or(|prefetcher| prefetcher.has_announced())
+        self.prefetcher.prefetcher().is_none_or(|prefetcher| prefetcher.has_announced())
     }
 
     /// Returns objects in the form of `Announcer.announce`, which must be called next. Empty in a process other than the owner.
@@ -126,9 +116,9 @@ impl ObjectSource {
     /// Args:
     ///     keys: As for `read`.
     fn to_announce(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<(u64, u64)>> {
-        let objects = self.objects(keys)?;
-        let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) else { return Ok(Vec::new()) };
-        let objects = py.detach(|| self.numbered(prefetcher, &objects));
+        let keys = self.keys(keys)?;
+        let Some(prefetcher) = self.prefetcher.prefetcher() else { return Ok(Vec::new()) };
+        let objects = py.detach(|| prefetcher.objects(self.number, &keys));
         Ok(objects.into_iter().map(|object| (object.source, object.index)).collect())
     }
 
@@ -153,12 +143,12 @@ impl ObjectSource {
         keys: &Bound<'py, PyAny>,
         return_errors: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        let objects = self.objects(keys)?;
-        let results = match self.prefetcher.prefetcher(self.owner) {
-            Some(prefetcher) => self.take(py, prefetcher, &objects)?,
-            None => self.request(py, &self.prefetcher.worker(self.owner)?, &objects, 0, None)?,
+        let keys = self.keys(keys)?;
+        let results = match self.prefetcher.prefetcher() {
+            Some(prefetcher) => self.take(py, prefetcher, &keys)?,
+            None => self.request(py, &self.prefetcher.worker()?, &keys, Announcement::default())?,
         };
-        self.readers(py, &objects, results, return_errors)
+        self.readers(py, &keys, results, return_errors)
     }
 
     /// Returns the memory in bytes that each object takes of the budget; an estimate if its size is unknown.
@@ -183,98 +173,66 @@ impl ObjectSource {
     ) -> PyResult<Self> {
         let prefetcher = py.detach(|| own(budget))?;
         let number = add(&prefetcher);
-        Ok(Self { owner: fork::generation(), number, manifest, prefetcher: PrefetcherHandle::started(prefetcher) })
+        Ok(Self { number, manifest, prefetcher: PrefetcherHandle::started(prefetcher) })
     }
 
-    fn objects(&self, keys: &Bound<'_, PyAny>) -> PyResult<Objects> {
+    fn keys(&self, keys: &Bound<'_, PyAny>) -> PyResult<Vec<SourceKey>> {
         Ok(match self.manifest {
-            Some(_) => Objects::Listed(keys.extract()?),
-            None => Objects::Named(referenced(&keys.extract::<Vec<PyRef<'_, ObjectRef>>>()?)),
+            Some(_) => SourceKey::indices(keys.extract::<Vec<u64>>()?),
+            None => {
+                keys.extract::<Vec<PyRef<'_, ObjectRef>>>()?.iter().map(|object| object.named.clone().into()).collect()
+            }
         })
-    }
-
-    /// The objects by number, which must be announced next.
-    fn numbered(&self, prefetcher: &Prefetcher, objects: &Objects) -> Vec<ObjectId> {
-        let source = self.number;
-        match objects {
-            Objects::Listed(indices) => indices.iter().map(|index| ObjectId { source, index: *index }).collect(),
-            Objects::Named(names) => prefetcher.objects(source, names),
-        }
     }
 
     fn take(
         &self,
         py: Python<'_>,
         prefetcher: &Arc<Prefetcher>,
-        objects: &Objects,
+        keys: &[SourceKey],
     ) -> PyResult<Vec<Result<Buffer, Error>>> {
-        let (prefetcher, source, loader) = (prefetcher.clone(), self.number, loader_of_thread());
-        let fetched = match objects {
-            Objects::Listed(_) => {
-                let objects = self.numbered(&prefetcher, objects);
-                wait(py, async move { prefetcher.take(loader, &objects).await })?
-            }
-            Objects::Named(names) => {
-                let names = names.clone();
-                wait(py, async move { prefetcher.take_by_name(loader, source, &names).await })?
-            }
-        };
+        let (prefetcher, source, loader, keys) = (prefetcher.clone(), self.number, loader_of_thread(), keys.to_vec());
+        let fetched = wait(py, async move { prefetcher.take(loader, source, &keys).await })?;
         Ok(fetched.into_iter().map(|fetched| Ok(Buffer::from(fetched?.buffer))).collect())
     }
 
-    /// Requests objects from the owner, in a worker, and announces `ahead` for one of its iterators.
+    /// Requests objects from the owner, in a worker.
     fn request(
         &self,
         py: Python<'_>,
         worker: &Arc<Worker>,
-        objects: &Objects,
-        iterator: u32,
-        ahead: Option<&Objects>,
+        keys: &[SourceKey],
+        announced: Announcement<'_>,
     ) -> PyResult<Vec<Result<Buffer, Error>>> {
-        let source = self.number;
-        let replies = py.detach(|| match objects {
-            Objects::Listed(indices) => {
-                let objects = if let Some(Objects::Listed(ahead)) = ahead { ahead } else { &Vec::new() };
-                worker.request(source, indices, Announcement { iterator, objects }, check_signals)
-            }
-            Objects::Named(names) => {
-                let objects = if let Some(Objects::Named(ahead)) = ahead { &records(ahead) } else { &Vec::new() };
-                worker.request_by_name(source, &records(names), Announcement { iterator, objects }, check_signals)
-            }
-        });
-        Ok(buffers(replies.map_err(|error| unanswered(error, self.owner))?).collect())
+        let replies = py.detach(|| worker.request(self.number, keys, announced, check_signals));
+        Ok(buffers(replies.map_err(|error| unanswered(error, self.prefetcher.owner()))?).collect())
     }
 
     fn readers<'py>(
         &self,
         py: Python<'py>,
-        objects: &Objects,
+        keys: &[SourceKey],
         results: Vec<Result<Buffer, Error>>,
         return_errors: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        match objects {
-            Objects::Listed(indices) => {
-                let object = |index: &u64| {
-                    let found = usize::try_from(*index).ok().and_then(|index| self.manifest.as_ref()?.get(index));
-                    found.ok_or_else(|| PyIndexError::new_err(format!("index {index}")))
-                };
-                let objects = indices.iter().map(object).collect::<PyResult<Vec<_>>>()?;
-                readers(py, objects.into_iter(), results.into_iter(), return_errors)
-            }
-            Objects::Named(names) => {
-                readers(py, names.iter().map(|name| name.object()), results.into_iter(), return_errors)
+        let objects = keys.iter().map(|key| self.object(key)).collect::<PyResult<Vec<_>>>()?;
+        readers(py, objects.into_iter(), results.into_iter(), return_errors)
+    }
+
+    fn object<'a>(&'a self, key: &'a SourceKey) -> PyResult<ObjectInfo<'a>> {
+        match key {
+            SourceKey::Ref(object) => Ok(object.object()),
+            SourceKey::Index(index) => {
+                let found = usize::try_from(*index).ok().and_then(|index| self.manifest.as_ref()?.get(index));
+                found.ok_or_else(|| PyIndexError::new_err(format!("index {index}")))
             }
         }
     }
 }
 
-fn records(names: &[Arc<Named>]) -> Vec<Vec<u8>> {
-    names.iter().map(|name| name.to_bytes()).collect()
-}
-
 impl Drop for ObjectSource {
     fn drop(&mut self) {
-        if let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) {
+        if let Some(prefetcher) = self.prefetcher.prefetcher() {
             prefetcher.remove_source(self.number);
         }
     }
@@ -294,8 +252,7 @@ pub(crate) struct SourceIterator {
 impl SourceIterator {
     #[new]
     fn new(source: Py<ObjectSource>) -> PyResult<Self> {
-        let ObjectSource { owner, prefetcher, .. } = source.get();
-        let iterator = AnnouncingIterator::new(prefetcher, *owner)?;
+        let iterator = AnnouncingIterator::new(&source.get().prefetcher, loader_of_thread())?;
         Ok(Self { source, iterator })
     }
 
@@ -317,16 +274,18 @@ impl SourceIterator {
         ahead: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
         let source = self.source.get();
-        let (objects, ahead) = (source.objects(keys)?, source.objects(ahead)?);
+        let (wanted, ahead) = (source.keys(keys)?, source.keys(ahead)?);
         let results = match self.iterator.process() {
             Process::ForkedChild => return source.read(py, keys, true),
             Process::Owner(prefetcher, iterator) => {
-                py.detach(|| prefetcher.announce(iterator, &source.numbered(prefetcher, &ahead)));
-                source.take(py, prefetcher, &objects)?
+                py.detach(|| prefetcher.announce(iterator, &prefetcher.objects(source.number, &ahead)));
+                source.take(py, prefetcher, &wanted)?
             }
-            Process::Worker(worker, iterator) => source.request(py, worker, &objects, iterator, Some(&ahead))?,
+            Process::Worker(worker, iterator) => {
+                source.request(py, worker, &wanted, Announcement { iterator, objects: &ahead })?
+            }
         };
-        source.readers(py, &objects, results, true)
+        source.readers(py, &wanted, results, true)
     }
 
     /// Returns the memory budget of the owner in bytes.

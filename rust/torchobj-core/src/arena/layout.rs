@@ -134,6 +134,11 @@ impl WorkerSlot {
         }
     }
 
+    /// Writes numbers, as many as there is room for. Returns how many.
+    pub(super) fn write_numbers(&self, numbers: impl IntoIterator<Item = u64>) -> usize {
+        self.objects.iter().zip(numbers).map(|(object, number)| object.store(number, Relaxed)).count()
+    }
+
     /// Writes names, of at most `MAX_NAME_BYTES` bytes, instead of numbers.
     pub(super) fn write_names(&self, bytes: &[u8]) {
         for (object, part) in self.objects.iter().zip(bytes.chunks(8)) {

@@ -63,7 +63,7 @@ pub use attachment::Unanswered;
 pub use block::in_block;
 pub use claim::{Claim, Offer};
 pub use owner::{Arena, Segment};
-pub use request::{RequestedObjects, WorkerRequest};
+pub use request::WorkerRequest;
 pub use serve::{Answers, Handler, serve};
 pub use usage::Usage;
 pub use worker::{Announcement, Reply, Worker};

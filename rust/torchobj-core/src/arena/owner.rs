@@ -3,7 +3,6 @@
 #![expect(unsafe_code, reason = "creates memory regions over segments and blocks; each use states its invariant")]
 
 use std::io;
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -19,7 +18,7 @@ use super::block_pool::BlockPool;
 use super::grants::{Adoption, Grantable, GrantedExtent, GrantedTo, Grants};
 use super::layout::{self, Answer, ArenaHeader, DATA, GRANTS, SEGMENTS, SLOTS};
 use super::map::Map;
-use super::request::{RequestedObjects, WorkerRequest, split_names};
+use super::request::{self, WorkerRequest};
 use super::size::{self, Limits, Size};
 use super::space::{Extent, Space, capacity_of};
 use super::sync;
@@ -284,17 +283,8 @@ impl Arena {
         }
         let count = (shared.count.load(Relaxed) as usize).min(layout::MAX_OBJECTS);
         let end = (count + shared.announced.load(Relaxed) as usize).min(layout::MAX_OBJECTS);
-        let numbers = |positions: Range<usize>| {
-            RequestedObjects::Numbers(shared.objects[positions].iter().map(|object| object.load(Relaxed)).collect())
-        };
-        let (objects, announced) = match shared.read_names() {
-            bytes if bytes.is_empty() => (numbers(0..count), numbers(count..end)),
-            bytes => {
-                let mut demanded = split_names(&bytes, end);
-                let announced = demanded.split_off(count);
-                (RequestedObjects::Names(demanded), RequestedObjects::Names(announced))
-            }
-        };
+        let mut objects = request::read_objects(shared, end);
+        let announced = objects.split_off(count);
         let (source, iterator) = (shared.source.load(Relaxed), shared.iterator.load(Relaxed));
         let ended = Some(shared.ended.load(Relaxed)).filter(|ended| *ended != 0);
         let (worker, loader) = (shared.worker.load(Relaxed), shared.loader.load(Relaxed));

@@ -13,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 use super::layout::{Answer, BLOCKS, REFUSED};
 use super::owner::{Arena, Segment};
 use super::process::ProcessWatch;
-use super::request::{RequestedObjects, WorkerRequest};
+use super::request::WorkerRequest;
 use crate::descriptor::Descriptor;
 
 /// Interval at which the owner checks for workers that exited. torch detects an exit within five seconds.
@@ -168,13 +168,10 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<Descriptor>, handler: &imp
                 worker_watch.last_request = request.number;
                 worker_watch.cancelled = Arc::default();
                 let answers = Answers::new(arena, &request, &worker_watch.cancelled);
-                match (&request.objects, request.source) {
-                    (RequestedObjects::Numbers(lengths), BLOCKS) => {
-                        if !answers.grant_block(request.iterator, lengths) {
-                            handler.on_block_refused(request.loader);
-                        }
-                    }
-                    _ => handler.on_request(request, answers),
+                if request.source != BLOCKS {
+                    handler.on_request(request, answers);
+                } else if !answers.grant_block(request.iterator, &request.lengths()) {
+                    handler.on_block_refused(request.loader);
                 }
             }
         }

@@ -6,6 +6,7 @@ use super::*;
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind};
 use crate::runtime::runtime;
+use crate::source_key::SourceKey;
 
 const MIB: u64 = 1 << 20;
 
@@ -36,6 +37,10 @@ fn served(arena: &Arc<Arena>, answers_all: bool) {
     runtime().spawn(async move { service.await.unwrap() });
 }
 
+fn indices(indices: impl IntoIterator<Item = u64>) -> Vec<SourceKey> {
+    SourceKey::indices(indices)
+}
+
 fn no_check() -> Result<(), ()> {
     Ok(())
 }
@@ -44,10 +49,10 @@ fn no_check() -> Result<(), ()> {
 fn answers_to_an_interrupted_request_are_returned_at_the_next_request() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
-    let ended = worker.request(1, &[1, 2, 3], Announcement::default(), || Err("a signal"));
+    let ended = worker.request(1, &indices([1, 2, 3]), Announcement::default(), || Err("a signal"));
     assert!(matches!(ended, Err(Unanswered::Interrupted("a signal"))));
     served(&arena, true);
-    let replies = worker.request(1, &[4], Announcement::default(), no_check).unwrap();
+    let replies = worker.request(1, &indices([4]), Announcement::default(), no_check).unwrap();
     assert!(matches!(&replies[..], [Reply::Claimed(_)]));
     arena.reclaim(&[]);
     assert_eq!(arena.usage().used, Arena::charge(100));
@@ -61,17 +66,17 @@ fn answers_to_an_interrupted_request_are_returned_at_the_next_request() {
 fn an_interrupted_announcement_is_not_overwritten_before_the_owner_reads_it() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
-    let request = |objects: &[u64]| {
+    let request = |objects: &[SourceKey]| {
         let announced = Announcement { iterator: 1, objects };
         worker.request(1, &[], announced, || Err("a signal"))
     };
     for objects in [[1, 2], [3, 4]] {
-        assert!(matches!(request(&objects), Err(Unanswered::Interrupted("a signal"))));
+        assert!(matches!(request(&indices(objects)), Err(Unanswered::Interrupted("a signal"))));
         let read = arena.request(0, 0).unwrap();
-        assert_eq!((read.number, read.announced), (1, RequestedObjects::Numbers(vec![1, 2])));
+        assert_eq!((read.number, read.announced), (1, indices([1, 2]).into_iter().map(Some).collect()));
     }
     served(&arena, true);
-    let replies = worker.request(1, &[5], Announcement::default(), no_check).unwrap();
+    let replies = worker.request(1, &indices([5]), Announcement::default(), no_check).unwrap();
     assert!(matches!(&replies[..], [Reply::Claimed(_)]));
 }
 
@@ -81,17 +86,17 @@ fn a_request_during_the_check_of_another_is_answered() {
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     let mut nested = None;
     // Not served yet, so that the first check comes before the answer.
-    let outer = worker.request(1, &[1], Announcement::default(), || {
+    let outer = worker.request(1, &indices([1]), Announcement::default(), || {
         if nested.is_none() {
             served(&arena, true);
-            nested = Some(worker.request(1, &[2, 3], Announcement::default(), no_check));
+            nested = Some(worker.request(1, &indices([2, 3]), Announcement::default(), no_check));
         }
         no_check()
     });
     assert!(matches!(outer.as_deref(), Ok([Reply::Claimed(_)])));
     assert!(matches!(nested.unwrap().as_deref(), Ok([Reply::Claimed(_), Reply::Claimed(_)])));
     assert_eq!(arena.slots().count(), 2);
-    drop(worker.request(1, &[4], Announcement::default(), no_check));
+    drop(worker.request(1, &indices([4]), Announcement::default(), no_check));
     assert_eq!(arena.slots().count(), 2, "both are used again");
 }
 
@@ -99,10 +104,14 @@ fn a_request_during_the_check_of_another_is_answered() {
 fn a_panic_of_a_check_leaves_the_worker_usable() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
-    let request = || worker.request(1, &[1], Announcement::default(), || -> Result<(), ()> { panic!("by the test") });
+    let request =
+        || worker.request(1, &indices([1]), Announcement::default(), || -> Result<(), ()> { panic!("by the test") });
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(request)).is_err());
     served(&arena, true);
-    assert!(matches!(worker.request(1, &[1], Announcement::default(), no_check).as_deref(), Ok([Reply::Claimed(_)])));
+    assert!(matches!(
+        worker.request(1, &indices([1]), Announcement::default(), no_check).as_deref(),
+        Ok([Reply::Claimed(_)])
+    ));
 }
 
 #[test]
@@ -113,7 +122,7 @@ fn threads_of_a_worker_share_its_slot() {
     std::thread::scope(|scope| {
         for _ in 0..16 {
             let worker = &worker;
-            scope.spawn(move || drop(worker.request(1, &[1], Announcement::default(), no_check).unwrap()));
+            scope.spawn(move || drop(worker.request(1, &indices([1]), Announcement::default(), no_check).unwrap()));
         }
     });
     assert!(arena.slots().count() <= 4, "{}", arena.slots().count());
@@ -130,7 +139,7 @@ fn a_worker_waits_for_the_slots_of_workers_that_have_exited() {
     }
     header.used_slots.store(super::layout::SLOTS, std::sync::atomic::Ordering::Release);
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
-    let replies = worker.request(1, &[1], Announcement::default(), no_check);
+    let replies = worker.request(1, &indices([1]), Announcement::default(), no_check);
     assert!(matches!(replies.as_deref(), Ok([Reply::Claimed(_)])));
 }
 
@@ -140,7 +149,7 @@ fn an_object_without_an_answer_is_refused_without_a_wait() {
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, false);
     for _ in 0..2 {
-        let replies = worker.request(1, &[1, 2], Announcement::default(), no_check).unwrap();
+        let replies = worker.request(1, &indices([1, 2]), Announcement::default(), no_check).unwrap();
         let [Reply::Failed(first), Reply::Failed(_)] = &replies[..] else { panic!("{replies:?}") };
         assert_eq!(Error::from_bytes(first).kind(), ErrorKind::Io);
     }
@@ -171,9 +180,9 @@ fn a_stopped_service_fails_pending_and_later_requests() {
     };
     let service = runtime().spawn(service);
     // The panic drops the answers, which refuses the request: that completes it too.
-    drop(worker.request(1, &[1], Announcement::default(), no_check));
+    drop(worker.request(1, &indices([1]), Announcement::default(), no_check));
     assert!(runtime().block_on(service).unwrap_err().is_panic());
-    let ended = worker.request(1, &[1], Announcement::default(), no_check);
+    let ended = worker.request(1, &indices([1]), Announcement::default(), no_check);
     assert!(matches!(ended, Err(Unanswered::OwnerGone)));
 }
 
@@ -193,7 +202,7 @@ fn a_worker_for_a_child_process_has_its_own_slot() {
     served(&arena, true);
     for worker in [&worker, &again] {
         assert!(matches!(
-            worker.request(1, &[4], Announcement::default(), no_check).as_deref(),
+            worker.request(1, &indices([4]), Announcement::default(), no_check).as_deref(),
             Ok([Reply::Claimed(_)])
         ));
     }
@@ -208,7 +217,7 @@ fn segments_are_adopted_in_any_order_along_with_returned_ones() {
     let mut random = fastrand::Rng::with_seed(5);
     let mut held = Vec::new();
     for _ in 0..50 {
-        let requested: Vec<u64> = (0..random.u64(1..20)).collect();
+        let requested = indices(0..random.u64(1..20));
         held.extend(worker.request(1, &requested, Announcement::default(), no_check).unwrap());
         for _ in 0..random.usize(0..held.len()) {
             let Reply::Claimed(claim) = held.swap_remove(random.usize(0..held.len())) else {
@@ -229,7 +238,7 @@ fn segments_are_adopted_in_any_order_along_with_returned_ones() {
 }
 
 fn read(worker: &Arc<Worker>) -> Arc<Claim> {
-    let replies = worker.request(1, &[1], Announcement::default(), no_check).unwrap();
+    let replies = worker.request(1, &indices([1]), Announcement::default(), no_check).unwrap();
     let Ok([Reply::Claimed(claim)]) = <[Reply; 1]>::try_from(replies) else { panic!("it answers_all") };
     claim
 }

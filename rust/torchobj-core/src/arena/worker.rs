@@ -16,7 +16,7 @@ use rustix::thread::futex;
 use super::attachment::{Attachment, OWNER_CHECK_TIMESPEC, Unanswered, notify};
 use super::block::Block;
 use super::claim::Claim;
-use super::layout::{Answer, BLOCKS, MAX_OBJECTS, REFUSED, WorkerSlot};
+use super::layout::{Answer, BLOCKS, REFUSED, WorkerSlot};
 use super::map::Map;
 use super::owner::Arena;
 use super::request;
@@ -24,6 +24,7 @@ use super::slots::{TakenSlot, WorkerSlots};
 use super::sync;
 use crate::descriptor::Descriptor;
 use crate::error::{Error, ErrorKind, Operation};
+use crate::source_key::SourceKey;
 
 /// An arena, in a process that does not own it.
 #[derive(Debug)]
@@ -42,18 +43,12 @@ pub struct Worker {
 }
 
 /// Objects that a worker will demand later, for one of its iterators.
-#[derive(Clone, Copy, Debug)]
-pub struct Announcement<'a, T = u64> {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Announcement<'a> {
     /// Number from [`Worker::new_iterator`].
     pub iterator: u32,
-    /// Numbers or names, in the order of use.
-    pub objects: &'a [T],
-}
-
-impl<T> Default for Announcement<'_, T> {
-    fn default() -> Self {
-        Self { iterator: 0, objects: &[] }
-    }
+    /// The objects, in the order of use.
+    pub objects: &'a [SourceKey],
 }
 
 /// The result for one object.
@@ -153,26 +148,42 @@ impl Worker {
     pub fn request<E>(
         self: &Arc<Self>,
         source: u64,
-        mut objects: &[u64],
-        mut announced: Announcement<'_>,
+        objects: &[SourceKey],
+        announced: Announcement<'_>,
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
         let mut slot = self.slots.take(&self.attachment, &mut check)?;
         let mut replies = Vec::with_capacity(objects.len());
-        while !(objects.is_empty() && announced.objects.is_empty()) {
-            let (demanded, objects_left) = objects.split_at(objects.len().min(MAX_OBJECTS));
-            let capacity = MAX_OBJECTS - demanded.len();
-            let (later, later_left) = announced.objects.split_at(announced.objects.len().min(capacity));
-            (objects, announced.objects) = (objects_left, later_left);
+        let all: Vec<&SourceKey> = objects.iter().chain(announced.objects).collect();
+        let mut left = all.as_slice();
+        while !left.is_empty() {
+            let missing = objects.len() - replies.len();
+            let mut written = 0;
             let write = |shared: &WorkerSlot| {
-                write_objects(shared, demanded.iter().chain(later));
-                shared.announced.store(u32::try_from(later.len()).expect("at most MAX_OBJECTS"), Relaxed);
+                written = request::write_objects(shared, left);
+                let demanded = written.min(missing);
+                shared.announced.store(u32::try_from(written - demanded).expect("at most MAX_OBJECTS"), Relaxed);
                 shared.iterator.store(announced.iterator, Relaxed);
+                demanded
             };
-            let answers = self.send(&mut slot.slot, source, demanded.len(), write, &mut check)?;
+            let answers = self.send(&mut slot.slot, source, write, &mut check)?;
             replies.extend(answers.into_iter().map(|answer| self.reply(answer)));
+            left = &left[written..];
         }
         Ok(replies)
+    }
+
+    /// Requests two objects of `source` by a name that is malformed.
+    #[cfg(test)]
+    pub(crate) fn request_malformed(self: &Arc<Self>, source: u64) -> Vec<Reply> {
+        let mut check = || Ok::<(), ()>(());
+        let mut slot = self.slots.take(&self.attachment, &mut check).unwrap();
+        let write = |shared: &WorkerSlot| {
+            shared.write_names(b"\x07\0no name");
+            2
+        };
+        let answers = self.send(&mut slot.slot, source, write, &mut check).unwrap();
+        answers.into_iter().map(|answer| self.reply(answer)).collect()
     }
 
     /// Requests memory, whose content is undefined, of the first of these lengths that the limits of the owner allow. `None`
@@ -193,10 +204,10 @@ impl Worker {
         }
         let mut slot = self.slots.take(&self.attachment, &mut check)?;
         let write = |shared: &WorkerSlot| {
-            write_objects(shared, lengths);
             shared.iterator.store(number, Relaxed);
+            shared.write_numbers(lengths.iter().copied())
         };
-        let answers = self.send(&mut slot.slot, BLOCKS, lengths.len(), write, &mut check)?;
+        let answers = self.send(&mut slot.slot, BLOCKS, write, &mut check)?;
         Ok(answers.into_iter().find(|answer| *answer != REFUSED).and_then(|answer| self.granted_block(answer)))
     }
 
@@ -231,47 +242,12 @@ impl Worker {
         }
     }
 
-    /// Requests objects of `source` by name; otherwise like [`request`](Self::request).
-    ///
-    /// # Errors
-    /// See [`Unanswered`].
-    ///
-    /// # Panics
-    /// A name exceeds the size of a request, 32 KiB.
-    pub fn request_by_name<E>(
-        self: &Arc<Self>,
-        source: u64,
-        names: &[Vec<u8>],
-        announced: Announcement<'_, Vec<u8>>,
-        mut check: impl FnMut() -> Result<(), E>,
-    ) -> Result<Vec<Reply>, Unanswered<E>> {
-        let mut slot = self.slots.take(&self.attachment, &mut check)?;
-        let mut replies = Vec::with_capacity(names.len());
-        let all: Vec<&[u8]> = names.iter().chain(announced.objects).map(Vec::as_slice).collect();
-        let (mut left, mut demanded) = (all.as_slice(), names.len());
-        while let Some(first) = left.first() {
-            let (bytes, written) = request::join_names(left);
-            assert!(written > 0, "a name of {} bytes exceeds the size of a request", first.len());
-            let count = written.min(demanded);
-            let write = |shared: &WorkerSlot| {
-                shared.write_names(&bytes);
-                shared.announced.store(u32::try_from(written - count).expect("at most MAX_OBJECTS"), Relaxed);
-                shared.iterator.store(announced.iterator, Relaxed);
-            };
-            let answers = self.send(&mut slot.slot, source, count, write, &mut check)?;
-            replies.extend(answers.into_iter().map(|answer| self.reply(answer)));
-            (left, demanded) = (&left[written..], demanded - count);
-        }
-        Ok(replies)
-    }
-
-    /// Sends one request with `count` demanded objects, which `write` writes to the slot, and waits for the answers.
+    /// Sends one request, which `write` writes to the slot, and waits for the answers, as many as `write` returns.
     fn send<E>(
         self: &Arc<Self>,
         slot: &mut TakenSlot,
         source: u64,
-        count: usize,
-        write: impl FnOnce(&WorkerSlot),
+        write: impl FnOnce(&WorkerSlot) -> usize,
         check: &mut impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Answer>, Unanswered<E>> {
         let index = slot.index;
@@ -286,7 +262,7 @@ impl Worker {
         let number = slot.number.wrapping_add(1);
         let shared = self.attachment.header().slot(index);
         shared.clear();
-        write(shared);
+        let count = write(shared);
         shared.source.store(source, Relaxed);
         shared.count.store(u32::try_from(count).expect("at most MAX_OBJECTS"), Relaxed);
         let ended = self.ended_iterators.lock().expect("no holder of this lock panics").pop();
@@ -329,8 +305,4 @@ impl Worker {
         let claim = Claim::new(self.attachment.clone(), answer);
         if answer.failed { Reply::Failed(claim.buffer().as_slice().to_vec()) } else { Reply::Claimed(claim) }
     }
-}
-
-fn write_objects<'a>(shared: &WorkerSlot, objects: impl IntoIterator<Item = &'a u64>) {
-    shared.objects.iter().zip(objects).for_each(|(word, object)| word.store(*object, Relaxed));
 }

@@ -3,8 +3,12 @@
 //! * **Actors.** One [`Prefetcher`] per process owns an [`Arena`] and reads all objects into it. Callers in the same
 //!   process call [`take`](Prefetcher::take); workers send requests through the arena. A loader announces the objects
 //!   of later batches with [`announce`](Prefetcher::announce).
-//! * **Sources and objects.** A source is a manifest with its clients ([`ListedSource`]), or a set of names that callers
-//!   add one by one (`names`). An [`ObjectId`] is the number of a source and the number of an object in it.
+//! * **Sources and objects.** A source is a manifest with its clients ([`ListedSource`]), or a set of references that
+//!   callers add one by one (`names`); a [`SourceKey`](crate::source_key::SourceKey) identifies an object of either. An
+//!   [`ObjectId`] is the number of a source and the number of an object in it.
+//! * **Processes.** A [`PrefetcherHandle`] leads to the prefetcher from the process that owns it, from a worker that inherits
+//!   the arena or received its descriptors, and from their forked children. An [`AnnouncingIterator`] announces from the
+//!   process that made it.
 //! * **Modules.** `prefetcher` announces and takes objects. `window` keeps the announced order and decides which object
 //!   is read or evicted next; it does no I/O. `reads` runs the reads that `window` selects, as a source of the engine, and
 //!   reads neighbouring ranges of one object with one request. `workers` answers the requests of workers. `sources`
@@ -16,6 +20,8 @@
 //! An announcement is a hint: `take` returns every object, announced or not, and an announced one earlier.
 
 mod decision;
+mod handle;
+mod iterator;
 mod names;
 mod prefetcher;
 mod reads;
@@ -26,6 +32,8 @@ mod window;
 mod workers;
 
 pub use decision::ObjectId;
+pub use handle::{PrefetcherHandle, existing, own, work_for_loader};
+pub use iterator::{AnnouncingIterator, Process};
 pub use names::ClientOf;
 pub use prefetcher::Prefetcher;
 pub use sources::{ListedSource, charge};

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::decision::ObjectId;
 use super::names::{ClientOf, Names};
 use super::shortage::Shortage;
-use super::sources::{Demand, ListedSource, RegisteredSource, Sources};
+use super::sources::{ListedSource, RegisteredSource, Sources, number};
 use super::stats::{AllCounters, Stats, WaitTimer};
 use super::window::{Delivery, Window};
 use crate::arena::{Answers, Arena, Segment};
@@ -19,9 +19,9 @@ use crate::buffer::PendingBuffer;
 use crate::engine::{Tasks, pump};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
-use crate::object_ref::ObjectRef;
 use crate::read::ReadResult;
 use crate::runtime::runtime;
+use crate::source_key::SourceKey;
 
 /// Interval between decisions about the pages of free segments and unused blocks.
 const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
@@ -134,15 +134,15 @@ impl Prefetcher {
         number
     }
 
-    /// Numbers of the objects of `source` with these names. Announce them immediately: numbers that are neither
-    /// announced nor demanded are removed after some time.
-    pub fn objects(&self, source: u64, names: &[Arc<ObjectRef>]) -> Vec<ObjectId> {
+    /// Numbers of objects of `source`. Announce them immediately: those of references that are neither announced nor
+    /// demanded are removed after some time.
+    pub fn objects(&self, source: u64, keys: &[SourceKey]) -> Vec<ObjectId> {
         self.sweep(source);
-        let number = |name: &Arc<ObjectRef>| {
+        let number = |key| {
             let _inside = fork::enter();
-            Demand::Name { source, name: name.clone() }.object(&mut self.sources.lock())
+            number(&mut self.sources.lock(), source, key)
         };
-        names.iter().map(number).collect()
+        keys.iter().map(number).collect()
     }
 
     /// Removes unused names once there are many.
@@ -251,31 +251,13 @@ impl Prefetcher {
         )
     }
 
-    /// Takes objects for a loader, concurrently. The results have the order of `objects`. Dropping the future discards the
-    /// results.
-    pub async fn take(self: &Arc<Self>, loader: u64, objects: &[ObjectId]) -> Vec<Result<ReadResult>> {
-        self.take_each(loader, objects.iter().copied().map(Demand::Number)).await
-    }
-
-    /// Takes objects of `source` by name; otherwise like [`take`](Self::take).
-    pub async fn take_by_name(
-        self: &Arc<Self>,
-        loader: u64,
-        source: u64,
-        names: &[Arc<ObjectRef>],
-    ) -> Vec<Result<ReadResult>> {
+    /// Takes objects of `source` for a loader, concurrently. The results have the order of `keys`. Dropping the future
+    /// discards the results.
+    pub async fn take(self: &Arc<Self>, loader: u64, source: u64, keys: &[SourceKey]) -> Vec<Result<ReadResult>> {
         self.sweep(source);
-        self.take_each(loader, names.iter().cloned().map(|name| Demand::Name { source, name })).await
-    }
-
-    async fn take_each(
-        self: &Arc<Self>,
-        loader: u64,
-        demands: impl ExactSizeIterator<Item = Demand>,
-    ) -> Vec<Result<ReadResult>> {
         let _timer = self.stats.wait_timer(loader);
-        let (senders, receivers): (Vec<_>, Vec<_>) = (0..demands.len()).map(|_| oneshot::channel()).unzip();
-        self.demand(loader, demands.zip(senders.into_iter().map(Waiter::Local)));
+        let (senders, receivers): (Vec<_>, Vec<_>) = keys.iter().map(|_| oneshot::channel()).unzip();
+        self.demand(loader, source, keys.iter().zip(senders.into_iter().map(Waiter::Local)));
         let mut taken = Vec::with_capacity(receivers.len());
         for receiver in receivers {
             let lost =
@@ -285,15 +267,20 @@ impl Prefetcher {
         taken
     }
 
-    /// Takes each object for its waiter, which belongs to `loader`.
-    pub(super) fn demand(self: &Arc<Self>, loader: u64, waiters: impl Iterator<Item = (Demand, Waiter)>) {
+    /// Takes each object of `source` for its waiter, which belongs to `loader`.
+    pub(super) fn demand<'a>(
+        self: &Arc<Self>,
+        loader: u64,
+        source: u64,
+        waiters: impl Iterator<Item = (&'a SourceKey, Waiter)>,
+    ) {
         let mut deliveries = Vec::new();
         {
             let _inside = fork::enter();
-            for (demand, waiter) in waiters {
+            for (key, waiter) in waiters {
                 // Locked until the number is in use, so that a concurrent sweep cannot remove it.
                 let mut sources = self.sources.lock();
-                let object = demand.object(&mut sources);
+                let object = number(&mut sources, source, key);
                 let charge = self.sources.charge(&sources, object);
                 let (found, delivery) = self.window().take(object, loader, charge, waiter);
                 self.stats.found(loader, found);

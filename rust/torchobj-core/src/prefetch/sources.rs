@@ -15,6 +15,7 @@ use crate::manifest::Manifest;
 use crate::object_ref::ObjectRef;
 use crate::policy::{ConcurrencyLimit, Metrics, MetricsSnapshot};
 use crate::read::ReadRequest;
+use crate::source_key::SourceKey;
 
 /// Assumed size of an object of unknown size, before one was read.
 pub(super) const UNKNOWN_BYTES: u64 = 128 << 10;
@@ -40,31 +41,15 @@ pub(super) enum RegisteredSource {
 /// Sources by number.
 pub(super) type SourceMap = HashMap<u64, RegisteredSource>;
 
-/// An object that a caller demands.
-#[derive(Debug)]
-pub(super) enum Demand {
-    Number(ObjectId),
-    /// Of a source of names.
-    Name {
-        source: u64,
-        name: Arc<ObjectRef>,
-    },
-}
-
-impl Demand {
-    pub(super) fn object(self, sources: &mut SourceMap) -> ObjectId {
-        match self {
-            Self::Number(object) => object,
-            Self::Name { source, name } => {
-                let index = match sources.get_mut(&source) {
-                    Some(RegisteredSource::Named(names)) => names.number(&name),
-                    // An unknown source: reading this number returns the error.
-                    _ => u64::MAX,
-                };
-                ObjectId { source, index }
-            }
-        }
-    }
+/// The number of an object of a source. A reference that is new to its source gets one.
+pub(super) fn number(sources: &mut SourceMap, source: u64, key: &SourceKey) -> ObjectId {
+    let index = match (key, sources.get_mut(&source)) {
+        (SourceKey::Index(index), _) => *index,
+        (SourceKey::Ref(name), Some(RegisteredSource::Named(names))) => names.number(name),
+        // An unknown source: reading this number returns the error.
+        (SourceKey::Ref(_), _) => u64::MAX,
+    };
+    ObjectId { source, index }
 }
 
 /// All sources of a prefetcher.

@@ -13,6 +13,7 @@ use crate::client::Client;
 use crate::faulty_store::{Fault, FaultyStore};
 use crate::manifest::Manifest;
 use crate::memory::MemoryStore;
+use crate::object_ref::ObjectRef;
 use crate::policy::Policy;
 use crate::types::PutOptions;
 
@@ -42,6 +43,14 @@ fn prefetcher(budget: u64, count: u8, size: usize) -> (Arc<Prefetcher>, u64, Arc
 
 fn objects(source: u64, indices: impl IntoIterator<Item = u64>) -> Vec<ObjectId> {
     indices.into_iter().map(|index| ObjectId { source, index }).collect()
+}
+
+fn indices(indices: impl IntoIterator<Item = u64>) -> Vec<SourceKey> {
+    SourceKey::indices(indices)
+}
+
+fn keys(references: &[Arc<ObjectRef>]) -> Vec<SourceKey> {
+    references.iter().cloned().map(SourceKey::Ref).collect()
 }
 
 fn client_of(prefetcher: &Prefetcher, source: u64) -> Arc<Client> {
@@ -82,7 +91,7 @@ fn announced_objects_are_ready_when_they_are_taken() {
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, order.clone()));
     all_read(&prefetcher, 100);
-    let taken = runtime().block_on(prefetcher.take(0, &objects(source, order.clone())));
+    let taken = runtime().block_on(prefetcher.take(0, source, &indices(order.clone())));
     for (index, fetched) in order.iter().zip(taken) {
         assert!(fetched.unwrap().buffer.as_slice() == [u8::try_from(*index).unwrap(); 5000]);
     }
@@ -94,7 +103,7 @@ fn announced_objects_are_ready_when_they_are_taken() {
 #[test]
 fn objects_are_read_without_announcement() {
     let (prefetcher, source, _store) = prefetcher(MIB, 20, 300_000);
-    let taken = runtime().block_on(prefetcher.take(0, &objects(source, 0..20)));
+    let taken = runtime().block_on(prefetcher.take(0, source, &indices(0..20)));
     assert!(taken.iter().enumerate().all(|(index, fetched)| {
         fetched.as_ref().unwrap().buffer.as_slice() == vec![u8::try_from(index).unwrap(); 300_000]
     }));
@@ -114,7 +123,7 @@ fn announced_reads_stay_within_the_budget_and_continue_when_memory_is_freed() {
     eventually("the budget is used", || prefetcher.stats(None).objects >= 8);
     for index in 0..64 {
         assert!(prefetcher.stats(None).used_bytes <= 2 * MIB);
-        let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(0, &objects(source, [index])))).unwrap();
+        let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(0, source, &indices([index])))).unwrap();
         assert_eq!(fetched.unwrap().buffer.as_slice()[0], u8::try_from(index).unwrap());
     }
     let stats = prefetcher.stats(None);
@@ -124,10 +133,10 @@ fn announced_reads_stay_within_the_budget_and_continue_when_memory_is_freed() {
 #[test]
 fn two_uses_of_an_object_are_read_once_and_share_no_memory() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 2, 10_000);
-    let uses = objects(source, [0, 1, 0, 0, 1]);
+    let uses = [0, 1, 0, 0, 1];
     let iterator = prefetcher.new_iterator(0);
-    prefetcher.announce(iterator, &uses);
-    let mut taken = runtime().block_on(prefetcher.take(0, &uses));
+    prefetcher.announce(iterator, &objects(source, uses));
+    let mut taken = runtime().block_on(prefetcher.take(0, source, &indices(uses)));
     taken[0].as_mut().unwrap().buffer.as_mut_slice().fill(99);
     for (fetched, expected) in taken.iter().zip([99, 1, 0, 0, 1]) {
         assert!(fetched.as_ref().unwrap().buffer.as_slice() == [expected; 10_000]);
@@ -142,7 +151,7 @@ fn a_cancelled_iterator_leaves_no_memory_in_use() {
     for _ in 0..20 {
         let iterator = prefetcher.new_iterator(0);
         prefetcher.announce(iterator, &objects(source, 0..50));
-        drop(runtime().block_on(prefetcher.take(0, &objects(source, 0..3))));
+        drop(runtime().block_on(prefetcher.take(0, source, &indices(0..3))));
         prefetcher.cancel(iterator);
     }
     eventually("all memory is free", || {
@@ -158,13 +167,13 @@ fn an_iterator_in_use_gets_memory_that_an_idle_one_holds() {
     prefetcher.announce(idle, &objects(source, 0..32));
     eventually("the idle iterator fills the budget", || prefetcher.stats(None).used_bytes > MIB + MIB / 2);
     prefetcher.announce(in_use, &objects(source, 32..64));
-    drop(runtime().block_on(prefetcher.take(0, &objects(source, [32]))));
+    drop(runtime().block_on(prefetcher.take(0, source, &indices([32]))));
     eventually("the iterator in use reads ahead", || {
         prefetcher.window().announced_bytes(in_use) > 0 && prefetcher.stats(None).evicted > 4
     });
-    let taken = runtime().block_on(prefetcher.take(0, &objects(source, 33..64)));
+    let taken = runtime().block_on(prefetcher.take(0, source, &indices(33..64)));
     assert!(taken.into_iter().all(|fetched| fetched.is_ok()));
-    let taken = runtime().block_on(prefetcher.take(0, &objects(source, 0..32)));
+    let taken = runtime().block_on(prefetcher.take(0, source, &indices(0..32)));
     assert!(taken.into_iter().all(|fetched| fetched.is_ok()));
 }
 
@@ -180,7 +189,7 @@ fn a_failed_read_is_an_error_of_its_object_only() {
         prefetcher.add_source(ListedSource { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..3));
-    let taken = runtime().block_on(prefetcher.take(0, &objects(source, 0..4)));
+    let taken = runtime().block_on(prefetcher.take(0, source, &indices(0..4)));
     assert_eq!(taken[1].as_ref().unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(taken[3].as_ref().unwrap_err().kind(), ErrorKind::Config);
     assert!(taken[0].is_ok() && taken[2].is_ok());
@@ -204,7 +213,7 @@ fn announced_reads_keep_permits_free_for_demanded_ones() {
     eventually("the limit of reads is reached", || faulty.pending() == 0);
     let stats = prefetcher.stats(None);
     assert_eq!((stats.in_flight, stats.in_flight_limit, stats.objects), (12, 12, 0));
-    let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(0, &objects(source, [19])))).unwrap();
+    let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(0, source, &indices([19])))).unwrap();
     assert!(fetched.unwrap().buffer.as_slice() == [19; 1000]);
     eventually("no other read started", || prefetcher.stats(None).in_flight == 12);
     assert_eq!(prefetcher.stats(None).objects, 1);
@@ -226,8 +235,11 @@ fn metrics_include_each_client_once_and_remain_after_its_source_is_removed() {
         prefetcher.add_source(ListedSource { manifest: manifest.clone(), clients: vec![client.clone()], pinned: true });
     let same = prefetcher.add_source(ListedSource { manifest, clients: vec![client], pinned: true });
     assert_eq!(prefetcher.stats(None).in_flight_limit, 2 * 60);
-    let demands: Vec<_> = [source, another, same].iter().flat_map(|source| objects(*source, 0..10)).collect();
-    assert!(runtime().block_on(prefetcher.take(0, &demands)).into_iter().all(|fetched| fetched.is_ok()));
+    for source in [source, another, same] {
+        assert!(
+            runtime().block_on(prefetcher.take(0, source, &indices(0..10))).into_iter().all(|fetched| fetched.is_ok())
+        );
+    }
     [source, another, same].iter().for_each(|source| prefetcher.remove_source(*source));
     let Stats { requests, in_flight_limit, .. } = prefetcher.stats(None);
     assert_eq!((requests.retries, requests.throttled, requests.connect_failures, in_flight_limit), (2, 1, 0, 1));
@@ -241,7 +253,7 @@ fn a_worker_requests_holds_and_returns_segments() {
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..30));
     let order: Vec<u64> = (0..60).rev().collect();
-    let replies = worker.request(source, &order, Announcement::default(), no_check).unwrap();
+    let replies = worker.request(source, &indices(order.clone()), Announcement::default(), no_check).unwrap();
     for (index, reply) in order.iter().zip(&replies) {
         let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
         assert!(claim.buffer().as_slice() == [u8::try_from(*index).unwrap(); 20_000]);
@@ -249,7 +261,9 @@ fn a_worker_requests_holds_and_returns_segments() {
     assert!(prefetcher.stats(None).granted_bytes > 60 * 20_000);
     drop(replies);
     eventually("returned segments are free", || prefetcher.stats(None).used_bytes == 0);
-    let [Reply::Failed(error)] = &worker.request(source, &[77], Announcement::default(), no_check).unwrap()[..] else {
+    let [Reply::Failed(error)] =
+        &worker.request(source, &indices([77]), Announcement::default(), no_check).unwrap()[..]
+    else {
         panic!("there are 60")
     };
     assert_eq!(Error::from_bytes(error).kind(), ErrorKind::Config);
@@ -261,23 +275,25 @@ fn objects_announced_by_a_worker_are_read_early_and_dropped_when_its_iterator_en
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     assert_eq!(worker.budget(), prefetcher.arena().budget());
     let [first, second] = [worker.new_iterator(), worker.new_iterator()];
-    let ahead: Vec<u64> = (1..40).collect();
-    drop(worker.request(source, &[0], Announcement { iterator: first, objects: &ahead }, no_check).unwrap());
+    let ahead = indices(1..40);
+    drop(worker.request(source, &indices([0]), Announcement { iterator: first, objects: &ahead }, no_check).unwrap());
     all_read(&prefetcher, 40);
-    drop(worker.request(source, &[1, 2], Announcement::default(), no_check).unwrap());
+    drop(worker.request(source, &indices([1, 2]), Announcement::default(), no_check).unwrap());
     assert_eq!((prefetcher.stats(None).hits, prefetcher.stats(None).misses), (2, 1));
     assert_eq!(prefetcher.stats(None).announced, 37);
     // Another iterator of the worker does not affect it.
-    drop(worker.request(source, &[], Announcement { iterator: second, objects: &[50, 51] }, no_check).unwrap());
+    drop(
+        worker.request(source, &[], Announcement { iterator: second, objects: &indices([50, 51]) }, no_check).unwrap(),
+    );
     assert_eq!(prefetcher.stats(None).announced, 39);
     worker.end_iterator(first);
-    drop(worker.request(source, &[50], Announcement::default(), no_check).unwrap());
+    drop(worker.request(source, &indices([50]), Announcement::default(), no_check).unwrap());
     assert_eq!(prefetcher.stats(None).announced, 1);
     worker.end_iterator(second);
     // An iterator without announcements.
     worker.end_iterator(worker.new_iterator());
     for _ in 0..2 {
-        drop(worker.request(source, &[3], Announcement::default(), no_check).unwrap());
+        drop(worker.request(source, &indices([3]), Announcement::default(), no_check).unwrap());
     }
     eventually("all memory is free", || {
         prefetcher.stats(None).announced == 0 && prefetcher.stats(None).used_bytes == 0
@@ -288,7 +304,7 @@ fn objects_announced_by_a_worker_are_read_early_and_dropped_when_its_iterator_en
 fn lists_longer_than_a_request_are_sent_in_several() {
     let (prefetcher, source, _store) = prefetcher(64 * MIB, 10, 100);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
-    let order: Vec<u64> = (0..10).cycle().take(5000).collect();
+    let order = indices((0..10).cycle().take(5000));
     let ahead = Announcement { iterator: worker.new_iterator(), objects: &order };
     assert_eq!(worker.request(source, &order, ahead, no_check).unwrap().len(), 5000);
     assert_eq!(prefetcher.stats(None).announced, 5000);
@@ -300,7 +316,7 @@ fn lists_longer_than_a_request_are_sent_in_several() {
 fn an_offered_and_dropped_segment_is_adopted_once() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 4, 20_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
-    let replies = worker.request(source, &[3], Announcement::default(), no_check).unwrap();
+    let replies = worker.request(source, &indices([3]), Announcement::default(), no_check).unwrap();
     let [Reply::Claimed(claim)] = &replies[..] else { panic!("{replies:?}") };
     let offer = claim.offer().unwrap();
     assert_eq!(claim.offer(), None);
@@ -318,7 +334,7 @@ fn an_interrupted_worker_stops_waiting() {
     // An arena without a service task: nothing answers the request.
     let unserved = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&unserved).unwrap());
-    let ended = worker.request(1, &[1], Announcement::default(), || Err::<(), _>("a signal"));
+    let ended = worker.request(1, &indices([1]), Announcement::default(), || Err::<(), _>("a signal"));
     assert!(matches!(ended, Err(Unanswered::Interrupted("a signal"))));
 }
 
@@ -337,7 +353,8 @@ fn many_concurrent_workers_get_the_right_objects() {
                     if random.bool() {
                         prefetcher.announce(iterator, &objects(source, batch.clone()));
                     }
-                    let replies = worker.request(source, &batch, Announcement::default(), no_check).unwrap();
+                    let replies =
+                        worker.request(source, &indices(batch.clone()), Announcement::default(), no_check).unwrap();
                     for (index, reply) in batch.iter().zip(replies) {
                         let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
                         assert!(claim.buffer().as_slice() == [u8::try_from(*index).unwrap(); 50_000]);
@@ -356,8 +373,9 @@ fn memory_freed_by_the_trainer_or_a_worker_is_reused_at_once() {
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..64));
-    let mut held = runtime().block_on(prefetcher.take(0, &objects(source, 0..6)));
-    let mut claimed = worker.request(source, &[6, 7, 8, 9, 10, 11], Announcement::default(), no_check).unwrap();
+    let mut held = runtime().block_on(prefetcher.take(0, source, &indices(0..6)));
+    let mut claimed =
+        worker.request(source, &indices([6, 7, 8, 9, 10, 11]), Announcement::default(), no_check).unwrap();
     let mut fastest = [Duration::MAX; 2];
     for _ in 0..6 {
         for from_worker in [false, true] {

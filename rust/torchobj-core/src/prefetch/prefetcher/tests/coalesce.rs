@@ -50,14 +50,14 @@ impl Bench {
 
     fn announce(&self, names: &[Arc<ObjectRef>]) -> u64 {
         let iterator = self.prefetcher.new_iterator(0);
-        let objects = self.prefetcher.objects(self.source, names);
+        let objects = self.prefetcher.objects(self.source, &keys(names));
         self.prefetcher.announce(iterator, &objects);
         iterator
     }
 
     /// Takes the ranges and compares their bytes. Returns those that failed.
     fn take(&self, names: &[Arc<ObjectRef>]) -> Vec<Error> {
-        let taken = runtime().block_on(self.prefetcher.take_by_name(0, self.source, names));
+        let taken = runtime().block_on(self.prefetcher.take(0, self.source, &keys(names)));
         assert_eq!(taken.len(), names.len());
         let mut failed = Vec::new();
         for (name, taken) in names.iter().zip(taken) {
@@ -229,8 +229,8 @@ fn a_read_continues_while_one_of_its_ranges_is_needed() {
     let iterator = bench.announce(&names);
     eventually("the read is running", || bench.faulty.pending() == 0);
     let (sender, receiver) = oneshot::channel();
-    let demand = Demand::Name { source: bench.source, name: names[2].clone() };
-    bench.prefetcher.demand(0, std::iter::once((demand, Waiter::Local(sender))));
+    let key = SourceKey::Ref(names[2].clone());
+    bench.prefetcher.demand(0, bench.source, std::iter::once((&key, Waiter::Local(sender))));
     bench.prefetcher.cancel(iterator);
     let read = runtime().block_on(receiver).unwrap().unwrap();
     assert!(read.buffer.as_slice() == &bench.body[20_000..30_000]);

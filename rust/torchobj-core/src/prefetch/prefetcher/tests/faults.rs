@@ -22,7 +22,7 @@ fn a_panicking_read_is_an_error_of_its_object_only() {
     faulty.script(Operation::Get, [Fault::Panic; 3]);
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..10));
-    let taken = runtime().block_on(prefetcher.take(0, &objects(source, 0..20)));
+    let taken = runtime().block_on(prefetcher.take(0, source, &indices(0..20)));
     let failed: Vec<_> = taken.iter().filter_map(|fetched| fetched.as_ref().err()).collect();
     assert_eq!(failed.len(), 3);
     assert!(failed.iter().all(|error| error.to_string().contains("panicked: a bug")));
@@ -40,8 +40,8 @@ fn a_wrong_size_fails_its_objects_only() {
     let (_, wrong) = faulty(&prefetcher, store, u64::MAX, policy);
     let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &[objects(wrong, 0..20), objects(right, 0..20)].concat());
-    assert_eq!(runtime().block_on(prefetcher.take(0, &objects(wrong, 0..20))).len(), 20);
-    assert!(runtime().block_on(prefetcher.take(0, &objects(right, 0..20))).iter().all(Result::is_ok));
+    assert_eq!(runtime().block_on(prefetcher.take(0, wrong, &indices(0..20))).len(), 20);
+    assert!(runtime().block_on(prefetcher.take(0, right, &indices(0..20))).iter().all(Result::is_ok));
     eventually("no memory is reserved", || prefetcher.window().reserved() == 0);
 }
 
@@ -83,7 +83,7 @@ fn demands_without_a_waiting_caller_are_not_read() {
     for index in 0..10 {
         let (sender, receiver) = oneshot::channel();
         drop(receiver);
-        prefetcher.demand(0, std::iter::once((Demand::Number(ObjectId { source, index }), Waiter::Local(sender))));
+        prefetcher.demand(0, source, std::iter::once((&SourceKey::Index(index), Waiter::Local(sender))));
     }
     eventually("all demands are dropped", || {
         prefetcher.stats(None).in_flight == 0 && prefetcher.stats(None).announced == 0
@@ -103,7 +103,7 @@ fn reads_that_back_off_do_not_count_against_the_limit() {
     drop(backing_off);
     assert_eq!(prefetcher.stats(None).in_flight_limit, others + 3);
     faulty.script(Operation::Get, [Fault::Fail(ErrorKind::Throttled); 2]);
-    assert!(runtime().block_on(prefetcher.take(0, &objects(source, 0..20))).iter().all(Result::is_ok));
+    assert!(runtime().block_on(prefetcher.take(0, source, &indices(0..20))).iter().all(Result::is_ok));
     assert_eq!(client.permits().backing_off(), 0);
 }
 
@@ -113,7 +113,7 @@ fn remain(is_memory_short: Option<bool>, announced: Range<u64>, with_worker: boo
     let (prefetcher, source, _store) = prefetcher(32 * MIB, 40, 1_000_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let claim = with_worker.then(|| worker.block(1, &[MIB], no_check).unwrap().unwrap());
-    drop(runtime().block_on(prefetcher.take(0, &objects(source, 0..20))));
+    drop(runtime().block_on(prefetcher.take(0, source, &indices(0..20))));
     prefetcher.announce(prefetcher.new_iterator(0), &objects(source, announced));
     eventually("no read runs", || prefetcher.stats(None).in_flight == 0);
     for seconds in [10, 20, 30] {

@@ -25,13 +25,13 @@ fn named_objects_are_read_ahead_and_ranges_count_by_their_length() {
     let (source, named) = names(&prefetcher, listed);
     let refs: Vec<Arc<ObjectRef>> = ["k0", "k1 5..25", "k2 99990..", "k1 5..25", "k1 90000..200000"].map(named).into();
     let iterator = prefetcher.new_iterator(0);
-    let objects = prefetcher.objects(source, &refs);
+    let objects = prefetcher.objects(source, &keys(&refs));
     assert_eq!(objects[1], objects[3]);
     prefetcher.announce(iterator, &objects);
     let charges = [UNKNOWN_BYTES, 20, UNKNOWN_BYTES, 20, 110_000].map(Arena::charge);
     assert_eq!(prefetcher.pending(iterator), charges.iter().sum::<u64>());
     all_read(&prefetcher, 4);
-    let taken = runtime().block_on(prefetcher.take_by_name(0, source, &refs));
+    let taken = runtime().block_on(prefetcher.take(0, source, &keys(&refs)));
     for (fetched, (byte, len)) in taken.iter().zip([(0, 100_000), (1, 20), (2, 10), (1, 20), (1, 10_000)]) {
         assert!(fetched.as_ref().unwrap().buffer.as_slice() == vec![byte; len]);
     }
@@ -44,11 +44,10 @@ fn a_worker_requests_objects_by_name_and_each_failure_is_separate() {
     let (source, named) = names(&prefetcher, listed);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let iterator = prefetcher.new_iterator(0);
-    prefetcher.announce(iterator, &prefetcher.objects(source, &[named("k1 1..4")]));
-    let mut requested: Vec<Vec<u8>> =
-        ["k0", "k1 1..4", "missing", "k5", "k2 1000..2000"].map(|key| named(key).to_bytes()).into();
-    requested.push(b"no name".to_vec());
-    let replies = worker.request_by_name(source, &requested, Announcement::default(), no_check).unwrap();
+    prefetcher.announce(iterator, &prefetcher.objects(source, &[named("k1 1..4").into()]));
+    let requested = ["k0", "k1 1..4", "missing", "k5", "k2 1000..2000"].map(|key| named(key).into());
+    let mut replies = worker.request(source, &requested, Announcement::default(), no_check).unwrap();
+    replies.extend(worker.request_malformed(source));
     let found: Vec<Result<usize, ErrorKind>> = replies
         .iter()
         .map(|reply| match reply {
@@ -57,11 +56,11 @@ fn a_worker_requests_objects_by_name_and_each_failure_is_separate() {
         })
         .collect();
     let [config, missing, range] = [ErrorKind::Config, ErrorKind::NotFound, ErrorKind::Range].map(Err);
-    assert_eq!(found, [Ok(1000), Ok(3), config, missing, range, config]);
+    assert_eq!(found, [Ok(1000), Ok(3), config, missing, range, config, config]);
     assert_eq!(prefetcher.stats(None).misses, 4);
     // A request by number through the same slot.
     assert!(matches!(
-        worker.request(listed, &[2], Announcement::default(), no_check).unwrap()[..],
+        worker.request(listed, &indices([2]), Announcement::default(), no_check).unwrap()[..],
         [Reply::Claimed(_)]
     ));
     drop(replies);
@@ -74,14 +73,20 @@ fn a_request_by_name_does_not_repeat_the_previous_announcement() {
     let (source, named) = names(&prefetcher, listed);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let [first, second] = [worker.new_iterator(), worker.new_iterator()];
-    drop(worker.request(listed, &[0], Announcement { iterator: first, objects: &[1, 2, 3] }, no_check).unwrap());
-    drop(worker.request_by_name(source, &[named("k9").to_bytes()], Announcement::default(), no_check).unwrap());
+    drop(
+        worker
+            .request(listed, &indices([0]), Announcement { iterator: first, objects: &indices([1, 2, 3]) }, no_check)
+            .unwrap(),
+    );
+    drop(worker.request(source, &[named("k9").into()], Announcement::default(), no_check).unwrap());
     assert_eq!(prefetcher.stats(None).announced, 3);
-    drop(worker.request(listed, &[], Announcement { iterator: second, objects: &[50, 51] }, no_check).unwrap());
+    drop(
+        worker.request(listed, &[], Announcement { iterator: second, objects: &indices([50, 51]) }, no_check).unwrap(),
+    );
     worker.end_iterator(first);
-    drop(worker.request_by_name(source, &[named("k9").to_bytes()], Announcement::default(), no_check).unwrap());
+    drop(worker.request(source, &[named("k9").into()], Announcement::default(), no_check).unwrap());
     // Served after the request that ended the iterator.
-    drop(worker.request_by_name(source, &[named("k9").to_bytes()], Announcement::default(), no_check).unwrap());
+    drop(worker.request(source, &[named("k9").into()], Announcement::default(), no_check).unwrap());
     assert_eq!(prefetcher.stats(None).announced, 2);
 }
 
@@ -91,11 +96,11 @@ fn a_worker_announces_objects_by_name_and_finds_them_read() {
     let (source, named) = names(&prefetcher, listed);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let iterator = worker.new_iterator();
-    let later: Vec<Vec<u8>> = ["k1 1..4", "k2", "k3 5..7"].map(|key| named(key).to_bytes()).into();
+    let later = ["k1 1..4", "k2", "k3 5..7"].map(|key| named(key).into());
     let ahead = Announcement { iterator, objects: &later[..] };
-    drop(worker.request_by_name(source, &[named("k0").to_bytes()], ahead, no_check).unwrap());
+    drop(worker.request(source, &[named("k0").into()], ahead, no_check).unwrap());
     all_read(&prefetcher, 4);
-    let replies = worker.request_by_name(source, &later, Announcement::default(), no_check).unwrap();
+    let replies = worker.request(source, &later, Announcement::default(), no_check).unwrap();
     let lengths = replies.iter().map(|reply| match reply {
         Reply::Claimed(claim) => claim.len(),
         Reply::Failed(error) => panic!("{}", Error::from_bytes(error)),
@@ -110,9 +115,9 @@ fn more_names_than_fit_a_request_are_announced_in_several() {
     let (source, named) = names(&prefetcher, listed);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let iterator = worker.new_iterator();
-    let records: Vec<Vec<u8>> = (0..5000).map(|at| named(&format!("k1 {}..10", at % 10)).to_bytes()).collect();
+    let records: Vec<SourceKey> = (0..5000).map(|at| named(&format!("k1 {}..10", at % 10)).into()).collect();
     let ahead = Announcement { iterator, objects: &records[2000..] };
-    let replies = worker.request_by_name(source, &records[..2000], ahead, no_check).unwrap();
+    let replies = worker.request(source, &records[..2000], ahead, no_check).unwrap();
     assert_eq!(replies.len(), 2000);
     drop(replies);
     assert_eq!(prefetcher.stats(None).announced, 3000);
@@ -131,7 +136,7 @@ fn clients_of_names_count_in_the_limit_once_created() {
     faulty.script(Operation::Get, [Fault::Delay(Duration::from_secs(3600)); 12]);
     let iterator = prefetcher.new_iterator(0);
     assert_eq!(prefetcher.stats(None).in_flight_limit, 1);
-    prefetcher.announce(iterator, &prefetcher.objects(source, &refs));
+    prefetcher.announce(iterator, &prefetcher.objects(source, &keys(&refs)));
     eventually("the limit of reads is reached", || faulty.pending() == 0);
     assert_eq!((prefetcher.stats(None).in_flight, prefetcher.stats(None).in_flight_limit), (12, 12));
     prefetcher.cancel(iterator);
@@ -148,7 +153,7 @@ fn a_batch_of_very_many_names_is_complete() {
     let name = |start: usize| named(&format!("k0 {start}..{}", start + length(start)));
     let refs: Vec<Arc<ObjectRef>> = (0..66_000).map(name).collect();
     for names in [&refs[..], &refs[..2000]] {
-        let taken = runtime().block_on(prefetcher.take_by_name(0, source, names));
+        let taken = runtime().block_on(prefetcher.take(0, source, &keys(names)));
         assert_eq!(taken.len(), names.len());
         for (start, fetched) in taken.into_iter().enumerate() {
             assert_eq!(fetched.unwrap().buffer.len(), length(start).min(66_000 - start), "{start}");
@@ -161,16 +166,15 @@ fn names_sent_in_several_requests_are_answered_in_order() {
     let (prefetcher, listed, _store) = prefetcher(64 * MIB, 1, 20_000);
     let (source, named) = names(&prefetcher, listed);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
-    let requested: Vec<Vec<u8>> = (0..5000).map(|end| named(&format!("k0 0..{end}")).to_bytes()).collect();
-    let long = named(&format!("k{}", "é".repeat(8000))).to_bytes();
-    let replies = worker.request_by_name(source, &requested, Announcement::default(), no_check).unwrap();
+    let requested: Vec<SourceKey> = (0..5000).map(|end| named(&format!("k0 0..{end}")).into()).collect();
+    let long = SourceKey::Ref(named(&format!("k{}", "é".repeat(8000))));
+    let replies = worker.request(source, &requested, Announcement::default(), no_check).unwrap();
     assert_eq!(replies.len(), 5000);
     for (len, reply) in replies.iter().enumerate() {
         let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
         assert_eq!(claim.len(), len as u64);
     }
-    let replies = worker
-        .request_by_name(source, &[long.clone(), requested[9].clone(), long], Announcement::default(), no_check)
-        .unwrap();
+    let replies =
+        worker.request(source, &[long.clone(), requested[9].clone(), long], Announcement::default(), no_check).unwrap();
     assert!(matches!(replies[..], [Reply::Failed(_), Reply::Claimed(_), Reply::Failed(_)]));
 }

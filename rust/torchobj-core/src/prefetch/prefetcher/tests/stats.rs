@@ -73,13 +73,14 @@ fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let late = Duration::from_millis(100);
     faulty.script(Operation::Get, [Fault::Delay(late); 2]);
-    let ahead = Announcement { iterator: worker.new_iterator(), objects: &[0, 1] };
+    let later = indices([0, 1]);
+    let ahead = Announcement { iterator: worker.new_iterator(), objects: &later };
     drop(worker.request(source, &[], ahead, no_check).unwrap());
     all_read(&prefetcher, 2);
     assert_eq!(prefetcher.stats(None).waited_us, 0, "nothing was demanded");
     faulty.script(Operation::Get, [Fault::Delay(late)]);
     let demanded = Instant::now();
-    drop(worker.request(source, &[0, 1], Announcement::default(), no_check).unwrap());
+    drop(worker.request(source, &indices([0, 1]), Announcement::default(), no_check).unwrap());
     let Stats { waited_us, hits, late: being_read, queued, misses, objects: read, .. } = prefetcher.stats(None);
     assert!(Duration::from_micros(waited_us) <= demanded.elapsed(), "{waited_us}");
     assert_eq!((hits, being_read, queued, misses), (2, 0, 0, 0), "both were ready");
@@ -87,8 +88,8 @@ fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
     let before = (prefetcher.stats(None).waited_us, Instant::now());
     faulty.script(Operation::Get, [Fault::Delay(late); 8]);
     for requested in [2, 4] {
-        drop(worker.request(source, &[requested, requested + 1], Announcement::default(), no_check).unwrap());
-        drop(runtime().block_on(prefetcher.take(0, &objects(source, [requested + 10, requested + 11]))));
+        drop(worker.request(source, &indices([requested, requested + 1]), Announcement::default(), no_check).unwrap());
+        drop(runtime().block_on(prefetcher.take(0, source, &indices([requested + 10, requested + 11]))));
     }
     // Two objects of one request count as one wait: twice as much would be longer than the requests took.
     let waited = Duration::from_micros(prefetcher.stats(None).waited_us - before.0);
@@ -108,8 +109,8 @@ fn memory_is_counted_as_read_ahead_granted_or_held() {
             .map(|bytes| bytes / Arena::charge(100_000))
     };
     assert_eq!(counts(), [12, 0, 0]);
-    let claimed = worker.request(source, &[0, 1, 2], Announcement::default(), no_check).unwrap();
-    let held = runtime().block_on(prefetcher.take(0, &objects(source, [3, 4])));
+    let claimed = worker.request(source, &indices([0, 1, 2]), Announcement::default(), no_check).unwrap();
+    let held = runtime().block_on(prefetcher.take(0, source, &indices([3, 4])));
     assert_eq!(counts(), [7, 3, 2]);
     drop(held);
     drop(claimed);
@@ -128,12 +129,13 @@ fn each_loader_has_its_own_counters() {
     prefetcher.announce(first, &objects(source, 0..10));
     prefetcher.announce(second, &objects(source, 0..10));
     all_read(&prefetcher, 10);
-    drop(runtime().block_on(prefetcher.take(9, &objects(source, 0..10))));
+    drop(runtime().block_on(prefetcher.take(9, source, &indices(0..10))));
     assert_eq!([first, second].map(|iterator| prefetcher.taken(iterator)), [0, 10]);
-    let ahead = Announcement { iterator: worker.new_iterator(), objects: &[20, 21] };
-    drop(worker.request(source, &[30, 31, 32], ahead, no_check).unwrap());
+    let later = indices([20, 21]);
+    let ahead = Announcement { iterator: worker.new_iterator(), objects: &later };
+    drop(worker.request(source, &indices([30, 31, 32]), ahead, no_check).unwrap());
     all_read(&prefetcher, 15);
-    drop(worker.request(source, &[20, 21], Announcement::default(), no_check).unwrap());
+    drop(worker.request(source, &indices([20, 21]), Announcement::default(), no_check).unwrap());
     let counts = |loader| {
         let Stats { hits, misses, objects, bytes, requests, .. } = prefetcher.stats(loader);
         (hits, misses, objects, bytes, requests.first_byte.quantile(0.5).is_some())
