@@ -1,16 +1,12 @@
-"""The states of all ranks in one state: how they are gathered, and how each rank gets its own."""
-
-import pickle
+"""The state of a save: what ranks compare, and what the first one gets of the others."""
 
 import pytest
 import torch
 
 from tests.support.ranks import run_ranks
+from torchobj.checkpoint.state.rank_states import own_state
 from torchobj.checkpoint.state.ranks import Ranks
-from torchobj.checkpoint.state.taken import own_state, state_to_save, take_state
-from torchobj.exceptions import CheckpointError
-
-KEY = "torchobj_states_of_ranks"
+from torchobj.checkpoint.state.taken import state_to_save, take_state
 
 
 class Position(torch.utils.data.Dataset):
@@ -24,66 +20,18 @@ class Position(torch.utils.data.Dataset):
         self.state = state
 
 
-class TwoRanks:
-    """The second of two ranks."""
-
-    several, count, number, is_first = True, 2, 1, False
-
-
-def test_a_state_that_contains_itself_is_returned_unchanged():
-    state = {"step": 3}
-    state["again"] = state
-    assert own_state(state, TwoRanks, "x") is state
-
-
-def test_a_deeply_nested_state_does_not_raise_recursion_error():
-    state = {KEY: [1, 2]}
-    for _ in range(100_000):
-        state = {"inner": state}
-    found = own_state(state, TwoRanks, "x")
-    while isinstance(found, dict):
-        found = found["inner"]
-    assert found == 2
-
-
-@pytest.mark.parametrize("states", [None, 3, "ab", {}, [], ()])
-def test_states_of_ranks_that_are_not_a_list_raise_checkpoint_error(states):
-    with pytest.raises(CheckpointError, match="x: the states of the ranks"):
-        own_state({"loader": {KEY: states}}, TwoRanks, "x")
-
-
-def test_states_that_cannot_be_compared_raise_checkpoint_error():
-    one, other = {}, {}
-    one["self"], other["self"] = one, other
-    with pytest.raises(CheckpointError, match="saved by 3 ranks"):
-        own_state({"loader": {KEY: [one, other, one]}}, TwoRanks, "x")
-
-
-class Unpicklable:
-    def __reduce__(self):
-        raise pickle.PicklingError("no pickle")
-
-
-def test_states_that_cannot_be_pickled_count_as_different():
-    with pytest.raises(CheckpointError, match="loader was saved by 3 ranks"):
-        own_state({"loader": {KEY: [{"n": Unpicklable()} for _ in range(3)]}}, TwoRanks, "x")
-
-
-def test_the_only_state_is_used_without_a_comparison():
-    state = {"n": Unpicklable()}
-    assert own_state({"loader": {KEY: [state, None, None]}}, TwoRanks, "x") == {"loader": state}
-
-
-def test_a_state_of_the_first_rank_only_is_used_by_all():
-    assert own_state({"loader": {KEY: [{"n": 1}, None]}}, TwoRanks, "x") == {"loader": {"n": 1}}
-    with pytest.raises(CheckpointError, match="saved by 2 ranks"):
-        own_state({"loader": {KEY: [{"n": 1}, {"n": 2}, None]}}, TwoRanks, "x")
+def saved(state):
+    """What this rank saves of a state."""
+    ranks = Ranks()
+    found = state_to_save(state, ranks, sharded=True)
+    values = ranks.gather(found.values)
+    return found.with_values(found.tree, values) if ranks.is_first else found.tree
 
 
 def partly(rank):
     torch.distributed.init_process_group("gloo")
     state = {"data": Position({"n": 1}), "x": 1} if rank == 0 else {}
-    return own_state(state_to_save(state, Ranks(), sharded=True).tree, Ranks(), "x")
+    return own_state(saved(state), Ranks(), "x")
 
 
 def test_a_state_that_only_the_first_rank_has_is_saved():
@@ -129,7 +77,7 @@ def unpicklable(rank):
     torch.distributed.init_process_group("gloo")
     value = {"n": (lambda: 1) if rank == 1 else 2}
     try:
-        state_to_save({"data": Position(value)}, Ranks(), sharded=True)
+        saved({"data": Position(value)})
     except Exception as error:
         return str(error)
     return "no error"

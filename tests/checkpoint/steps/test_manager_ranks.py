@@ -238,6 +238,63 @@ def test_a_save_may_take_longer_than_torchs_default_timeout(bucket, url):
     assert run_ranks(longer_than_patience, url, bucket.config) == [[1], [1]]
 
 
+def counted(rank, url, config):
+    collectives = collections.Counter()
+
+    def count(name):
+        real = getattr(dist, name)
+
+        def call(*given, **named):
+            collectives[name] += 1
+            return real(*given, **named)
+
+        setattr(dist, name, call)
+
+    manager, sharded = opened(url, config), opened(url + "-sharded", config, sharded=True)
+    # `RngState.state_dict` is collective itself.
+    state = {"model": torch.nn.Linear(2, 2), "step": 1, "own": rank}
+    for each in (manager, sharded):
+        # Creates its groups.
+        each.save_async(0, state).result()
+    for name in ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"):
+        count(name)
+    counts = []
+    for each in (manager, sharded):
+        each.save(1, state)
+        counts.append(dict(collectives))
+        each.save_async(2, state).result()
+        collectives.subtract(counts[-1])
+        counts.append(dict(collectives))
+        collectives.clear()
+    return counts
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_meet_four_times_in_a_save_and_twice_more_for_state_shards(bucket, url):
+    first, second = run_ranks(counted, url, bucket.config)
+    once = {"gather_object": 4, "broadcast_object_list": 4}
+    shards = {"gather_object": 6, "broadcast_object_list": 5, "scatter_object_list": 1}
+    assert first == second == [once, once, shards, shards]
+
+
+def saved_once(rank, url, config, step, sharded):
+    opened(url, config, sharded=sharded).save(step, {"model": torch.nn.Linear(2, 2), "step": step})
+
+
+@pytest.mark.providers("s3")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_save_lists_its_folder_and_the_commits_once(bucket, url, control, sharded):
+    run_ranks(saved_once, url, bucket.config, 1, sharded)
+    control.clear_requests()
+    run_ranks(saved_once, url, bucket.config, 2, sharded)
+    operations = collections.Counter(request.operation for request in control.requests())
+    # The data, the commit object and the pointer; the commits are also listed for what killed saves left.
+    assert operations.pop("PutObject") == (4 if sharded else 3)
+    # The commit object of the step and the pointer exist or not; the commit object of the first step is read.
+    assert operations == {"ListObjectsV2": 3, "HeadObject": 2, "GetObject": 1}
+
+
 class Unanswered(ranks.Ranks):
     """Ranks of which one stops responding after the save."""
 
@@ -255,15 +312,15 @@ class Unanswered(ranks.Ranks):
 
 def test_a_rank_that_stops_after_the_commit_does_not_fail_the_save(url, bucket, caplog):
     manager = CheckpointManager(url, config=bucket.config)
-    pending = manager._pending(ranks.Ranks(), 1, None, overwrite=False, progress=None)
+    pending = manager._begun("save", ranks.Ranks(), "wait", 1, None, overwrite=False, progress=None)
     pending.stage({"x": 1}, manager._stager, copy=None)
-    pending._ranks = Unanswered(is_first=True)
+    pending._writers = Unanswered(is_first=True)
     pending.run()
     assert manager.steps() == [1]
     assert "step 1 is committed, but another rank is gone" in caplog.text
-    second = manager._pending(ranks.Ranks(), 2, None, overwrite=False, progress=None)
+    second = manager._begun("save", ranks.Ranks(), "wait", 2, None, overwrite=False, progress=None)
     second.stage({"x": 1}, manager._stager, copy=None)
-    second._ranks = Unanswered(is_first=False)
+    second._writers = Unanswered(is_first=False)
     with pytest.raises(exceptions.CheckpointError, match="another rank is gone") as caught:
         second.run()
     assert caught.value.__notes__ == ["it is not known whether step 2 was committed: call steps()"]
@@ -395,7 +452,7 @@ def failed_on_one(rank, url, config):
     s3, gcs = (dataclasses.replace(each, endpoint_url="http://127.0.0.1:9") for each in (config.s3, config.gcs))
     manager = opened(url, config, sharded=True)
     if rank != 0:
-        manager._pending.keywords["config"] = StoreConfig(s3=s3, gcs=gcs, max_attempts=1)
+        manager._config = StoreConfig(s3=s3, gcs=gcs, max_attempts=1)
     _, x = whole_and_shard(rank, 1)
     outcomes = [outcome(lambda: manager.save(1, {"x": x}))[0]]
     manager.save_async(1, {"x": x})

@@ -34,7 +34,7 @@ from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import ByteProgress, ProgressOption, byte_progress, counters_to
 from torchobj.urls import SCHEMES, parse_url
 
-__all__ = ["CheckpointStorage", "StorageReader", "StorageWriter"]
+__all__ = ["CheckpointStorage", "NewFolderWriter", "StorageReader", "StorageWriter"]
 
 logger = logging.getLogger("torchobj")
 
@@ -258,6 +258,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         self._metadata_name = METADATA
         #: CRC-32 of each file of the last save, by name, on the coordinator.
         self.checksums: dict[str, int] = {}
+        #: Size of each of these files in bytes.
+        self.sizes: dict[str, int] = {}
 
     def storage_meta(self) -> StorageMeta:
         """Returns the description of this save for the metadata."""
@@ -317,7 +319,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             BaseException: The failure of the first rank that failed. A note names the rank.
         """
         self.checksums = {}
-        sizes: dict[str, int] = {}
+        self.sizes = sizes = dict[str, int]()
         stored: dict[MetadataIndex, _StorageInfo] = {}
         reports: list[tuple[int, RankReport]] = []
         for rank, result in ((rank, result) for rank, of_rank in enumerate(results) for result in of_rank):
@@ -335,13 +337,25 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             metadata.storage_data = stored
             metadata.storage_meta = self.storage_meta()
             data = dump_metadata(metadata)
-            replaced = self._names_of_previous() - sizes.keys()
-            # Immediately before the metadata is written: another process may have swept the files since.
-            listed = self._listed(sizes)
+            previous = self._previous(sizes)
         except BaseException:
             discard(self._checkpoint, sizes)
             raise
         self._commit(data, sizes)
+        self._tidy(sizes, *previous)
+
+    def _previous(self, sizes: dict[str, int]) -> tuple[set[str], list[ObjectInfo]]:
+        """Returns the files of the checkpoint that is replaced, and the objects in the folder.
+
+        Raises:
+            CheckpointError: A file of this save is missing, or has another size.
+        """
+        replaced = self._names_of_previous() - sizes.keys()
+        # Immediately before the metadata is written: another process may have swept the files since.
+        return replaced, self._listed(sizes)
+
+    def _tidy(self, sizes: dict[str, int], replaced: set[str], listed: list[ObjectInfo]) -> None:
+        """Deletes the files of the replaced checkpoint, and those of killed saves. Failures are only logged."""
         with self._logged(f"files of the previous checkpoint could not be deleted: {', '.join(sorted(replaced))}"):
             self._checkpoint.delete(sorted(replaced))
         with self._logged("files of killed saves could not be deleted"):
@@ -430,6 +444,16 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         if files is not None:
             logger.info("replacing %s", self._checkpoint.url_of(self._metadata_name))
         return files or set()
+
+
+class NewFolderWriter(StorageWriter):
+    """Writes into a folder that no other save has used, and whose objects the caller lists before it commits them."""
+
+    def _previous(self, sizes: dict[str, int]) -> tuple[set[str], list[ObjectInfo]]:  # noqa: ARG002  nothing is there
+        return set(), []
+
+    def _tidy(self, sizes: dict[str, int], replaced: set[str], listed: list[ObjectInfo]) -> None:
+        """Nothing was there before."""
 
 
 def _check_written(reports: list[tuple[int, RankReport]], ranks: int) -> None:

@@ -3,9 +3,10 @@
 import datetime
 import io
 import pickle
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -13,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchobj import _torchobj
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 
-__all__ = ["RankGoneError", "Ranks", "collective", "portable"]
+__all__ = ["RankGoneError", "Ranks", "check_same", "collective", "portable"]
 
 #: Timeout of a rank that waits for another one, which may be saving. A killed rank is detected immediately; the job's
 #: launcher detects a lost host. No save takes a day: a terabyte at 100 Mbit/s takes 22 hours.
@@ -43,6 +44,7 @@ def collective() -> Iterator[None]:
         raise RankGoneError(f"another rank is gone: {lost}") from lost
 
 
+_Own = TypeVar("_Own")
 _Result = TypeVar("_Result")
 
 
@@ -65,6 +67,8 @@ class Ranks:
             raise ConfigError("process_group: this rank is not in it; create the manager on its ranks only")
         self._members, self._process = group, _torchobj.process_number()
         self._own: torch.distributed.ProcessGroup | None = None
+        #: The error of the group, which has ended.
+        self._gone: RankGoneError | None = None
 
     @property
     def count(self) -> int:
@@ -93,6 +97,7 @@ class Ranks:
 
         Raises:
             CheckpointError: This is a forked child of the rank, which has no thread that communicates.
+            RankGoneError: Another rank did not respond before.
         """
         if not self.several:
             return None
@@ -101,6 +106,8 @@ class Ranks:
                 f"this is a forked child of rank {self.number}, and cannot communicate with the other ranks: call the "
                 "manager in the rank itself"
             )
+        if self._gone is not None:
+            raise RankGoneError(str(self._gone)) from self._gone
         if self._own is None:
             members = None if self._members is None else torch.distributed.get_process_group_ranks(self._members)
             made = torch.distributed.new_group(
@@ -109,76 +116,90 @@ class Ranks:
             self._own = cast("torch.distributed.ProcessGroup", made)
         return self._own
 
-    def of_first(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Calls `do` with the arguments on the first rank, and returns its result on all ranks.
+    def _leave(self, gone: RankGoneError) -> None:
+        """Ends the group: ranks that are not connected with the one that is gone would wait for this one."""
+        self._gone, group, self._own = gone, self._own, None
+        if group is not None:
+            torch.distributed.destroy_process_group(group)
+        # Its connections are closed when nothing refers to it: the frames of the failed collective do.
+        for error in (gone, gone.__cause__):
+            if error is not None:
+                traceback.clear_frames(error.__traceback__)
 
-        Raises:
-            Exception: `do` failed; raised on all ranks.
-        """
-        with self.together():
-            results = [do(*arguments) if self.is_first else None]
-        if self.several:
-            # A gather would send as many bytes for each rank, and keep them on all ranks.
-            with collective():
-                torch.distributed.broadcast_object_list(results, group=self.group, group_src=0)
-        return cast("_Result", results[0])
+    def all_reduce(self, own: Callable[[], _Own], combine: Callable[[list[_Own]], _Result]) -> _Result:
+        """Combines values of all ranks on the first one: one gather to it, and one broadcast from it.
 
-    def gather(self, value: Any, *, on_first: bool = False) -> list[Any]:
-        """Returns the values of all ranks, by rank number, with tensors on the CPU.
+        As a phase of `torch.distributed.checkpoint`.
 
         Args:
-            value: The value of this rank.
-            on_first: Whether only the first rank needs them; the others get an empty list.
+            own: Returns the value of this rank.
+            combine: Called on the first rank with the values of all ranks, by rank number, with tensors on the CPU.
+
+        Returns:
+            The result of `combine`, on all ranks.
 
         Raises:
-            Exception: A value cannot be pickled or unpickled; raised on all ranks.
+            BaseException: That of `own` on this rank, or on the first rank where it failed; or that of `combine`.
+            Exception: A value cannot be pickled or unpickled. Every error is raised on all ranks.
             RankGoneError: Another rank does not respond.
         """
+        try:
+            value = own()
+        except BaseException as error:
+            self._combined(error, None, combine)
+            raise
+        return self._combined(None, value, combine)
+
+    def _combined(self, error: BaseException | None, value: Any, combine: Callable[[list[Any]], _Result]) -> _Result:
+        """Raises an error of a rank, or returns what the first rank makes of the values."""
         if not self.several:
-            return [value]
-        # Pickled before the collective: if a rank failed in it, the others would wait.
-        with self.together():
-            data = _pickled(value)
-        gathered = self._gathered(data, on_first=on_first)
-        with self.together():
-            values = [_unpickled(of_rank) for of_rank in gathered]
-        return values  # noqa: RET504  mypy requires a return after the block
+            if error is not None:
+                raise error
+            return combine([value])
+        data = b""
+        if error is None:
+            # Pickled before the collective: if a rank failed in it, the others would wait.
+            try:
+                data = _pickled(value)
+            except BaseException as failed:  # noqa: BLE001  all ranks raise it
+                error = failed
+        gathered: list[Any] | None = [None] * self.count if self.is_first else None
+        outcome = _Outcome()
+        sent: list[tuple[Exception | None, bytes]] = [(None, b"")]
+        try:
+            with collective():
+                own = None if error is None else portable(error), data
+                torch.distributed.gather_object(own, gathered, group=self.group, group_dst=0)
+                if gathered is not None:
+                    outcome = _outcome(gathered, combine)
+                    sent = [(None if outcome.error is None else portable(outcome.error), outcome.data)]
+                torch.distributed.broadcast_object_list(sent, group=self.group, group_src=0)
+        except RankGoneError as gone:
+            self._leave(gone)
+            # A collective of `state_dict`, for example, fails with a RuntimeError of torch if a rank is gone.
+            is_of_torch = type(error) is RuntimeError or isinstance(error, torch.distributed.DistError)
+            if error is None or is_of_torch:
+                raise gone from error or gone.__cause__
+            raise error from gone
+        if not self.is_first:
+            [(failed_there, data)] = sent
+            outcome = _Outcome(failed_there, None, data)
+        if (failure := error or outcome.error) is not None:
+            raise failure
+        return cast("_Result", outcome.result if self.is_first else _unpickled(outcome.data))
 
-    def _gathered(self, value: Any, *, on_first: bool = False) -> list[Any]:
-        values: list[Any] = [None] * self.count
-        with collective():
-            if not on_first:
-                torch.distributed.all_gather_object(values, value, group=self.group)
-                return values
-            torch.distributed.gather_object(value, values if self.is_first else None, group=self.group, group_dst=0)
-            return values if self.is_first else []
+    def gather(self, value: _Own) -> list[_Own]:
+        """Returns the values of all ranks, by rank number, with tensors on the CPU. Raises as `all_reduce`."""
+        return self.all_reduce(lambda: value, list)
 
-    def agree(self, error: BaseException | None, settings: Mapping[str, Any] | None = None) -> None:
+    def agree(self, error: BaseException | None) -> None:
         """Waits for all ranks, and raises if one has an error: this rank's, or that of the first such rank.
-
-        Args:
-            error: The error of this rank.
-            settings: Values by name that must have the same `repr` on all ranks.
 
         Raises:
             BaseException: The error.
-            ConfigError: No rank has an error, and the settings differ; raised on all ranks.
             RankGoneError: This rank has no error, and another rank does not respond.
         """
-        if self.several:
-            own = {name: repr(value) for name, value in (settings or {}).items()}
-            try:
-                gathered = self._gathered((None if error is None else portable(error), own))
-            except RankGoneError as gone:
-                # A collective of `state_dict`, for example, fails with a RuntimeError of torch if a rank is gone.
-                is_of_torch = type(error) is RuntimeError or isinstance(error, torch.distributed.DistError)
-                if error is None or is_of_torch:
-                    raise gone from error or gone.__cause__
-                raise error from gone
-            error = error or next((other for other, _ in gathered if other is not None), None)
-            error = error or _difference([of_rank for _, of_rank in gathered])
-        if error is not None:
-            raise error
+        self._combined(error, None, lambda _: None)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -191,15 +212,41 @@ class Ranks:
         self.agree(None)
 
 
-def _difference(settings: Sequence[Mapping[str, str]]) -> ConfigError | None:
-    """Returns an error that names the first difference between the first rank and another one."""
+class _Outcome(NamedTuple):
+    """What the first rank made of the values of all ranks."""
+
+    error: BaseException | None = None
+    result: Any = None
+    data: bytes = b""
+    """The result, pickled."""
+
+
+def _outcome(gathered: Sequence[tuple[Exception | None, bytes]], combine: Callable[[list[Any]], Any]) -> _Outcome:
+    error: BaseException | None = next((other for other, _ in gathered if other is not None), None)
+    if error is not None:
+        return _Outcome(error)
+    try:
+        result = combine([_unpickled(data) for _, data in gathered])
+        return _Outcome(None, result, _pickled(result))
+    except BaseException as failed:  # noqa: BLE001  all ranks raise it
+        return _Outcome(failed)
+
+
+def check_same(settings: Sequence[Mapping[str, str]]) -> None:
+    """Checks that the settings of all ranks are the same.
+
+    Args:
+        settings: For each rank, the `repr` of values by name.
+
+    Raises:
+        ConfigError: They differ; names the first difference between the first rank and another one.
+    """
     for number, others in enumerate(settings):
         for name, value in settings[0].items():
             if others.get(name) != value:
-                return ConfigError(
+                raise ConfigError(
                     f"{name}={others.get(name)} on rank {number}, {value} on rank 0: must be the same on all ranks"
                 )
-    return None
 
 
 def _pickled(value: Any) -> bytes:

@@ -14,10 +14,11 @@ Who saves what, if there are several ranks:
 - The ranks compare digests of all other values, which takes 0.7 s for each GiB of their tensors, on all ranks at the
   same time. The first rank saves those that are equal.
 - In place of a value that differs, and of the state of each loader, dataset and sampler, a dict with the values of all
-  ranks is saved; `own_state` selects that of this rank again.
+  ranks is saved; `rank_states.own_state` selects that of this rank again.
 """
 
 import collections
+import functools
 import itertools
 import logging
 import pickle
@@ -28,7 +29,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -41,7 +41,6 @@ from torchobj.checkpoint.state.parts import (
     Description,
     describe,
     first_of_parts,
-    groups_of_own,
     have_own_names,
     is_flat_optimizer,
     is_optimizer,
@@ -49,39 +48,19 @@ from torchobj.checkpoint.state.parts import (
     names_of_parameters,
     paths_of_tensors,
 )
+from torchobj.checkpoint.state.rank_states import FIRSTS, PARTS, RANKS, value_at, with_value, without_value
 from torchobj.checkpoint.state.ranks import Ranks
-from torchobj.exceptions import CheckpointError, ConfigError
+from torchobj.exceptions import ConfigError
 from torchobj.stateful import is_stateful
 from torchobj.warn_once import PROCESS, warn_once
 
-__all__ = [
-    "PARTS",
-    "TakenState",
-    "is_list_of_firsts",
-    "own_state",
-    "state_to_save",
-    "take_state",
-    "with_rank_states",
-]
+__all__ = ["StateToSave", "TakenState", "state_to_save", "take_state"]
 
 logger = logging.getLogger("torchobj")
 
 #: Types that every restore accepts.
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.Tensor)
 _CONTAINERS = (dict, collections.OrderedDict, collections.Counter, list, tuple, set)
-
-#: The only key of a dict with the states of all ranks, which are in a tuple: a distributed checkpoint keeps a tuple as
-#: one value.
-_RANKS = "torchobj_states_of_ranks"
-#: The rank in the state of a sampler; its loader compares it where it matters.
-_RANK = "rank"
-#: In place of a value that is None, because None stands for a rank without a value.
-_NONE = "torchobj_none"
-
-#: The only key of a dict with the parts that ranks have, by the number of the first rank of each.
-PARTS = "torchobj_parts"
-#: In this dict, a dict whose only key lists the number for each rank, which a reader has before it reads values.
-_FIRSTS = "firsts"
 
 _EACH_RANK = "%s differs among the ranks: each rank's value is saved, and only as many ranks can restore it"
 
@@ -108,8 +87,33 @@ class TakenState(NamedTuple):
     """Values that are neither plain nor in a plain container, by name."""
 
 
-def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> TakenState:
-    """Takes the state of the objects of a save. Collective.
+class StateToSave(NamedTuple):
+    """What this rank saves of the state."""
+
+    tree: dict[Any, Any]
+    """The state, without the values that are kept for each rank."""
+    tensors: list[tuple[str, torch.Tensor]]
+    """All tensors by name."""
+    values: dict[Path, Any]
+    """What the first rank needs of this one: its values of those that are kept for each rank, by path."""
+    kept: dict[Path, Sequence[int | None]]
+    """For each of these paths, the number of the rank whose value each rank gets; None for ranks without one."""
+
+    def with_values(self, tree: dict[Any, Any], of_all: Sequence[Mapping[Path, Any]]) -> dict[Any, Any]:
+        """Returns what the first rank saves.
+
+        Args:
+            tree: `tree`, or a copy of it.
+            of_all: `values` of all ranks, by rank number.
+        """
+        for path, firsts in self.kept.items():
+            values = (None if first is None else of_all[first][path] for first in firsts)
+            tree = with_value(tree, path, {RANKS: tuple(values)})
+        return tree
+
+
+def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> StateToSave:
+    """Takes the state of the objects of a save. Collective: one `Ranks.all_reduce`, and one more if ranks have parts.
 
     Warns of values that a restore with `weights_only=True` will refuse; once for each entry.
 
@@ -122,15 +126,16 @@ def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> T
         sharded: Whether each rank saves its state shard, or the first rank saves all.
 
     Returns:
-        The state to save. The first rank has the states of all ranks in place of those that differ, and the others have
-        none of these.
+        The state to save. The first rank adds the values of all ranks where they differ (`with_values`).
 
     Raises:
         ConfigError: As for `take_state`.
         CheckpointError: The memory of a tensor was freed; the message names it.
         Exception: A state cannot be pickled. Every error is raised on all ranks.
     """
-    with ranks.together():
+    own: list[tuple[TakenState, _Compared]] = []
+
+    def compared() -> _OfRank:
         # On all ranks: `state_dict` may be collective.
         taken = take_state(state, sharded=sharded)
         # Only what this rank writes.
@@ -140,7 +145,13 @@ def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> T
             if _is_refused(value):
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 warn_once(PROCESS, "restore needs weights_only=False for entry %r (%s)", name, kind)
-    return _gathered(taken, ranks, sharded=sharded) if ranks.several else taken
+        found = _compared(taken) if ranks.several else _Compared(_OfRank({}, {}, []), {}, {})
+        own.append((taken, found))
+        return found.sent
+
+    differences = ranks.all_reduce(compared, functools.partial(_differences, sharded=sharded))
+    [(taken, found)] = own
+    return _to_save(taken, found, differences, ranks, sharded=sharded)
 
 
 def take_state(state: Mapping[Any, Any], *, sharded: bool) -> TakenState:
@@ -276,56 +287,91 @@ def _shard_count(tensor: torch.Tensor) -> int:
     return 1
 
 
-def _gathered(taken: TakenState, ranks: Ranks, *, sharded: bool) -> TakenState:
-    """Returns the state to save, as `state_to_save` describes it."""
-    with ranks.together():
-        own_digests = {path: digest_of(value) for path, value in taken.compared.items()}
-        own = _described(taken, taken.described)
-        modules = {path: found.digest() for path, found in own.items() if not found.groups}
-        modules |= dict.fromkeys(paths_of_tensors(taken.compared), b"")
-        described = {path: digest_of((found, found.has_names or modules)) for path, found in own.items()}
-    of_all = ranks.gather((own_digests, taken.of_ranks, described))
-    digests, loaders, descriptions = zip(*of_all, strict=True)
-    paths, replicated = (dict.fromkeys(itertools.chain(*each)) for each in (digests, descriptions))
+class _OfRank(NamedTuple):
+    """What ranks compare."""
+
+    digests: dict[Path, bytes]
+    """Of the values that may differ among ranks."""
+    described: dict[Path, bytes]
+    """Of the descriptions of states of modules and optimizers, and of sharded tensors."""
+    loaders: list[Path]
+    """Loaders, datasets and samplers, whose states differ among ranks."""
+
+
+class _Compared(NamedTuple):
+    sent: _OfRank
+    descriptions: dict[Path, Description]
+    modules: dict[Path, bytes]
+    """Digests of the modules, by path."""
+
+
+def _compared(taken: TakenState) -> _Compared:
+    digests = {path: digest_of(value) for path, value in taken.compared.items()}
+    own = _described(taken, taken.described)
+    modules = {path: found.digest() for path, found in own.items() if not found.groups}
+    modules |= dict.fromkeys(paths_of_tensors(taken.compared), b"")
+    described = {path: digest_of((found, found.has_names or modules)) for path, found in own.items()}
+    return _Compared(_OfRank(digests, described, taken.of_ranks), own, modules)
+
+
+class _Differences(NamedTuple):
+    """What differs among ranks."""
+
+    kept: dict[Path, int]
+    """Paths of values that differ, none below another one, with the number of ranks that have a loader there."""
+    replicated: dict[Path, int]
+    """Paths of what ranks have described, with the first rank that has."""
+
+
+def _differences(of_all: Sequence[_OfRank], *, sharded: bool) -> _Differences:
+    digests, descriptions, loaders = zip(*of_all, strict=True)
+    replicated: dict[Path, int] = {}
+    for number, of_rank in enumerate(descriptions):
+        for path in of_rank:
+            replicated.setdefault(path, number)
+    paths = dict.fromkeys(itertools.chain(*digests))
     differing = dict.fromkeys(itertools.chain(*loaders)) | _differing(digests) | _differing(descriptions)
     # A value of one rank may be a mapping on another one: then the whole is kept for each rank.
     both = paths | replicated
     differing |= {path: None for path in paths if path in replicated}
     differing |= {outer: None for path in both for outer in _outer(path) if outer in both}
     if not sharded:
-        differing |= _of_some(
-            [found.keys() | of_rank.keys() for found, of_rank in zip(digests, descriptions, strict=True)]
-        )
+        differing |= _of_some([found.digests.keys() | found.described.keys() for found in of_all])
     kept = [path for path in differing if not any(outer in differing for outer in _outer(path))]
-    parts = _parts(taken, [path for path in kept if path in replicated], modules, ranks, sharded=sharded)
-    kept = [path for path in kept if (path in parts and not sharded) or path not in replicated]
+    return _Differences({path: sum(path in of_rank for of_rank in loaders) for path in kept}, replicated)
+
+
+def _to_save(
+    taken: TakenState, found: _Compared, differences: _Differences, ranks: Ranks, *, sharded: bool
+) -> StateToSave:
+    """Returns what this rank saves, as `state_to_save` describes it. Collective if some ranks may have parts."""
+    kept, replicated = differences
+    parts = _parts(taken, [path for path in kept if path in replicated], found.modules, ranks, sharded=sharded)
     tree = taken.tree
-    for path, found in own.items():
+    for path, description in found.descriptions.items():
         # One of replicas may have no state for some parameters: all of it comes from the first of them.
-        is_later = any(path in of_rank for of_rank in descriptions[: ranks.number])
-        if path not in parts and is_later and found.groups and not found.is_sharded:
-            tree = _without(tree, path)
+        is_later = replicated.get(path, ranks.number) < ranks.number
+        if path not in parts and is_later and description.groups and not description.is_sharded:
+            tree = without_value(tree, path)
     for path, part in parts.items() if sharded else ():
         tree = _with_part(tree, path, part, ranks)
     firsts = {path: part.firsts for path, part in parts.items()}
     firsts |= {(*path, PARAM_GROUPS): part.firsts for path, part in parts.items() if part.has_own_groups}
-    kept += [path for path in firsts if path not in parts and sharded]
-    each = range(ranks.count)
-    own_values = {path: _at(taken.tree, path) for path in kept if firsts.get(path, each)[ranks.number] == ranks.number}
-    states = ranks.gather(own_values, on_first=True)
-    for path in kept:
-        count = sum(path in of_rank for of_rank in loaders)
+    each = [path for path in kept if (path in parts and not sharded) or path not in replicated]
+    each += [path for path in firsts if path not in parts and sharded]
+    of_each: dict[Path, Sequence[int | None]] = {path: firsts.get(path, range(ranks.count)) for path in each}
+    for path in of_each:
+        count = kept.get(path, 0)
         if not count and ranks.is_first and path[-1] != PARAM_GROUPS:
             warn_once(PROCESS, _EACH_RANK, name_of(path))
         if 0 < count < ranks.count:
             message = "%s: given by %d of %d ranks; the others will restore the state of the first of these"
             logger.warning(message, name_of(path), count, ranks.count)
-        if ranks.is_first:
-            values = (None if first is None else states[first][path] for first in firsts.get(path, each))
-            tree = _with(tree, path, {_RANKS: tuple(values)})
-        else:
-            tree = _without(tree, path)
-    return taken._replace(tree=tree)
+        if not ranks.is_first:
+            tree = without_value(tree, path)
+    sent = (path for path, of_path in of_each.items() if of_path[ranks.number] == ranks.number)
+    values = {path: value_at(taken.tree, path) for path in sent}
+    return StateToSave(tree, taken.tensors, values, of_each)
 
 
 def _differing(of_all: Sequence[Mapping[Path, bytes]]) -> dict[Path, None]:
@@ -351,7 +397,7 @@ def _of_some(of_all: Sequence[AbstractSet[Path]]) -> dict[Path, None]:
 def _described(taken: TakenState, paths: Iterable[Path]) -> dict[Path, Description]:
     """Describes the values of this rank at these paths."""
     names = names_of_parameters(taken.owners)
-    found = ((path, _at(taken.tree, path)) for path in paths)
+    found = ((path, value_at(taken.tree, path)) for path in paths)
     return {path: describe(value, taken.owners.get(path), names) for path, value in found if value is not None}
 
 
@@ -374,9 +420,9 @@ def _parts(
     """Returns the parts of the states at these paths, unless they are replicas. Collective."""
     if not paths:
         return {}
-    with ranks.together():
-        own = _described(taken, paths)
-    of_all, modules_of_all = zip(*ranks.gather((own, modules)), strict=True)
+    found = ranks.all_reduce(lambda: (_described(taken, paths), modules), list)
+    of_all, modules_of_all = [own for own, _ in found], [of_rank for _, of_rank in found]
+    own = of_all[ranks.number]
     parts = {}
     for path in paths:
         described = [of_rank.get(path) for of_rank in of_all]
@@ -392,172 +438,17 @@ def _parts(
 
 def _with_part(tree: dict[Any, Any], path: Path, part: _Parts, ranks: Ranks) -> dict[Any, Any]:
     """Returns the state that this rank writes, with what it writes of a state that has parts."""
-    first, value = part.firsts[ranks.number], _at(tree, path)
+    first, value = part.firsts[ranks.number], value_at(tree, path)
     is_writer = first is not None and (part.is_sharded or first == ranks.number)
     if part.is_beside:
-        return tree if is_writer else _without(tree, path)
+        return tree if is_writer else without_value(tree, path)
     if ranks.is_first:
         warn_once(PROCESS, _EACH_RANK, name_of(path))
     below = {str(first): value} if is_writer else {}
     if ranks.is_first:
-        below |= {_FIRSTS: {",".join("" if each is None else str(each) for each in part.firsts): None}}
-    return _with(tree, path, {PARTS: below}) if below else _without(tree, path)
+        below |= {FIRSTS: {",".join("" if each is None else str(each) for each in part.firsts): None}}
+    return with_value(tree, path, {PARTS: below}) if below else without_value(tree, path)
 
 
 def _outer(path: Path) -> Iterator[Path]:
     return (path[:end] for end in range(1, len(path)))
-
-
-def with_rank_states(tree: dict[Any, Any], metadata: Metadata, ranks: Ranks, source: str) -> dict[Any, Any]:
-    """Returns the state to fill from a distributed checkpoint, with the entries that have the states of several ranks.
-
-    Args:
-        tree: The state of the objects to fill.
-        metadata: The checkpoint's metadata.
-        ranks: The ranks that restore.
-        source: The checkpoint, for errors.
-
-    Raises:
-        CheckpointError: A state was saved in parts, by another number of ranks or by other ranks; the message names it.
-    """
-    paths = metadata.planner_data or {}
-    for name in metadata.state_dict_metadata:
-        path = paths.get(name) or tuple(name.split("."))
-        top = next((top for top in tree if str(top) == path[0]), None)
-        if path[-1] == _RANKS and top is not None:
-            # The groups of an optimizer that this rank does not have are of no use.
-            if path[-2:-1] != (PARAM_GROUPS,) or _at(tree, path[:-1]) is not None:
-                tree = _with(tree, path[:-1], {_RANKS: None})
-        elif is_list_of_firsts(path) and (value := _at(tree, path[:-3])) is not None:
-            firsts = path[-1].split(",")
-            if len(firsts) != ranks.count or not firsts[ranks.number]:
-                saved = sum(map(bool, firsts))
-                raise _of_other_ranks(path[:-3], saved, ranks, source)
-            tree = _with(tree, path[:-3], {PARTS: {firsts[ranks.number]: value}})
-    return tree
-
-
-def is_list_of_firsts(path: Path) -> bool:
-    """Returns whether the entry at a path of a checkpoint lists the ranks of parts, and has no value."""
-    return path[-3:-1] == (PARTS, _FIRSTS)
-
-
-def own_state(loaded: Any, ranks: Ranks, source: str, existing: Mapping[Any, Any] | None = None) -> Any:
-    """Replaces the states of all ranks in a loaded state by that of this rank. Modifies its dicts.
-
-    Args:
-        loaded: The state.
-        ranks: The ranks that restore.
-        source: The checkpoint, for errors.
-        existing: The state to fill, as it was before `with_rank_states`; None to return what this rank saved.
-
-    Raises:
-        CheckpointError: A state was saved by another number of ranks, each its own; the message names it. Or it is
-            damaged.
-    """
-    root = {None: loaded}
-    visited: set[int] = set()
-    # A stack, not recursion: a file may nest dicts at will. Each dict with the names that lead to it, innermost first.
-    stack: list[tuple[dict[Any, Any], Any]] = [(root, None)]
-    while stack:
-        outer, names = stack.pop()
-        for name, value in list(outer.items()):
-            if type(value) is not dict:
-                continue
-            inner = (name, names)
-            if value.keys() == {_RANKS}:
-                own = None if existing is None else _at(existing, _path(inner))
-                if name == PARAM_GROUPS and isinstance(own, list):
-                    outer[name] = groups_of_own(value[_RANKS], own, source, _path(inner))
-                elif existing is not None and own is None and _is_absent(value[_RANKS], ranks):
-                    del outer[name]
-                else:
-                    outer[name] = _own(value[_RANKS], ranks, source, inner)
-            elif existing is not None and value.keys() == {PARTS} and isinstance(value[PARTS], dict):
-                # Only that of this rank was read.
-                [part] = list(value[PARTS].values())[:1] or [None]
-                outer[name] = None if isinstance(part, str) and part == _NONE else part
-            elif id(value) not in visited:
-                visited.add(id(value))
-                stack.append((value, inner))
-    return root[None]
-
-
-def _path(names: Any) -> Path:
-    """Returns the path below the root that names lead to, innermost first."""
-    path: Path = ()
-    while names is not None:
-        path, names = (names[0], *path), names[1]
-    return path[1:]
-
-
-def _own(states: Any, ranks: Ranks, source: str, names: Any) -> Any:
-    if not isinstance(states, list | tuple) or not states:
-        kind = type(states).__name__
-        raise CheckpointError(f"{source}: the states of the ranks are damaged: expected a list, found a {kind}")
-    # None stands for a rank without the object.
-    given = [state for state in states if state is not None]
-    own = states[ranks.number] if len(states) == ranks.count else None
-    if own is None and (not given or _are_same(given)):
-        own = given[0] if given else None
-    if own is not None or not given:
-        return None if isinstance(own, str) and own == _NONE else own
-    is_loader = isinstance(given[0], Mapping) and "within_epoch" in given[0]
-    advice = "; the loader of an ElasticDistributedSampler has one state for all ranks" if is_loader else ""
-    raise _of_other_ranks(_path(names), len(given), ranks, source, advice)
-
-
-def _of_other_ranks(path: Path, saved: int, ranks: Ranks, source: str, advice: str = "") -> CheckpointError:
-    return CheckpointError(
-        f"{source}: {name_of(path) or 'the state'} was saved by {saved} ranks, each its own, and there are "
-        f"{ranks.count}: leave it out of into={advice}"
-    )
-
-
-def _is_absent(states: Any, ranks: Ranks) -> bool:
-    """Returns whether other ranks saved a state, and this rank none."""
-    return isinstance(states, list | tuple) and len(states) == ranks.count and states[ranks.number] is None
-
-
-def _at(tree: Any, path: Path) -> Any:
-    """Returns the value at a path as it is kept among those of all ranks; None if there is none."""
-    for name in path:
-        if not isinstance(tree, Mapping) or (key := _key(tree, name)) not in tree:
-            return None
-        tree = tree[key]
-    return _NONE if tree is None else tree
-
-
-def _key(tree: Mapping[Any, Any], name: Any) -> Any:
-    """Returns the key with a name, which may be that of a checkpoint, a string; the name if no key has it."""
-    return name if name in tree else next((found for found in tree if str(found) == name), name)
-
-
-def _with(tree: Mapping[Any, Any], path: Path, value: Any) -> dict[Any, Any]:
-    """Returns a tree with a value at a path."""
-    name, *rest = _key(tree, path[0]), *path[1:]
-    inner = tree.get(name)
-    return {**tree, name: _with(inner if isinstance(inner, Mapping) else {}, tuple(rest), value) if rest else value}
-
-
-def _without(tree: Mapping[Any, Any], path: Path) -> dict[Any, Any]:
-    name, *rest = path
-    left = {key: value for key, value in tree.items() if key != name}
-    return {**left, name: _without(tree[name], tuple(rest))} if rest and name in tree else left
-
-
-def _are_same(states: list[Any]) -> bool:
-    """Returns whether states are equal except for their rank."""
-    if len(states) == 1:
-        return True
-    try:
-        return len({digest_of(_without_rank(state)) for state in states}) == 1
-    except Exception:  # noqa: BLE001  of any object that is pickled
-        # States that cannot be compared, such as one that contains itself, count as different.
-        return False
-
-
-def _without_rank(state: Any) -> Any:
-    if isinstance(state, Mapping):
-        return {name: _without_rank(value) for name, value in state.items() if name != _RANK}
-    return list(map(_without_rank, state)) if type(state) in (list, tuple) else state

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -84,7 +84,11 @@ class Commits(CheckpointDir):
 
     def versions(self) -> dict[int, str | None]:
         """Returns the committed steps, ascending, with the versions of their commit objects. One listing."""
-        return {step: info.version for step, info in self._commit_objects() if info.size != 0}
+        return {step: info.version for step, info in self.committed().items()}
+
+    def committed(self) -> dict[int, ObjectInfo]:
+        """Returns the commit objects of the committed steps, ascending. One listing."""
+        return {step: info for step, info in self._commit_objects() if info.size != 0}
 
     def deleted(self) -> list[tuple[int, ObjectInfo]]:
         """Returns the empty commit objects of interrupted deletes, by step. One listing."""
@@ -123,9 +127,13 @@ class Commits(CheckpointDir):
             check_size((found or self.store.head(key)).size)
         return self._parsed(step, self.store.get(key, version=version), version)
 
-    def readable(self) -> list[Commit]:
-        """Returns all valid commits, ascending. Others are logged, and never deleted."""
-        found = {step: info for step, info in self._commit_objects() if info.size != 0}
+    def readable(self, found: Mapping[int, ObjectInfo] | None = None) -> list[Commit]:
+        """Returns all valid commits, ascending. Others are logged, and never deleted.
+
+        Args:
+            found: The result of `committed`, if it was called before.
+        """
+        found = self.committed() if found is None else found
         # Listings may have no versions.
         current = {(step, info.version) for step, info in found.items() if info.version is not None}
         self._known = {step: commit for step, commit in self._known.items() if (step, commit.version) in current}
@@ -313,12 +321,22 @@ class Commits(CheckpointDir):
         below = (name.removeprefix("steps/") for name in names if Attempt.of_key(name) is not None)
         return [f"steps/{name}" for name in without_links(self.root and self.root / "steps", below)]
 
-    def point(self) -> None:
-        """Updates `latest.json`, which names the latest committed step, for other tools."""
+    def pointer(self) -> str | None:
+        """Returns the version of `latest.json`; None if it does not exist."""
+        info = self.head(_POINTER)
+        return None if info is None else info.version
+
+    def point(self, found: tuple[str | None, int | None] | None = None) -> None:
+        """Updates `latest.json`, which names the latest committed step, for other tools.
+
+        Args:
+            found: The result of `pointer`, and then the latest step of a listing after it, if they are known.
+        """
         key = self.key(_POINTER)
         for _ in range(_POINTER_ATTEMPTS):
-            info = self.head(_POINTER)
-            newest, version = max(self.versions(), default=None), None if info is None else info.version
+            # In this order: the pointer of a process that lists a newer step is not replaced.
+            version, newest = found or (self.pointer(), max(self.versions(), default=None))
+            found = None
             if newest is None:
                 return None if version is None else self._remove(_POINTER, version)
             body = json.dumps({"step": newest, "commit": self.key(_commit(newest))}).encode()

@@ -9,16 +9,16 @@ restore is that of one file or of state shards (`restore`).
 import contextlib
 import functools
 import operator
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
 
 from torchobj.checkpoint.archive.load import effective_weights_only, load_counted
-from torchobj.checkpoint.state.ranks import Ranks
+from torchobj.checkpoint.state.rank_states import own_state
+from torchobj.checkpoint.state.ranks import Ranks, check_same
 from torchobj.checkpoint.state.staging import Stager
-from torchobj.checkpoint.state.taken import own_state
 from torchobj.checkpoint.steps import leftovers
 from torchobj.checkpoint.steps.commit import STATE_FILE, Commit, checked_step
 from torchobj.checkpoint.steps.commits import Commits
@@ -88,9 +88,6 @@ class CheckpointManager:
         self._config = config
         self._commits = Commits(url, self._config)
         self._sharded = sharded
-        self._pending = functools.partial(
-            PendingSave, self._commits, config=self._config, rules=self._rules, sharded=sharded
-        )
         # Two: a background save communicates with the other ranks while the next one starts.
         self._ranks, self._background = Ranks(process_group), Ranks(process_group)
         self._stager = Stager()
@@ -138,8 +135,7 @@ class CheckpointManager:
                 is not known.
             Exception: An earlier background save failed and its error was not retrieved; this save was not started.
         """
-        self._finish_previous("wait", "save", step=step, overwrite=overwrite)
-        pending = self._pending(self._ranks, step, metrics, overwrite=overwrite, progress=progress)
+        pending = self._begun("save", self._ranks, "wait", step, metrics, overwrite=overwrite, progress=progress)
         pending.stage(state, self._stager, copy=None)
         pending.run()
 
@@ -176,36 +172,58 @@ class CheckpointManager:
         """
         if when_busy not in ("wait", "fail"):
             raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
-        self._finish_previous(when_busy, "save_async", step=step, overwrite=overwrite)
-        pending = self._pending(self._background, step, metrics, overwrite=overwrite, progress=progress)
+        pending = self._begun(
+            "save_async", self._background, when_busy, step, metrics, overwrite=overwrite, progress=progress
+        )
         pending.stage(state, self._stager, copy=bool(stage))
         self._handle = SaveHandle(pending)
         self._handle.start()
         return self._handle
 
-    def _finish_previous(self, when_busy: Literal["wait", "fail"], method: str, *, step: Any, overwrite: bool) -> None:
-        """Returns when no save is running, or raises, on all ranks alike: also if the ranks save something else."""
-        error: BaseException | None = None
-        if self._closed:
-            error = CheckpointError(f"{self.url}: the manager is closed")
-        elif self._handle is not None and when_busy == "fail" and not self._handle.done():
-            error = CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
-        else:
-            error = self._previous_error()
-        self._agree(method, error, step=step, overwrite=bool(overwrite))
+    def _begun(
+        self,
+        method: str,
+        writers: Ranks,
+        when_busy: Literal["wait", "fail"],
+        step: int,
+        metrics: Mapping[str, float] | None,
+        *,
+        overwrite: bool,
+        progress: ProgressOption,
+    ) -> PendingSave:
+        """Begins a save when no other is running, or raises, on all ranks alike: also if they save something else."""
+        return PendingSave(
+            self._commits,
+            self._ranks,
+            step,
+            metrics,
+            error=self._previous_error(when_busy),
+            settings=self._settings(method, step=step, overwrite=bool(overwrite)),
+            writers=writers,
+            overwrite=overwrite,
+            config=self._config,
+            rules=self._rules,
+            sharded=self._sharded,
+            progress=progress,
+        )
 
-    def _agree(self, method: str, error: BaseException | None, *, step: Any, **arguments: Any) -> None:
-        """Waits for all ranks, and raises an error of one of them, or if they call something else.
-
-        Before anything that is done together: ranks with different settings would wait for each other.
-        """
+    def _settings(self, method: str, *, step: Any, **arguments: Any) -> dict[str, str]:
+        """Returns what must be the same on all ranks: ranks with different settings would wait for each other."""
         settings = {"url": self.url, "sharded": bool(self._sharded), **vars(self._rules), "method": method}
         with contextlib.suppress(TypeError):
             # Numbers of numpy and torch have another repr.
             step = operator.index(step)
-        self._ranks.agree(error, settings | {"step": step} | arguments)
+        return {name: repr(value) for name, value in (settings | {"step": step} | arguments).items()}
 
-    def _previous_error(self) -> BaseException | None:
+    def _previous_error(self, when_busy: Literal["wait", "fail"]) -> BaseException | None:
+        """Waits for a running save. Returns why another one cannot start, or an error that was not retrieved yet."""
+        if self._closed:
+            return CheckpointError(f"{self.url}: the manager is closed")
+        if self._handle is not None and when_busy == "fail" and not self._handle.done():
+            return CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
+        return self._unretrieved()
+
+    def _unretrieved(self) -> BaseException | None:
         """Waits for a running save, and returns an error that was not retrieved yet."""
         error = None if self._handle is None else self._handle.unretrieved()
         # Not before: if the wait is interrupted, the save still reads the staged copy.
@@ -271,8 +289,8 @@ class CheckpointManager:
                 arguments, or restore other steps.
             StoreError: The data cannot be read. `into` may be restored in part.
         """
-        self._agree("restore", None, step=step)
-        found = self._ranks.of_first(self._found, step)
+        settings = self._settings("restore", step=step)
+        found = self._ranks.all_reduce(lambda: settings, functools.partial(self._found, step))
         source, folder = f"{self.url}, step {found.step}", f"{self.url}/{found.attempt.folder}"
         with self._ranks.together():
             self._check_restore(found, into, map_location, source)
@@ -313,7 +331,8 @@ class CheckpointManager:
         if into is not None and map_location is not None:
             raise ConfigError("map_location= and into= exclude each other: tensors stay on their devices")
 
-    def _found(self, step: int | Literal["latest"]) -> Commit:
+    def _found(self, step: int | Literal["latest"], settings: Sequence[Mapping[str, str]]) -> Commit:
+        check_same(settings)
         if not isinstance(step, str) and not hasattr(step, "__index__"):
             raise ConfigError(f"step is a {type(step).__name__}: must be an int or 'latest'; pass a state as into=")
         if isinstance(step, str) and step != "latest":
@@ -372,7 +391,7 @@ class CheckpointManager:
         Raises:
             Exception: The save failed, and its error was not retrieved.
         """
-        if (error := self._previous_error()) is not None:
+        if (error := self._unretrieved()) is not None:
             raise error
 
     def close(self) -> None:

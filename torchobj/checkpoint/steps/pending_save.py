@@ -7,10 +7,11 @@ step's or a leftover.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
@@ -19,13 +20,13 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from torchobj.checkpoint.archive.entries import flattened
+from torchobj.checkpoint.archive.entries import Path, flattened
 from torchobj.checkpoint.archive.save import save
 from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.dcp.object_names import METADATA
-from torchobj.checkpoint.dcp.storage import StorageWriter
+from torchobj.checkpoint.dcp.storage import NewFolderWriter
 from torchobj.checkpoint.leftovers import running, under_way
-from torchobj.checkpoint.state.ranks import RankGoneError, Ranks, collective
+from torchobj.checkpoint.state.ranks import RankGoneError, Ranks, check_same, collective
 from torchobj.checkpoint.state.staging import Stager, Watch, planned
 from torchobj.checkpoint.state.taken import state_to_save
 from torchobj.checkpoint.steps.commit import STATE_FILE, Attempt, Commit, Kind, StoredObject, checked_step
@@ -42,6 +43,7 @@ from torchobj.exceptions import (
     StoreError,
     TorchobjError,
 )
+from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import ProgressOption, counters_to
 from torchobj.warn_once import warn_once
@@ -55,13 +57,17 @@ class PendingSave:
     """One save of a step. All ranks create it and call `stage`, on the thread of the caller, and then `run`.
 
     `run` may be called on another thread. On the first rank its steps are `write`, `commit` and `prune`; the other
-    ranks only `write` their state shards.
+    ranks only `write` their state shards. The ranks meet in the constructor, twice in `stage`, and at the end of `run`;
+    and where state shards are written.
 
     Args:
         commits: The commit objects of the manager, whose URL is that of the checkpoints.
-        ranks: The ranks that save.
+        ranks: The ranks that save, for the thread of the caller.
         step: Number of the step.
         metrics: Numbers by name, or None.
+        writers: The ranks that save, for the thread of `run`.
+        settings: The `repr` of values by name, which must be the same on all ranks.
+        error: The reason why this rank cannot save; None if it can.
         overwrite: Replace the step if it is committed.
         config: How the store of the data is reached.
         rules: The rules of the manager.
@@ -69,9 +75,10 @@ class PendingSave:
         progress: Receives the progress of that file, or of the state shard of each rank.
 
     Raises:
+        BaseException: `error`, of this rank or of another one.
         CheckpointError: The step is committed, and `overwrite` is false.
-        ConfigError: The step, a metric or `overwrite` is not valid.
-        StoreError: The commit object of the step cannot be read.
+        ConfigError: The step, a metric or `overwrite` is not valid, or the settings differ.
+        StoreError: The commit object of the step cannot be read. Every error is raised on all ranks.
     """
 
     def __init__(
@@ -81,32 +88,45 @@ class PendingSave:
         step: int,
         metrics: Mapping[str, float] | None,
         *,
+        writers: Ranks,
+        settings: Mapping[str, str],
+        error: BaseException | None,
         overwrite: bool,
         config: StoreConfig | None,
         rules: Retention,
         sharded: bool,
         progress: ProgressOption,
     ) -> None:
-        self._commits, self._config, self._rules, self._ranks, self._sharded = commits, config, rules, ranks, sharded
+        self._commits, self._config, self._rules, self._sharded = commits, config, rules, sharded
+        self._ranks, self._writers = ranks, writers
         #: The existing commit of the step, which will be replaced, and the version of its commit object.
         self._replaced: Commit | None = None
         self._replaced_version: str | None = None
-        with ranks.together():
-            self._metrics = _checked_metrics(metrics)
-            self.step = checked_step(step)
+        self._progress = progress
+
+        def checked() -> Mapping[str, str]:
+            if error is not None:
+                raise error
+            self.step, self._metrics = checked_step(step), _checked_metrics(metrics)
             check_condition(overwrite, None)
             counters_to(progress)
-        self._progress = progress
-        self._attempt = ranks.of_first(self._begin, overwrite)
+            return settings
+
+        self._attempt = ranks.all_reduce(checked, functools.partial(self._begin, overwrite))
+        # Created on the thread of the caller, together.
+        _ = writers.group
         self._state: Any = None
         self._watch: Watch | contextlib.nullcontext[None] = contextlib.nullcontext()
         #: Files that the first rank must find before the commit, with the CRC-32 of those that have one.
         self._crc32s: dict[str, int | None] = {STATE_FILE: None}
+        #: Sizes of those files that the writer has not compared itself.
+        self._sizes: Mapping[str, int] = {}
         #: Whether the commit object was written, or may have been.
         self._is_committed = self._may_be_committed = False
 
-    def _begin(self, overwrite: bool) -> Attempt:  # noqa: FBT001  `of_first` passes it
+    def _begin(self, overwrite: bool, settings: Sequence[Mapping[str, str]]) -> Attempt:  # noqa: FBT001  `partial` passes it
         """Returns a new attempt, and keeps what it replaces."""
+        check_same(settings)
         commits, step = self._commits, self.step
         found = commits.find_commit(step)
         if found is None:
@@ -139,19 +159,29 @@ class PendingSave:
             ConfigError: The state is not valid, a tensor cannot be watched, or `copy` is False for state shards.
             Exception: A value cannot be copied. Every error is raised on all ranks.
         """
-        taken = state_to_save(state, self._ranks, sharded=self._sharded)
-        with self._ranks.together():
+        found = state_to_save(state, self._ranks, sharded=self._sharded)
+
+        def staged_shard() -> dict[Path, Any]:
             if self._sharded:
                 if copy is False:
                     raise ConfigError("stage=False: a sharded state is always copied first")
-                flattened(taken.tree)
-                self._state = stager.stage_shard(taken.tree) if copy else taken.tree
-            elif self._ranks.is_first:
-                if copy is False:
-                    self._state = planned(taken.tree)
-                    self._watch = Watch(self._state.tensors, taken.tensors)
-                else:
-                    self._state = stager.stage(taken.tree) if copy else taken.tree
+                flattened(found.tree)
+                self._state = stager.stage_shard(found.tree) if copy else found.tree
+            return found.values
+
+        def staged_file(values: list[dict[Path, Any]]) -> None:
+            if self._sharded:
+                self._state = found.with_values(self._state, values)
+                flattened(self._state)
+                return
+            tree = found.with_values(found.tree, values)
+            if copy is False:
+                self._state = planned(tree)
+                self._watch = Watch(self._state.tensors, found.tensors)
+            else:
+                self._state = stager.stage(tree) if copy else tree
+
+        self._ranks.all_reduce(staged_shard, staged_file)
 
     def run(self) -> None:
         """Writes and commits the step, and deletes old ones; with one outcome on all ranks.
@@ -161,7 +191,7 @@ class PendingSave:
             RankGoneError: Another rank does not respond; not raised on the first rank if the step is committed.
         """
         failed: BaseException | None = None
-        is_first = self._ranks.is_first
+        is_first = self._writers.is_first
         try:
             with under_way(self._attempt):
                 try:
@@ -177,7 +207,7 @@ class PendingSave:
         except BaseException as error:  # noqa: BLE001  all ranks raise it
             failed = error
         try:
-            self._ranks.agree(failed)
+            self._writers.agree(failed)
         except RankGoneError as gone:
             if not self._is_committed:
                 unknown = f"it is not known whether step {self.step} was committed: call steps()"
@@ -194,11 +224,11 @@ class PendingSave:
         folder = f"{self._commits.url}/{self._attempt.folder}"
         if self._sharded:
             # By default torch divides the entries of one object among ranks, which would mix replicas that differ.
-            planner, group = DefaultSavePlanner(dedup_save_to_lowest_rank=True), self._ranks.group
-            writer = StorageWriter(folder, progress=self._progress, config=self._config)
+            planner, group = DefaultSavePlanner(dedup_save_to_lowest_rank=True), self._writers.group
+            writer = NewFolderWriter(folder, progress=self._progress, config=self._config)
             with collective():
                 save_shards(self._state, storage_writer=writer, planner=planner, process_group=group)
-            self._crc32s = {**writer.checksums, METADATA: None}
+            self._crc32s, self._sizes = {**writer.checksums, METADATA: None}, writer.sizes
         elif self._ranks.is_first:
             with self._watch:
                 save(self._state, folder + STATE_FILE, config=self._config, progress=self._progress)
@@ -232,14 +262,16 @@ class PendingSave:
         crc32s = self._crc32s
         # Without markers of folders, and other keys that a commit cannot name.
         found = [info for info in commits.objects(folder) if Attempt.of_key(info.key) == self._attempt]
-        if missing := sorted(crc32s.keys() - {info.key.removeprefix(folder) for info in found}):
-            message = f"step {self.step}: {', '.join(missing)} is gone; did another process call sweep?"
-            raise CheckpointError(f"{commits.url}: {message}")
+        names = [info.key.removeprefix(folder) for info in found]
         # Listings may have no sizes.
         sizes = [commits.store.head(commits.key(info.key)).size if info.size is None else info.size for info in found]
+        other = {name for name, size in zip(names, sizes, strict=True) if self._sizes.get(name, size) != size}
+        if missing := sorted(crc32s.keys() - set(names) | other):
+            message = f"step {self.step}: {', '.join(missing)} is gone; did another process call sweep?"
+            raise CheckpointError(f"{commits.url}: {message}")
         return tuple(
-            StoredObject(info.key, size or 0, info.version, crc32s.get(info.key.removeprefix(folder)))
-            for info, size in zip(found, sizes, strict=True)
+            StoredObject(info.key, size or 0, info.version, crc32s.get(name))
+            for info, name, size in zip(found, names, sizes, strict=True)
         )
 
     def _discard(self, error: Exception) -> None:
@@ -260,8 +292,9 @@ class PendingSave:
         try:
             if self._replaced is not None:
                 commits.delete(item.key for item in self._replaced.objects)
-            self._delete_expired()
-            commits.point()
+            pointer, committed = commits.pointer(), commits.committed()
+            deleted = self._delete_expired(committed)
+            commits.point((pointer, max(committed.keys() - deleted, default=None)))
         except TorchobjError as error:
             logger.warning("%s: step %d is saved, but old steps were not deleted: %s", commits.url, self.step, error)
             if isinstance(error, AccessDeniedError) and error.operation == "delete":
@@ -278,10 +311,10 @@ class PendingSave:
         except TorchobjError as error:
             warn_once(commits.once, "%s: what killed saves left was not deleted: %s", commits.url, error)
 
-    def _delete_expired(self) -> None:
-        """Deletes the steps that no rule keeps."""
+    def _delete_expired(self, found: Mapping[int, ObjectInfo]) -> set[int]:
+        """Deletes the steps that no rule keeps, and returns them. `found` has the commit objects of all steps."""
         commits, best = self._commits, self._rules.keep_best
-        committed = commits.readable()
+        committed, deleted = commits.readable(found), set[int]()
         if above := [commit.step for commit in committed if commit.step > self.step]:
             message = (
                 "%s: step %d is saved, but the latest step is still %d; to give up later steps, delete(step) each of %s"
@@ -299,7 +332,9 @@ class PendingSave:
                     # Saved again or deleted by another process.
                     logger.warning("%s", error)
                 else:
+                    deleted.add(commit.step)
                     logger.info("%s: deleted step %d: no rule keeps it", commits.url, commit.step)
+        return deleted
 
 
 def _checked_metrics(metrics: Any) -> dict[str, float]:

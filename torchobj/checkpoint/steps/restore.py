@@ -27,9 +27,10 @@ from torchobj.checkpoint.archive.entries import Path, flattened, listed, name_of
 from torchobj.checkpoint.archive.load import load_counted
 from torchobj.checkpoint.dcp.storage import StorageReader
 from torchobj.checkpoint.state.parts import paths_of_tensors
+from torchobj.checkpoint.state.rank_states import PARTS, is_list_of_firsts, own_state, with_rank_states
 from torchobj.checkpoint.state.ranks import Ranks, collective
 from torchobj.checkpoint.state.staging import with_containers
-from torchobj.checkpoint.state.taken import PARTS, is_list_of_firsts, own_state, take_state, with_rank_states
+from torchobj.checkpoint.state.taken import take_state
 from torchobj.checkpoint.steps.commit import STATE_FILE
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
