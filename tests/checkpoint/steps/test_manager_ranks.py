@@ -295,6 +295,72 @@ def test_a_save_lists_its_folder_and_the_commits_once(bucket, url, control, shar
     assert operations == {"ListObjectsV2": 3, "HeadObject": 2, "GetObject": 1}
 
 
+def forced_to_weights_only(rank, url, config):
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    manager, state = opened(url, config), {"model": torch.nn.Linear(2, 2), "own": rank, "tensor": torch.ones(2) * rank}
+    manager.save(1, state)
+    state["own"] = None
+    manager.restore(into=state)
+    return state["own"], state["tensor"].tolist()
+
+
+def test_ranks_save_and_restore_where_torch_unpickles_plain_data_only(bucket, url):
+    assert run_ranks(forced_to_weights_only, url, bucket.config) == [(0, [0.0, 0.0]), (1, [1.0, 1.0])]
+
+
+class UnknownThereError(Exception):
+    """An exception whose class exists on the second rank only."""
+
+    def __reduce__(self):
+        return unknown_there, ()
+
+
+def unknown_there():
+    if dist.get_rank() == 0:
+        raise ModuleNotFoundError("no such module on this rank")
+    return UnknownThereError("of the second rank")
+
+
+class Raising(Own):
+    """An object whose `state_dict` raises such an exception on the second rank."""
+
+    def state_dict(self):
+        if self.rank == 1:
+            raise UnknownThereError("of the second rank")
+        return {}
+
+
+def failed_with_an_unknown_error(rank, url, config):
+    manager = opened(url, config)
+    return outcome(lambda: manager.save(1, {"own": Raising(rank)})), manager.steps()
+
+
+def test_an_error_that_the_first_rank_cannot_unpickle_is_raised_on_all(bucket, url):
+    first, second = run_ranks(failed_with_an_unknown_error, url, bucket.config)
+    assert first == (("CheckpointError", "another rank failed: UnknownThereError: of the second rank"), [])
+    assert second == (("UnknownThereError", "of the second rank"), [])
+
+
+class Names(torch.utils.data.Dataset):
+    """A dataset whose state has two entries that would have one name in a sharded checkpoint."""
+
+    def state_dict(self):
+        return {"a.b": 1, "a": {"b": 2}}
+
+    def load_state_dict(self, state):
+        assert state == self.state_dict()
+
+
+def saved_with_names(rank, url, config):
+    manager = opened(url, config, sharded=True)
+    return outcome(lambda: manager.save(1, {"data": Names()}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_that_is_kept_for_each_rank_may_have_any_names(bucket, url):
+    assert run_ranks(saved_with_names, url, bucket.config) == [None, None]
+
+
 class Unanswered(ranks.Ranks):
     """Ranks of which one stops responding after the save."""
 

@@ -453,7 +453,7 @@ class NewFolderWriter(StorageWriter):
         return set(), []
 
     def _tidy(self, sizes: dict[str, int], replaced: set[str], listed: list[ObjectInfo]) -> None:
-        """Nothing was there before."""
+        """Deletes nothing: the folder had no other files."""
 
 
 def _check_written(reports: list[tuple[int, RankReport]], ranks: int) -> None:

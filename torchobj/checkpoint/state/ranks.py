@@ -5,8 +5,8 @@ import io
 import pickle
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar, cast
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchobj import _torchobj
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 
-__all__ = ["RankGoneError", "Ranks", "check_same", "collective", "portable"]
+__all__ = ["RankGoneError", "Ranks", "check_same", "packed", "portable", "unpacked"]
 
 #: Timeout of a rank that waits for another one, which may be saving. A killed rank is detected immediately; the job's
 #: launcher detects a lost host. No save takes a day: a terabyte at 100 Mbit/s takes 22 hours.
@@ -25,27 +25,10 @@ class RankGoneError(CheckpointError):
     """Another rank does not respond."""
 
 
-@contextmanager
-def collective() -> Iterator[None]:
-    """Converts the errors of collectives of torch in the block.
-
-    Raises:
-        BaseException: That of the first rank that failed to save or load a distributed checkpoint.
-        RankGoneError: Another rank does not respond: the failures of a rank itself are no bare RuntimeErrors there.
-    """
-    try:
-        yield
-    except CheckpointException as error:
-        # torch's own is not an Exception.
-        raise next((cause for cause, _ in error.failures.values()), error) from error
-    except RuntimeError as lost:
-        if isinstance(lost, TorchobjError):
-            raise
-        raise RankGoneError(f"another rank is gone: {lost}") from lost
-
-
 _Own = TypeVar("_Own")
 _Result = TypeVar("_Result")
+#: What is sent of an error.
+_Sent: TypeAlias = tuple[str, bytes] | None
 
 
 class Ranks:
@@ -67,8 +50,8 @@ class Ranks:
             raise ConfigError("process_group: this rank is not in it; create the manager on its ranks only")
         self._members, self._process = group, _torchobj.process_number()
         self._own: torch.distributed.ProcessGroup | None = None
-        #: The error of the group, which has ended.
-        self._gone: RankGoneError | None = None
+        #: Why the group has ended; None if it has not.
+        self._gone: str | None = None
 
     @property
     def count(self) -> int:
@@ -106,25 +89,53 @@ class Ranks:
                 f"this is a forked child of rank {self.number}, and cannot communicate with the other ranks: call the "
                 "manager in the rank itself"
             )
-        if self._gone is not None:
-            raise RankGoneError(str(self._gone)) from self._gone
+        self.check_connected()
         if self._own is None:
             members = None if self._members is None else torch.distributed.get_process_group_ranks(self._members)
-            made = torch.distributed.new_group(
-                members, timeout=_TIMEOUT, backend="gloo", use_local_synchronization=members is not None
-            )
+            with self.collective():
+                made = torch.distributed.new_group(
+                    members, timeout=_TIMEOUT, backend="gloo", use_local_synchronization=members is not None
+                )
             self._own = cast("torch.distributed.ProcessGroup", made)
         return self._own
 
-    def _leave(self, gone: RankGoneError) -> None:
-        """Ends the group: ranks that are not connected with the one that is gone would wait for this one."""
-        self._gone, group, self._own = gone, self._own, None
-        if group is not None:
-            torch.distributed.destroy_process_group(group)
-        # Its connections are closed when nothing refers to it: the frames of the failed collective do.
-        for error in (gone, gone.__cause__):
-            if error is not None:
-                traceback.clear_frames(error.__traceback__)
+    def check_connected(self) -> None:
+        """Checks that no rank has gone in an earlier collective.
+
+        Raises:
+            RankGoneError: One has.
+        """
+        if self._gone is not None:
+            raise RankGoneError(self._gone)
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Converts the errors of collectives of torch in the block, which use the own group.
+
+        If a rank is gone, the group of this one ends: its connections are closed, so that ranks that wait for this one,
+        and are not connected with the one that is gone, fail too.
+
+        Raises:
+            BaseException: That of the first rank that failed to save or load a distributed checkpoint.
+            RankGoneError: Another rank does not respond: the failures of a rank itself are no bare RuntimeErrors there.
+        """
+        try:
+            yield
+        except CheckpointException as error:
+            # torch's own is not an Exception.
+            raise next((cause for cause, _ in error.failures.values()), error) from error
+        except RuntimeError as lost:
+            if isinstance(lost, TorchobjError):
+                raise
+            self._gone, group, self._own = f"another rank is gone: {lost}", self._own, None
+            if group is not None:
+                # The program may have destroyed it, with all groups.
+                with suppress(ValueError, RuntimeError, AssertionError):
+                    torch.distributed.destroy_process_group(group)
+            del group
+            # Connections are closed when nothing refers to the group; the frames of the failed collective do.
+            traceback.clear_frames(lost.__traceback__)
+            raise RankGoneError(self._gone) from lost
 
     def all_reduce(self, own: Callable[[], _Own], combine: Callable[[list[_Own]], _Result]) -> _Result:
         """Combines values of all ranks on the first one: one gather to it, and one broadcast from it.
@@ -132,15 +143,17 @@ class Ranks:
         As a phase of `torch.distributed.checkpoint`.
 
         Args:
-            own: Returns the value of this rank.
-            combine: Called on the first rank with the values of all ranks, by rank number, with tensors on the CPU.
+            own: Returns the value of this rank, which can be pickled. Tensors are sent by `packed`.
+            combine: Called on the first rank with the values of all ranks, by rank number. Its result contains only
+                types that all ranks can unpickle.
 
         Returns:
             The result of `combine`, on all ranks.
 
         Raises:
             BaseException: That of `own` on this rank, or on the first rank where it failed; or that of `combine`.
-            Exception: A value cannot be pickled or unpickled. Every error is raised on all ranks.
+            Exception: A value cannot be pickled, or not be unpickled on the first rank. All of these are raised on all
+                ranks.
             RankGoneError: Another rank does not respond.
         """
         try:
@@ -160,22 +173,21 @@ class Ranks:
         if error is None:
             # Pickled before the collective: if a rank failed in it, the others would wait.
             try:
-                data = _pickled(value)
+                data = pickle.dumps(value)
             except BaseException as failed:  # noqa: BLE001  all ranks raise it
                 error = failed
         gathered: list[Any] | None = [None] * self.count if self.is_first else None
         outcome = _Outcome()
-        sent: list[tuple[Exception | None, bytes]] = [(None, b"")]
+        sent: list[tuple[_Sent, bytes]] = [(None, b"")]
         try:
-            with collective():
-                own = None if error is None else portable(error), data
+            with self.collective():
+                own = _sent(error), data
                 torch.distributed.gather_object(own, gathered, group=self.group, group_dst=0)
                 if gathered is not None:
                     outcome = _outcome(gathered, combine)
-                    sent = [(None if outcome.error is None else portable(outcome.error), outcome.data)]
+                    sent = [(_sent(outcome.error), outcome.data)]
                 torch.distributed.broadcast_object_list(sent, group=self.group, group_src=0)
         except RankGoneError as gone:
-            self._leave(gone)
             # A collective of `state_dict`, for example, fails with a RuntimeError of torch if a rank is gone.
             is_of_torch = type(error) is RuntimeError or isinstance(error, torch.distributed.DistError)
             if error is None or is_of_torch:
@@ -183,13 +195,13 @@ class Ranks:
             raise error from gone
         if not self.is_first:
             [(failed_there, data)] = sent
-            outcome = _Outcome(failed_there, None, data)
+            outcome = _Outcome(_received(failed_there), None, data)
         if (failure := error or outcome.error) is not None:
             raise failure
-        return cast("_Result", outcome.result if self.is_first else _unpickled(outcome.data))
+        return cast("_Result", outcome.result if self.is_first else pickle.loads(outcome.data))  # noqa: S301  of this job
 
     def gather(self, value: _Own) -> list[_Own]:
-        """Returns the values of all ranks, by rank number, with tensors on the CPU. Raises as `all_reduce`."""
+        """Returns the values of all ranks, by rank number. Raises as `all_reduce`."""
         return self.all_reduce(lambda: value, list)
 
     def agree(self, error: BaseException | None) -> None:
@@ -221,13 +233,13 @@ class _Outcome(NamedTuple):
     """The result, pickled."""
 
 
-def _outcome(gathered: Sequence[tuple[Exception | None, bytes]], combine: Callable[[list[Any]], Any]) -> _Outcome:
-    error: BaseException | None = next((other for other, _ in gathered if other is not None), None)
+def _outcome(gathered: Sequence[tuple[_Sent, bytes]], combine: Callable[[list[Any]], Any]) -> _Outcome:
+    error: BaseException | None = next((_received(sent) for sent, _ in gathered if sent is not None), None)
     if error is not None:
         return _Outcome(error)
     try:
-        result = combine([_unpickled(data) for _, data in gathered])
-        return _Outcome(None, result, _pickled(result))
+        result = combine([pickle.loads(data) for _, data in gathered])  # noqa: S301  of the ranks of this job
+        return _Outcome(None, result, pickle.dumps(result))
     except BaseException as failed:  # noqa: BLE001  all ranks raise it
         return _Outcome(failed)
 
@@ -249,15 +261,15 @@ def check_same(settings: Sequence[Mapping[str, str]]) -> None:
                 )
 
 
-def _pickled(value: Any) -> bytes:
+def packed(value: Any) -> bytes:
     """Pickles a value with tensors of any device."""
     out = io.BytesIO()
     torch.save(value, out)
     return out.getvalue()
 
 
-def _unpickled(data: bytes) -> Any:
-    """Unpickles a value of another rank of this job, with tensors on the CPU."""
+def unpacked(data: bytes) -> Any:
+    """Unpickles a value of another rank of this job that was `packed`, with tensors on the CPU."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
@@ -269,4 +281,25 @@ def portable(error: BaseException) -> Exception:
             return error
     except Exception:  # noqa: BLE001, S110  pickling an exception of the user's may raise anything
         pass
-    return CheckpointError(f"another rank failed: {type(error).__name__}: {error}")
+    return CheckpointError(_failed_there(error))
+
+
+def _failed_there(error: BaseException) -> str:
+    return f"another rank failed: {type(error).__name__}: {error}"
+
+
+def _sent(error: BaseException | None) -> _Sent:
+    """Returns what is sent of an error: a message, and the error itself, pickled."""
+    return None if error is None else (_failed_there(error), pickle.dumps(portable(error)))
+
+
+def _received(sent: _Sent) -> Exception | None:
+    """Returns an error that was sent; a CheckpointError with its message if this process does not have its class."""
+    if sent is None:
+        return None
+    message, data = sent
+    try:
+        error: Exception = pickle.loads(data)  # noqa: S301  of a rank of this job
+    except Exception:  # noqa: BLE001  unpickling an exception of the user's may raise anything
+        return CheckpointError(message)
+    return error

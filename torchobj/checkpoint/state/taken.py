@@ -91,11 +91,11 @@ class StateToSave(NamedTuple):
     """What this rank saves of the state."""
 
     tree: dict[Any, Any]
-    """The state, without the values that are kept for each rank."""
+    """The state without the values that are kept for each rank; on the first rank None in place of them."""
     tensors: list[tuple[str, torch.Tensor]]
     """All tensors by name."""
     values: dict[Path, Any]
-    """What the first rank needs of this one: its values of those that are kept for each rank, by path."""
+    """The values of this rank among those that are kept for each rank, by path."""
     kept: dict[Path, Sequence[int | None]]
     """For each of these paths, the number of the rank whose value each rank gets; None for ranks without one."""
 
@@ -113,7 +113,7 @@ class StateToSave(NamedTuple):
 
 
 def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> StateToSave:
-    """Takes the state of the objects of a save. Collective: one `Ranks.all_reduce`, and one more if ranks have parts.
+    """Takes the state of the objects of a save. Collective: one `Ranks.all_reduce`, or two if ranks may have parts.
 
     Warns of values that a restore with `weights_only=True` will refuse; once for each entry.
 
@@ -367,8 +367,8 @@ def _to_save(
         if 0 < count < ranks.count:
             message = "%s: given by %d of %d ranks; the others will restore the state of the first of these"
             logger.warning(message, name_of(path), count, ranks.count)
-        if not ranks.is_first:
-            tree = without_value(tree, path)
+        # Its own value is neither copied nor compared with other names: it is one of the values of all ranks.
+        tree = with_value(tree, path, None) if ranks.is_first else without_value(tree, path)
     sent = (path for path, of_path in of_each.items() if of_path[ranks.number] == ranks.number)
     values = {path: value_at(taken.tree, path) for path in sent}
     return StateToSave(tree, taken.tensors, values, of_each)

@@ -20,13 +20,13 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from torchobj.checkpoint.archive.entries import Path, flattened
+from torchobj.checkpoint.archive.entries import flattened
 from torchobj.checkpoint.archive.save import save
 from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.storage import NewFolderWriter
 from torchobj.checkpoint.leftovers import running, under_way
-from torchobj.checkpoint.state.ranks import RankGoneError, Ranks, check_same, collective
+from torchobj.checkpoint.state.ranks import RankGoneError, Ranks, check_same, packed, unpacked
 from torchobj.checkpoint.state.staging import Stager, Watch, planned
 from torchobj.checkpoint.state.taken import state_to_save
 from torchobj.checkpoint.steps.commit import STATE_FILE, Attempt, Commit, Kind, StoredObject, checked_step
@@ -58,7 +58,7 @@ class PendingSave:
 
     `run` may be called on another thread. On the first rank its steps are `write`, `commit` and `prune`; the other
     ranks only `write` their state shards. The ranks meet in the constructor, twice in `stage`, and at the end of `run`;
-    and where state shards are written.
+    once more in `stage` if they may have parts of a module, and where state shards are written.
 
     Args:
         commits: The commit objects of the manager, whose URL is that of the checkpoints.
@@ -107,6 +107,7 @@ class PendingSave:
         def checked() -> Mapping[str, str]:
             if error is not None:
                 raise error
+            writers.check_connected()
             self.step, self._metrics = checked_step(step), _checked_metrics(metrics)
             check_condition(overwrite, None)
             counters_to(progress)
@@ -119,7 +120,7 @@ class PendingSave:
         self._watch: Watch | contextlib.nullcontext[None] = contextlib.nullcontext()
         #: Files that the first rank must find before the commit, with the CRC-32 of those that have one.
         self._crc32s: dict[str, int | None] = {STATE_FILE: None}
-        #: Sizes of those files that the writer has not compared itself.
+        #: Their sizes in bytes, where they must be compared with the listing.
         self._sizes: Mapping[str, int] = {}
         #: Whether the commit object was written, or may have been.
         self._is_committed = self._may_be_committed = False
@@ -161,15 +162,16 @@ class PendingSave:
         """
         found = state_to_save(state, self._ranks, sharded=self._sharded)
 
-        def staged_shard() -> dict[Path, Any]:
+        def staged_shard() -> bytes:
             if self._sharded:
                 if copy is False:
                     raise ConfigError("stage=False: a sharded state is always copied first")
                 flattened(found.tree)
                 self._state = stager.stage_shard(found.tree) if copy else found.tree
-            return found.values
+            return packed(found.values)
 
-        def staged_file(values: list[dict[Path, Any]]) -> None:
+        def staged_file(sent: list[bytes]) -> None:
+            values = list(map(unpacked, sent))
             if self._sharded:
                 self._state = found.with_values(self._state, values)
                 flattened(self._state)
@@ -224,10 +226,10 @@ class PendingSave:
         folder = f"{self._commits.url}/{self._attempt.folder}"
         if self._sharded:
             # By default torch divides the entries of one object among ranks, which would mix replicas that differ.
-            planner, group = DefaultSavePlanner(dedup_save_to_lowest_rank=True), self._writers.group
+            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
             writer = NewFolderWriter(folder, progress=self._progress, config=self._config)
-            with collective():
-                save_shards(self._state, storage_writer=writer, planner=planner, process_group=group)
+            with self._writers.collective():
+                save_shards(self._state, storage_writer=writer, planner=planner, process_group=self._writers.group)
             self._crc32s, self._sizes = {**writer.checksums, METADATA: None}, writer.sizes
         elif self._ranks.is_first:
             with self._watch:
@@ -267,7 +269,10 @@ class PendingSave:
         sizes = [commits.store.head(commits.key(info.key)).size if info.size is None else info.size for info in found]
         other = {name for name, size in zip(names, sizes, strict=True) if self._sizes.get(name, size) != size}
         if missing := sorted(crc32s.keys() - set(names) | other):
-            message = f"step {self.step}: {', '.join(missing)} is gone; did another process call sweep?"
+            message = (
+                f"step {self.step}: {', '.join(missing)} is gone, or has another size; did another process call sweep? "
+                "Its older_than_s must be longer than a save takes"
+            )
             raise CheckpointError(f"{commits.url}: {message}")
         return tuple(
             StoredObject(info.key, size or 0, info.version, crc32s.get(name))
@@ -293,8 +298,10 @@ class PendingSave:
             if self._replaced is not None:
                 commits.delete(item.key for item in self._replaced.objects)
             pointer, committed = commits.pointer(), commits.committed()
-            deleted = self._delete_expired(committed)
-            commits.point((pointer, max(committed.keys() - deleted, default=None)))
+            old = self._expired(committed)
+            # Before the steps are deleted: the pointer never names one that is not committed.
+            commits.point((pointer, max(committed.keys() - {commit.step for commit in old}, default=None)))
+            self._delete(old)
         except TorchobjError as error:
             logger.warning("%s: step %d is saved, but old steps were not deleted: %s", commits.url, self.step, error)
             if isinstance(error, AccessDeniedError) and error.operation == "delete":
@@ -311,10 +318,10 @@ class PendingSave:
         except TorchobjError as error:
             warn_once(commits.once, "%s: what killed saves left was not deleted: %s", commits.url, error)
 
-    def _delete_expired(self, found: Mapping[int, ObjectInfo]) -> set[int]:
-        """Deletes the steps that no rule keeps, and returns them. `found` has the commit objects of all steps."""
+    def _expired(self, found: Mapping[int, ObjectInfo]) -> list[Commit]:
+        """Returns the steps that no rule keeps. `found` has the commit objects of all steps."""
         commits, best = self._commits, self._rules.keep_best
-        committed, deleted = commits.readable(found), set[int]()
+        committed = commits.readable(found)
         if above := [commit.step for commit in committed if commit.step > self.step]:
             message = (
                 "%s: step %d is saved, but the latest step is still %d; to give up later steps, delete(step) each of %s"
@@ -324,17 +331,17 @@ class PendingSave:
             warn_once(commits.once, "%s: a step was saved without the metric %r of keep_best", commits.url, best.metric)
         saving = {attempt.step for attempt in running() if isinstance(attempt, Attempt)}
         old = set(expired(committed, self._rules, {self.step, *saving}))
-        for commit in committed:
-            if commit.step in old:
-                try:
-                    commits.delete_commit(commit)
-                except CommittedByAnotherError as error:
-                    # Saved again or deleted by another process.
-                    logger.warning("%s", error)
-                else:
-                    deleted.add(commit.step)
-                    logger.info("%s: deleted step %d: no rule keeps it", commits.url, commit.step)
-        return deleted
+        return [commit for commit in committed if commit.step in old]
+
+    def _delete(self, old: Sequence[Commit]) -> None:
+        for commit in old:
+            try:
+                self._commits.delete_commit(commit)
+            except CommittedByAnotherError as error:
+                # Saved again or deleted by another process.
+                logger.warning("%s", error)
+            else:
+                logger.info("%s: deleted step %d: no rule keeps it", self._commits.url, commit.step)
 
 
 def _checked_metrics(metrics: Any) -> dict[str, float]:

@@ -28,7 +28,7 @@ from torchobj.checkpoint.archive.load import load_counted
 from torchobj.checkpoint.dcp.storage import StorageReader
 from torchobj.checkpoint.state.parts import paths_of_tensors
 from torchobj.checkpoint.state.rank_states import PARTS, is_list_of_firsts, own_state, with_rank_states
-from torchobj.checkpoint.state.ranks import Ranks, collective
+from torchobj.checkpoint.state.ranks import Ranks
 from torchobj.checkpoint.state.staging import with_containers
 from torchobj.checkpoint.state.taken import take_state
 from torchobj.checkpoint.steps.commit import STATE_FILE
@@ -313,7 +313,7 @@ def _load_items(
 ) -> None:
     planner = _Planner(kind, source, weights_only=weights_only)
     try:
-        with collective():
+        with ranks.collective():
             load_shards(tree, storage_reader=reader, planner=planner, process_group=ranks.group)
     except (RuntimeError, ValueError) as error:
         if isinstance(error, TorchobjError):
