@@ -26,7 +26,7 @@ import torch.utils.data
 from torchobj.datasets.passes import UNCOUNTED, PassDataset, in_epoch
 from torchobj.exceptions import ConfigError
 from torchobj.loader.order.position import packed, preserved_rng, unpacked
-from torchobj.loader.view import changed_view, starting_with
+from torchobj.loader.pass_setup import PassSetup
 from torchobj.stateful import FailedState, checked, is_stateful
 from torchobj.workers.shared_values import SharedNumber
 
@@ -264,13 +264,12 @@ class IterablePass:
         if self.epoch is not None:
             self.tracked.dataset.end_pass()
 
-    def tracked_loader(self, loader: Any) -> Any:
-        """A view of the loader for torch's iterator, with the tracked dataset and batches that carry states."""
-        changed: dict[str, Any] = {"dataset": self.tracked}
+    def track(self, setup: PassSetup) -> None:
+        """Gives torch's iterator the tracked dataset, and batches that carry states."""
+        setup.dataset = self.tracked
         if self._in_workers:
-            changed["collate_fn"] = functools.partial(_collate, self.tracked, loader.collate_fn)
-            changed["worker_init_fn"] = starting_with(_show_dataset, loader.worker_init_fn)
-        return changed_view(loader, **changed)
+            setup.collate_fn = functools.partial(_collate, self.tracked, setup.collate_fn)
+            setup.call_in_workers(_show_dataset)
 
     def record(self, batch: BatchWithState) -> None:
         """Records the position of the worker of a batch."""

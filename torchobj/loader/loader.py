@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -30,8 +30,8 @@ from torchobj.loader.measure.stats import Meter
 from torchobj.loader.measure.timeline import charts
 from torchobj.loader.order.position import check, drawing_from_a_copy, in_batches, state_between_passes, state_of
 from torchobj.loader.order.sampler import ElasticDistributedSampler
-from torchobj.loader.packed_batch import packing_loader
-from torchobj.loader.view import starting_with
+from torchobj.loader.packed_batch import pack_batches
+from torchobj.loader.pass_setup import PassSetup
 from torchobj.ranks import broadcast
 from torchobj.reading import lookahead_warning
 from torchobj.stateful import checked
@@ -118,36 +118,25 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         return started
 
     def _get_iterator(self) -> Any:
+        return self._iterator_of(PassSetup(self))
+
+    def _iterator_of(self, setup: PassSetup) -> Any:
+        """Returns torch's iterator of a pass, which is measured."""
         whole_pass.note_pass(self)
+        # Without batches the collate function converts each sample, which is not measured.
+        if self.batch_sampler is not None:
+            setup.collate_fn = self._meter.timed(setup.collate_fn, in_worker=self.num_workers > 0)
         # Workers that are started here do not warn about `attach`.
         with lookahead_warning.disabled_in_workers(self.num_workers):
             if not self.num_workers:
-                with self._meter.reading(), self._timed_collate():
+                with self._meter.reading(), setup.applied():
                     return super()._get_iterator()
             prepare_workers(self.dataset)
             # Some libraries get an iterator without `iter`.
             self._import_decoders()
-            init_fn = self.worker_init_fn
-            self.worker_init_fn = starting_with(
-                self._meter.counted_in_worker(), init_fn, self._meter.started_in_worker()
-            )
-            try:
-                with self._timed_collate():
-                    return not_waiting_for_killed_workers(super()._get_iterator())
-            finally:
-                self.worker_init_fn = init_fn
-
-    @contextlib.contextmanager
-    def _timed_collate(self) -> Iterator[None]:
-        """Within the block, torch's iterator takes a collate function that is measured."""
-        collate_fn = self.collate_fn
-        # Without batches it converts each sample, which is not measured.
-        if self.batch_sampler is not None:
-            self.collate_fn = self._meter.timed(collate_fn, in_worker=self.num_workers > 0)
-        try:
-            yield
-        finally:
-            self.collate_fn = collate_fn
+            setup.call_in_workers(self._meter.counted_in_worker(), self._meter.started_in_worker())
+            with setup.applied():
+                return not_waiting_for_killed_workers(super()._get_iterator())
 
     def stats(self) -> LoaderStats:
         """Statistics since the first batch: rates, waiting times, latencies and failures of requests."""
@@ -379,11 +368,13 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         self._iterable = IterablePass(self, loaded, self._iterable if stays else None)
 
     def _get_iterator(self) -> Any:
+        setup = PassSetup(self)
+        if self._iterable is not None:
+            self._iterable.track(setup)
         memory = BatchMemory.start() if self.num_workers else None
-        loader: Any = self if self._iterable is None else self._iterable.tracked_loader(self)
         if memory is not None:
-            loader = packing_loader(loader, memory)
-        iterator = super(DataLoader, loader)._get_iterator()
+            pack_batches(setup, memory)
+        iterator = self._iterator_of(setup)
         if memory is not None:
             weakref.finalize(iterator, memory.reclaim, iterator._workers).atexit = False
         return iterator

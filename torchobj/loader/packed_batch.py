@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import reduce_storage
 
 from torchobj import collate
 from torchobj._torchobj import Buffer
-from torchobj.loader.view import changed_view, starting_with
+from torchobj.loader.pass_setup import PassSetup
 from torchobj.workers.batch_memory import SMALL_BYTES, BatchMemory, aligned, is_view, view
 
 #: Maximum size of all small storages of a batch that are sent through the queue: the size of its pipe.
@@ -32,15 +32,12 @@ _MIN_SHARE = 0.5
 Memory = Buffer | bytearray | torch.UntypedStorage
 
 
-def packing_loader(loader: Any, memory: BatchMemory) -> Any:
-    """A view of a loader for torch's iterator, whose workers send their batches in `memory`."""
+def pack_batches(setup: PassSetup, memory: BatchMemory) -> None:
+    """Makes the workers of a pass send their batches in `memory`."""
+    setup.collate_fn = _PackingCollate(setup.collate_fn, memory)
     # Without a batch sampler, what the dataset builds is a batch. What `worker_init_fn` builds is none.
-    started = None if loader._auto_collation else memory.allocate_always
-    return changed_view(
-        loader,
-        collate_fn=_PackingCollate(loader.collate_fn, memory),
-        worker_init_fn=starting_with(functools.partial(_start_worker, memory), loader.worker_init_fn, started),
-    )
+    started = None if setup.loader._auto_collation else memory.allocate_always
+    setup.call_in_workers(functools.partial(_start_worker, memory), started)
 
 
 def _start_worker(memory: BatchMemory) -> None:

@@ -7,7 +7,6 @@ import torch.utils.data
 from torchobj.datasets import undivided
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.wrappers import datasets_within, object_finder
-from torchobj.loader.iterable_state import TrackedDataset
 from torchobj.workers import process
 
 _ADVICE = (
@@ -24,8 +23,6 @@ def note_pass(loader: Any) -> None:
     dataset = loader.dataset
     if process.rank(None).world_size == 1:
         return
-    if isinstance(dataset, TrackedDataset):
-        dataset = dataset.dataset
     if isinstance(dataset, torch.utils.data.IterableDataset):
         if isinstance(dataset, ObjectIterableDataset):
             dataset.note_whole_pass()
