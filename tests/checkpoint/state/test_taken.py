@@ -24,7 +24,7 @@ def saved(state):
     """What this rank saves of a state."""
     ranks = Ranks()
     found = state_to_save(state, ranks, sharded=True)
-    values = [unpacked(sent) for sent in ranks.gather(packed(found.values))]
+    values = list(map(unpacked, ranks.all_reduce(lambda: packed(found.values), list)))
     return found.with_values(found.tree, values) if ranks.is_first else found.tree
 
 
