@@ -4,7 +4,9 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps import pending_save
 
 #: For `pytest.mark.providers`: the test with GCS is one of `make matrix`.
@@ -16,6 +18,21 @@ LARGE = 3_000_000
 
 def tensor(value, size=4):
     return torch.full((size,), float(value))
+
+
+def of_ranks(url, config, **settings):
+    """A manager in a rank that `run_ranks` has started."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return CheckpointManager(url, config=config, **settings)
+
+
+def outcome(call):
+    """The result of a call, or the name and text of its error."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error).__name__, str(error)
 
 
 def saved_value(manager, step="latest"):

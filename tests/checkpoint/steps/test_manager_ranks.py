@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.long_tables import often
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.managers import GCS_IN_MATRIX, of_ranks, outcome
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter
@@ -30,20 +30,6 @@ pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 @pytest.fixture
 def url(bucket):
     return f"{bucket.url}/run"
-
-
-def opened(url, config, **settings):
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    return CheckpointManager(url, config=config, **settings)
-
-
-def outcome(call):
-    """The result of a call, or the name and text of its error."""
-    try:
-        return call()
-    except Exception as error:
-        return type(error).__name__, str(error)
 
 
 class Own:
@@ -73,7 +59,7 @@ def odd(*given, **named):
 
 
 def saved_by_the_first(rank, url, config):
-    manager = opened(url, config)
+    manager = of_ranks(url, config)
     torch.manual_seed(rank)
     random.seed(rank)
     state = {"x": torch.full((3,), float(rank)), "rng": RngState()}
@@ -109,7 +95,7 @@ def test_the_first_rank_saves_and_all_get_its_outcome(bucket, url):
 
 
 def restored_with_progress(rank, url, config):
-    manager, state = opened(url, config), {"x": torch.ones(3)}
+    manager, state = of_ranks(url, config), {"x": torch.ones(3)}
     manager.save(1, state)
 
     def refuse(progress):
@@ -125,7 +111,7 @@ def test_an_exception_of_progress_at_the_end_of_a_restore_is_raised_on_all_ranks
 
 
 def grouped(rank, url, config):
-    manager = opened(url, config)
+    manager = of_ranks(url, config)
     reached, going = threading.Event(), threading.Event()
     real = pending_save.save
 
@@ -188,10 +174,10 @@ def different(rank, url, config):
     outcomes = {}
     for name, settings in DIFFERENT.items():
         mine = dict(settings[rank])
-        manager = opened(url + mine.pop("url", ""), config, **mine)
+        manager = of_ranks(url + mine.pop("url", ""), config, **mine)
         outcomes[name] = [outcome(partial(call, manager, rank)) for call in CALLS]
     for sharded in (False, True):
-        manager, step = opened(url, config, sharded=sharded), 1 + sharded
+        manager, step = of_ranks(url, config, sharded=sharded), 1 + sharded
         manager.save(step, {"x": 1})
         for name, call in DIFFERENT_CALLS.items():
             outcomes[name, sharded] = [outcome(partial(call, manager, rank))]
@@ -222,7 +208,7 @@ def longer_than_patience(rank, url, config):
     timeout = datetime.timedelta(seconds=0.1)
     dist.distributed_c10d._get_default_timeout = lambda backend: timeout
     dist.group.WORLD._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
-    manager = opened(url, config)
+    manager = of_ranks(url, config)
     real = pending_save.save
 
     def save(*given, **named):
@@ -236,129 +222,6 @@ def longer_than_patience(rank, url, config):
 
 def test_a_save_may_take_longer_than_torchs_default_timeout(bucket, url):
     assert run_ranks(longer_than_patience, url, bucket.config) == [[1], [1]]
-
-
-def counted(rank, url, config):
-    collectives = collections.Counter()
-
-    def count(name):
-        real = getattr(dist, name)
-
-        def call(*given, **named):
-            collectives[name] += 1
-            return real(*given, **named)
-
-        setattr(dist, name, call)
-
-    manager, sharded = opened(url, config), opened(url + "-sharded", config, sharded=True)
-    # `RngState.state_dict` is collective itself.
-    state = {"model": torch.nn.Linear(2, 2), "step": 1, "own": rank}
-    for each in (manager, sharded):
-        # Creates its groups.
-        each.save_async(0, state).result()
-    for name in ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"):
-        count(name)
-    counts = []
-    for each in (manager, sharded):
-        each.save(1, state)
-        counts.append(dict(collectives))
-        each.save_async(2, state).result()
-        collectives.subtract(counts[-1])
-        counts.append(dict(collectives))
-        collectives.clear()
-    return counts
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_ranks_meet_four_times_in_a_save_and_twice_more_for_state_shards(bucket, url):
-    first, second = run_ranks(counted, url, bucket.config)
-    once = {"gather_object": 4, "broadcast_object_list": 4}
-    shards = {"gather_object": 6, "broadcast_object_list": 5, "scatter_object_list": 1}
-    assert first == second == [once, once, shards, shards]
-
-
-def saved_once(rank, url, config, step, sharded):
-    opened(url, config, sharded=sharded).save(step, {"model": torch.nn.Linear(2, 2), "step": step})
-
-
-@pytest.mark.providers("s3")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("sharded", [False, True])
-def test_a_save_lists_its_folder_and_the_commits_once(bucket, url, control, sharded):
-    run_ranks(saved_once, url, bucket.config, 1, sharded)
-    control.clear_requests()
-    run_ranks(saved_once, url, bucket.config, 2, sharded)
-    operations = collections.Counter(request.operation for request in control.requests())
-    # The data, the commit object and the pointer; the commits are also listed for what killed saves left.
-    assert operations.pop("PutObject") == (4 if sharded else 3)
-    # The commit object of the step and the pointer exist or not; the commit object of the first step is read.
-    assert operations == {"ListObjectsV2": 3, "HeadObject": 2, "GetObject": 1}
-
-
-def forced_to_weights_only(rank, url, config):
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    manager, state = opened(url, config), {"model": torch.nn.Linear(2, 2), "own": rank, "tensor": torch.ones(2) * rank}
-    manager.save(1, state)
-    state["own"] = None
-    manager.restore(into=state)
-    return state["own"], state["tensor"].tolist()
-
-
-def test_ranks_save_and_restore_where_torch_unpickles_plain_data_only(bucket, url):
-    assert run_ranks(forced_to_weights_only, url, bucket.config) == [(0, [0.0, 0.0]), (1, [1.0, 1.0])]
-
-
-class UnknownThereError(Exception):
-    """An exception whose class exists on the second rank only."""
-
-    def __reduce__(self):
-        return unknown_there, ()
-
-
-def unknown_there():
-    if dist.get_rank() == 0:
-        raise ModuleNotFoundError("no such module on this rank")
-    return UnknownThereError("of the second rank")
-
-
-class Raising(Own):
-    """An object whose `state_dict` raises such an exception on the second rank."""
-
-    def state_dict(self):
-        if self.rank == 1:
-            raise UnknownThereError("of the second rank")
-        return {}
-
-
-def failed_with_an_unknown_error(rank, url, config):
-    manager = opened(url, config)
-    return outcome(lambda: manager.save(1, {"own": Raising(rank)})), manager.steps()
-
-
-def test_an_error_that_the_first_rank_cannot_unpickle_is_raised_on_all(bucket, url):
-    first, second = run_ranks(failed_with_an_unknown_error, url, bucket.config)
-    assert first == (("CheckpointError", "another rank failed: UnknownThereError: of the second rank"), [])
-    assert second == (("UnknownThereError", "of the second rank"), [])
-
-
-class Names(torch.utils.data.Dataset):
-    """A dataset whose state has two entries that would have one name in a sharded checkpoint."""
-
-    def state_dict(self):
-        return {"a.b": 1, "a": {"b": 2}}
-
-    def load_state_dict(self, state):
-        assert state == self.state_dict()
-
-
-def saved_with_names(rank, url, config):
-    manager = opened(url, config, sharded=True)
-    return outcome(lambda: manager.save(1, {"data": Names()}))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_state_that_is_kept_for_each_rank_may_have_any_names(bucket, url):
-    assert run_ranks(saved_with_names, url, bucket.config) == [None, None]
 
 
 class Unanswered(ranks.Ranks):
@@ -393,7 +256,7 @@ def test_a_rank_that_stops_after_the_commit_does_not_fail_the_save(url, bucket, 
 
 
 def busy_on_one_rank(rank, url, config):
-    manager = opened(url, config)
+    manager = of_ranks(url, config)
     manager.save_async(1, {"x": 1}).result()
     # One rank may still see a save running that another one has seen finish.
     manager._handle._future.done = lambda: rank == 0
@@ -418,7 +281,7 @@ def whole_and_shard(rank, value):
 
 def saved_by_all(rank, url, config):
     dist.init_process_group("gloo")
-    manager = opened(url, config, keep_last=2, sharded=True)
+    manager = of_ranks(url, config, keep_last=2, sharded=True)
     model = torch.nn.Linear(2, 2)
     whole, x = whole_and_shard(rank, 1)
     state = {"x": x, "model": model, "step": 1, "rng": RngState()}
@@ -516,7 +379,7 @@ def failed_on_one(rank, url, config):
     dist.init_process_group("gloo")
     # The second rank cannot write.
     s3, gcs = (dataclasses.replace(each, endpoint_url="http://127.0.0.1:9") for each in (config.s3, config.gcs))
-    manager = opened(url, config, sharded=True)
+    manager = of_ranks(url, config, sharded=True)
     if rank != 0:
         manager._config = StoreConfig(s3=s3, gcs=gcs, max_attempts=1)
     _, x = whole_and_shard(rank, 1)
@@ -574,7 +437,7 @@ DEATHS = {
 
 
 def left_alone(rank, url, config, sharded, death, background, results, caplog):
-    manager = opened(url, config, sharded=sharded)
+    manager = of_ranks(url, config, sharded=sharded)
     manager.save(1, {"x": 1})
     dying, _, patched = DEATHS[death]
     state = {"x": 2}
@@ -627,7 +490,7 @@ def test_a_killed_rank_is_named_on_the_others_with_what_is_known_of_the_step(
 
 
 def restored_alone(rank, url, config, sharded, results):
-    manager = opened(url, config, sharded=sharded)
+    manager = of_ranks(url, config, sharded=sharded)
     manager.save(1, {"x": 1})
     if rank == 1:
         manager._found = manager._check_restore = die
