@@ -35,6 +35,15 @@ def outcome(call):
         return type(error).__name__, str(error)
 
 
+def whole_and_shard(rank, value):
+    """The same tensor whole, and sharded over two ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    whole = torch.arange(16.0).reshape(8, 2) + value
+    return whole, distribute_tensor(whole.clone(), init_device_mesh("cpu", (2,)), [Shard(0)])
+
+
 def saved_value(manager, step="latest"):
     return manager.restore(step)["x"][0].item()
 

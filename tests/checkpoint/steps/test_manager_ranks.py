@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.long_tables import often
-from tests.support.managers import GCS_IN_MATRIX, of_ranks, outcome
+from tests.support.managers import GCS_IN_MATRIX, of_ranks, outcome, whole_and_shard
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter
@@ -269,14 +269,6 @@ def test_ranks_that_see_a_save_differently_get_one_outcome(bucket, url):
     outcomes = run_ranks(busy_on_one_rank, url, bucket.config)
     assert outcomes[0] == outcomes[1]
     assert outcomes[0] == (("CheckpointError", f"{url}: step 1 is still being saved"), [1, 2])
-
-
-def whole_and_shard(rank, value):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    whole = torch.arange(16.0).reshape(8, 2) + value
-    return whole, distribute_tensor(whole.clone(), init_device_mesh("cpu", (2,)), [Shard(0)])
 
 
 def saved_by_all(rank, url, config):

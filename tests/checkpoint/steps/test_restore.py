@@ -8,10 +8,8 @@ import pathlib
 import numpy
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.checkpoint.steps.test_manager_ranks import opened, outcome
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.managers import GCS_IN_MATRIX, of_ranks, outcome, whole_and_shard
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
@@ -233,10 +231,7 @@ def test_a_save_warns_of_values_that_a_restore_will_refuse(open_manager, sharded
 
 
 def saved_without_parts(rank, url, config):
-    from tests.checkpoint.steps.test_manager_ranks import whole_and_shard
-
-    dist.init_process_group("gloo")
-    manager = opened(url, config)
+    manager = of_ranks(url, config)
     _, x = whole_and_shard(rank, 1)
     outcomes = [outcome(lambda: manager.save(1, {"deep": {"x": x}})), outcome(lambda: manager.save_async(1, {"x": x}))]
     manager.save(1, {"x": torch.ones(8, 2)})
@@ -257,8 +252,7 @@ def saved_and_restored(rank, url, config):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    dist.init_process_group("gloo")
-    manager = opened(url, config, sharded=True)
+    manager = of_ranks(url, config, sharded=True)
     mesh = init_device_mesh("cpu", (2,))
     state, into = fresh(features=6), fresh(features=6)
     for each in (state, into):
