@@ -138,7 +138,7 @@ def test_every_dataset_is_made_from_a_prefix_and_from_objects_of_any_scheme(kind
     assert (list(read), [read.manifest.url(index) for index in range(2)]) == ([b"file", b"memory"], urls)
     config = torchobj.StoreConfig(max_attempts=2)
     assert [reader.read() for reader in kind.from_prefix(tmp_path.as_uri(), config=config)] == [b"file"]
-    with pytest.raises(torchobj.TorchobjError, match="config={}: must be a StoreConfig"):
+    with pytest.raises(torchobj.TorchobjError, match="config=<class 'dict'>: must be a StoreConfig"):
         kind.from_prefix("memory://from-objects/", config={})
 
 

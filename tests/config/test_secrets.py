@@ -123,6 +123,18 @@ def test_a_setting_with_a_secret_is_refused_without_showing_it():
         assert_no_secret_in(texts_of(caught.value), CANARY, KEY, base64.b64decode(KEY).hex())
 
 
+@pytest.mark.parametrize("config", [{"secret_access_key": CANARY}, f"http://user:{CANARY}@host"], ids=["dict", "str"])
+def test_what_is_passed_instead_of_a_configuration_is_named_by_its_type(config):
+    for call in (
+        lambda: torchobj.Store("s3://b", config=config),
+        lambda: torchobj.S3MapDataset.from_prefix("s3://b/", config=config),
+        lambda: torchobj.S3Checkpoint(config=config),
+    ):
+        with pytest.raises(torchobj.exceptions.ConfigError, match="^config=<class '(dict|str)'>: must be a") as caught:
+            call()
+        assert_no_secret_in(texts_of(caught.value), CANARY)
+
+
 def test_a_key_passed_instead_of_its_file_and_the_content_of_a_key_file_are_not_shown(strict_server, tmp_path, caplog):
     # 32 raw bytes look like a path.
     raw = base64.b64decode(KEY).decode()

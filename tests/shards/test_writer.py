@@ -304,7 +304,7 @@ def test_a_sample_that_readers_would_not_find_is_refused(folder, read, sample, r
         ({"maxcount": 1.5}, "maxcount=1.5"),
         ({"maxsize": 0}, "maxsize=0: must be a number of bytes, more than 0"),
         ({"start_shard": -1}, "start_shard=-1"),
-        ({"config": {}}, "config={}: must be a StoreConfig"),
+        ({"config": {}}, "config=<class 'dict'>: must be a StoreConfig"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, reason):

@@ -29,7 +29,7 @@ def store_config(
     if config is None:
         config = StoreConfig()
     elif not isinstance(config, StoreConfig):
-        raise ConfigError(f"config={config!r}: must be a StoreConfig, or None")
+        raise ConfigError(f"config={type(config)}: must be a StoreConfig, or None")
     passed = {"region": region, "endpoint_url": endpoint_url}
     passed = {name: value for name, value in passed.items() if value is not None}
     if not passed:

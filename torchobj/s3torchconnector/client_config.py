@@ -108,5 +108,5 @@ def connector_config(
     if isinstance(given, S3ClientConfig):
         given = given.to_store_config()
     elif given is not None and not isinstance(given, StoreConfig):
-        raise ConfigError(f"config={given!r}: must be a StoreConfig or an S3ClientConfig")
+        raise ConfigError(f"config={type(given)}: must be a StoreConfig or an S3ClientConfig")
     return None if given is None and region is None and url is None else store_config(given, region, url)

@@ -43,7 +43,7 @@ def pattern(folder):
 
 
 def test_another_object_than_a_configuration_is_an_error(pattern):
-    with pytest.raises(ConfigError, match="^config='http://localhost:9000': must be a StoreConfig, or None$"):
+    with pytest.raises(ConfigError, match="^config=<class 'str'>: must be a StoreConfig, or None$"):
         torchobj.TarMapDataset(pattern, config="http://localhost:9000")
 
 

@@ -444,7 +444,7 @@ def test_an_image_that_was_replaced_after_the_listing_is_an_error():
     ({"extensions": []}, r"extensions=\[\]: must be a string or a list"),
     ({"extensions": ".png", "is_valid_file": bool}, "extensions and is_valid_file: pass only one"),
     ({"on_error": "skip"}, "use 'replace'"),
-    ({"config": {}}, "config={}: must be a StoreConfig"),
+    ({"config": {}}, "config=<class 'dict'>: must be a StoreConfig"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_at_once(settings, message):
     with pytest.raises(torchobj.exceptions.ConfigError, match=message):
