@@ -18,15 +18,10 @@ def test_the_stub_has_the_docstrings_of_the_binary():
     assert STUB["with_docstrings"](stub) == stub, "run make stub"
 
 
-@pytest.mark.parametrize(
-    "thing",
-    [
-        pytest.param(thing, id=name)
-        for name, _, thing in STUB["definitions"](ast.parse(STUB["STUB"].read_text()), _torchobj)
-    ],
-)
-def test_each_public_definition_of_the_binary_has_a_docstring(thing):
-    assert inspect.getdoc(thing)
+def test_each_public_definition_of_the_binary_has_a_docstring():
+    definitions = list(STUB["definitions"](ast.parse(STUB["STUB"].read_text()), _torchobj))
+    assert len(definitions) > 100
+    assert [name for name, _, thing in definitions if not inspect.getdoc(thing)] == []
 
 
 @pytest.mark.parametrize("kind", [torchobj.Buffer, torchobj.ObjectReader])
