@@ -34,7 +34,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Ca
 TESTED := MAKEFLAGS= cargo --config rust/tests.toml
 # Processes of pytest: half of what they do is waiting. Each has servers and a process with torch of its own.
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(16, 1 + 2 * len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0))))')
-PYTEST := $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadgroup
+PYTEST := $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadscope
 
 # The build is shared with other checkouts. Both are called around cargo.
 define take

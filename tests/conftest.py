@@ -78,13 +78,14 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from xdist.scheduler import LoadGroupScheduling
+    from xdist.scheduler import LoadScopeScheduling
 
-    class Files(LoadGroupScheduling):
-        """A file is run by one process, and so is a group of `xdist_group`."""
+    class Files(LoadScopeScheduling):
+        """A file is run by one process, and so are the files of a group."""
 
         def _split_scope(self, nodeid: str) -> str:
-            return super()._split_scope(nodeid).split("::")[0]
+            file = nodeid.split("::", maxsplit=1)[0]
+            return group_of(config.rootpath / file) or file
 
         def _reschedule(self, node: Any) -> None:
             """Also shuts a process down that received the last unit: it runs its last test only after it was told what
@@ -112,6 +113,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @functools.cache
+def group_of(file: Path) -> str:
+    """The `xdist_group` in a file, for all its tests: the group of a test is not in its name since pytest 9.2."""
+    found = re.search(r'xdist_group\("(\w+)"\)', file.read_text())
+    return found[1] if found else ""
+
+
+@functools.cache
 def starts_workers(file: Path) -> bool:
     """Whether tests of a file start workers of a loader, or servers of their own."""
     return bool(re.search(r"num_workers|multiprocessing|warm_python|launch\.start", file.read_text()))
@@ -135,7 +143,7 @@ def pytest_make_parametrize_id(val: Any) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def order(item: pytest.Item) -> tuple[bool, int]:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        return item.get_closest_marker("xdist_group") is None, FIRST.index(folder) if folder in FIRST else len(FIRST)
+        return not group_of(item.path), FIRST.index(folder) if folder in FIRST else len(FIRST)
 
     items.sort(key=order)
     for item in items:

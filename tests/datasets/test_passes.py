@@ -14,6 +14,7 @@ from tests.support.long_tables import often
 from torchobj.ranks.sharding import shuffled
 
 pytestmark = [
+    pytest.mark.xdist_group("lightning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

@@ -16,6 +16,9 @@ from torchobj import decode
 from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError
 from torchobj.warn_once import PROCESS
 
+# Imports the datasets of Hugging Face.
+pytestmark = pytest.mark.xdist_group("datasets")
+
 COUNT = 30
 NAMES = [f"images/{7 * number % COUNT:02} é.txt" for number in range(COUNT)]
 

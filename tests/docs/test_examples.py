@@ -119,6 +119,7 @@ def test_a_network_learns_from_images_in_class_folders():
     assert (float(accuracy) >= 0.97, count) == (True, "360")
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_a_training_from_packed_shards_resumes_in_mid_epoch(bucket, control, digits, strict_server, fake_gcs_server):
     pytest.importorskip("moto")

@@ -91,20 +91,28 @@ def plain(name, folder, kind, workers):
     return flat(by(getattr(importlib.import_module(module), loader_class), folder, kind, workers))
 
 
+def accelerator_of_rank(**settings):
+    """An Accelerator for two ranks. A rank is forked from a process of tests, where others have set the state that its
+    objects share.
+    """
+    import accelerate
+
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, **settings)
+    assert accelerator.num_processes == 2
+    return accelerator
+
+
 def prepared(settings, loader_class, folder, kind, workers):
     import accelerate
 
-    configuration = accelerate.DataLoaderConfiguration(**settings)
-    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
-    assert accelerator.num_processes == 2
+    accelerator = accelerator_of_rank(dataloader_config=accelerate.DataLoaderConfiguration(**settings))
     return flat(accelerator.prepare(by(loader_class, folder, kind, workers)))
 
 
 def not_prepared(folder, kind, workers):
     """A loader that is not prepared, within the loop over one that is."""
-    import accelerate
-
-    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator = accelerator_of_rank()
     next(iter(accelerator.prepare(by(torchobj.DataLoader, folder, "tar", 0))))
     return flat(by(torchobj.DataLoader, folder, kind, workers))
 

@@ -21,6 +21,7 @@ import torch.utils.data.dataloader as torch_loader
 import torchobj
 from tests.support import warm_python
 from tests.support.killing import state_of
+from tests.support.long_tables import often
 from tests.support.prefetching import eventually, stats
 from torchobj.loader import killed_worker
 
@@ -52,7 +53,7 @@ def holders(inode):
     return found
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
+@pytest.mark.parametrize("context", often(1, CONTEXTS))
 def test_a_killed_trainer_leaves_no_process_no_memory_and_no_file(folder, tmp_path, context):
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -87,7 +87,7 @@ def epochs(loader_class, folder, settings, count=3):
 # test_loader_orders.py has every kind with new and with persistent workers, and more epochs.
 @pytest.mark.parametrize(
     ("kind", "workers"),
-    [*((kind, 0) for kind in KINDS), *often(5, zip(KINDS, itertools.cycle(["persistent", 2]), strict=False))],
+    [*((kind, 0) for kind in KINDS), *often(3, zip(KINDS, itertools.cycle(["persistent", 2]), strict=False))],
 )
 def test_samples_and_their_order_are_those_of_torch(folder, kind, workers):
     settings = KINDS[kind] | ({} if workers == 0 else {"num_workers": 2, "persistent_workers": workers == "persistent"})
@@ -100,7 +100,7 @@ def test_samples_and_their_order_are_those_of_torch(folder, kind, workers):
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_workers_can_be_started_by_any_method(folder, context, workers):
     settings = {"batch_size": 7, "shuffle": True, "num_workers": workers, "multiprocessing_context": context}
     stock = epochs(torch.utils.data.DataLoader, folder, {**settings, "multiprocessing_context": "fork"}, 1)

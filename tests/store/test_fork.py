@@ -194,7 +194,7 @@ def read_two(store):
     return [bytes(data) for data in store.get_many(KEYS[:2])]
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
 @pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 def test_a_store_can_be_passed_to_other_processes(store, context):
     assert store.get("k0") == BODIES[0]

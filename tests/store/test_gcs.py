@@ -283,7 +283,7 @@ def test_an_error_with_status_200_is_not_an_empty_listing(gcs_bucket, gcs_contro
     assert [info.key for info in store.list()] == ["k"]
     gcs_control.faults({"operation": "ListObjects", "action": {"error_in_200": "backendError"}})
     with pytest.raises(exceptions.StoreError, match="an error with status 200"):
-        list(store.list())
+        list(Store(gcs_bucket.url, config=with_gcs(gcs_bucket)).list())
 
 
 def test_a_bucket_that_does_not_exist_is_not_found(gcs_bucket):

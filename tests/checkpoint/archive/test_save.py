@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchobj
+from tests.support.long_tables import often
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.saved_objects import MIB, QUIET, all_ways, load, planning, random_tensor, same, save
 from torchobj import exceptions
@@ -135,8 +136,9 @@ def test_a_save_within_skip_data_is_complete(bucket):
 
 
 @pytest.mark.providers("s3")
-def test_ten_thousand_tensors_round_trip(bucket):
-    value = {f"layer.{number}": torch.full((number % 7,), number) for number in range(10_000)}
+@pytest.mark.parametrize("count", often(1, [2_000, 10_000]))
+def test_many_tensors_round_trip(bucket, count):
+    value = {f"layer.{number}": torch.full((number % 7,), number) for number in range(count)}
     result = save(bucket, value)
     assert zipfile.ZipFile(io.BytesIO(bucket.body("ckpt.pt"))).testzip() is None
     assert result == (f"{bucket.url}/ckpt.pt", len(bucket.body("ckpt.pt")), result.version)

@@ -11,6 +11,7 @@ import pytest
 import torch.utils.data
 
 import torchobj
+from tests.support.long_tables import often
 from torchobj.datasets.containers.tar_samples import Sample
 
 KINDS = [torchobj.TarIterableDataset, torchobj.TarMapDataset]
@@ -37,7 +38,8 @@ def jpgs_of(batch):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [{"collate_fn": jpgs_of}, {}, {"batch_size": None}], ids=["user", "", "transform"])
 @pytest.mark.parametrize(
-    ("loader", "workers"), [(torchobj.DataLoader, 0), (torchobj.DataLoader, 1), (torch.utils.data.DataLoader, 1)]
+    ("loader", "workers"),
+    often(2, [(torchobj.DataLoader, 0), (torchobj.DataLoader, 1), (torch.utils.data.DataLoader, 1)]),
 )
 def test_a_missing_field_is_named_with_its_sample(pattern, kind, workers, settings, loader):
     # A transform, a function of the user that collates, and the default collation of samples of different fields.
@@ -50,7 +52,7 @@ def test_a_missing_field_is_named_with_its_sample(pattern, kind, workers, settin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(
     "settings",
     [

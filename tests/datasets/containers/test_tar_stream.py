@@ -130,7 +130,7 @@ OPTIONS = [{}, {"shuffle_buffer": 60}, {"uneven": "pad"}, {"uneven": "resample"}
 
 @pytest.mark.parametrize(
     ("options", "workers"),
-    often(4, [(options, workers) for options in OPTIONS for workers in (0, 2)]),
+    often(3, [(options, workers) for options in OPTIONS for workers in (0, 2)]),
 )
 def test_a_resumed_pass_continues_exactly_at_random_points(folder, options, workers):
     def loader():

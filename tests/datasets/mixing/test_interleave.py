@@ -14,6 +14,9 @@ from tests.support.prefetching import Taken
 from torchobj.datasets.mixing.interleave import IterableInterleaveDataset, MapInterleaveDataset
 from torchobj.exceptions import ConfigError
 
+# Imports the datasets of Hugging Face.
+pytestmark = pytest.mark.xdist_group("datasets")
+
 STRATEGIES = ("first_exhausted", "all_exhausted")
 LENGTHS = (17, 40, 29)
 

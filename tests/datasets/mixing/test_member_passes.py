@@ -20,6 +20,9 @@ from tests.support.prefetching import Taken
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sharding import Shard
 
+# Imports the datasets of Hugging Face.
+pytestmark = pytest.mark.xdist_group("datasets")
+
 STRATEGIES = ("first_exhausted", "all_exhausted")
 LENGTHS = (60, 150, 90)
 
@@ -208,7 +211,7 @@ def test_epochs_have_orders_of_their_own_and_repeat(folder):
 
 @pytest.mark.parametrize(
     ("workers", "count"),
-    often(2, [(0, 10), (2, 2), (0, 20), (2, 20)]),
+    often(2, [(0, 4), (2, 2), (0, 20), (2, 20)]),
 )
 def test_it_resumes_exactly_at_random_points(folder, workers, count):
     def loader():

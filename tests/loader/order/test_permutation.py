@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.long_tables import often
 from tests.support.permutations import permuted, sampler
 from torchobj.loader.order.permutation import Permutation
 
@@ -30,8 +31,9 @@ def test_every_number_occurs_once(size, seed, epoch):
     assert sorted(permuted(size, seed, epoch)) == list(range(size))
 
 
-@pytest.mark.parametrize("seeds", [1500, pytest.param(6000, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize(("size", "limit"), [(3, 25), (4, 55), (5, 190)])
+@pytest.mark.parametrize(
+    ("size", "limit", "seeds"), often(1, [(4, 55, 1500), (3, 25, 6000), (4, 55, 6000), (5, 190, 6000)])
+)
 def test_all_orders_of_a_few_numbers_are_equally_likely(size, limit, seeds):
     # Chi-squared over all orders, at about p = 0.0001.
     counts = collections.Counter(tuple(permuted(size, seed)) for seed in range(seeds))

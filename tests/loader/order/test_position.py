@@ -51,7 +51,7 @@ def with_workers(kinds, *both):
     for number, kind in enumerate(kinds):
         yield kind, 0
         for count, turn in ((2, 0), ("persistent", 1)):
-            is_often = kind in both or number % 4 == turn
+            is_often = kind in both or number % 8 == turn
             yield pytest.param(kind, count, marks=[] if is_often else pytest.mark.matrix)
 
 
@@ -211,7 +211,7 @@ def samples_of(folder, ranks, state, size, epoch, **settings):
     return found
 
 
-@pytest.mark.parametrize("epochs", [6, pytest.param(20, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("epochs", [4, pytest.param(20, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_changing_numbers_of_ranks_read_each_sample_once(folder, drop_last, epochs):
     numbers = random.Random(5)
