@@ -87,13 +87,14 @@ OPERATIONS |= {"loader left": Operation(_left_and_resumed), "worker killed": Ope
 def _sample() -> list[float]:
     """The figures of this process, in the order of the tolerances."""
     gc.collect()
-    # proc(5): kilobytes.
-    pss = Path("/proc/self/smaps_rollup").read_text().partition("\nPss:")[2].split()[0]
+    # proc(5): kilobytes. Without mapped files, whose share depends on what else runs.
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    pss = sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     files = list(Path("/proc/self/fd").iterdir())
     # The one that read the folder is closed.
     links = [os.path.realpath(file) for file in files if file.is_symlink()]
     sockets = sum("socket:" in link for link in links)
-    return [int(pss) / 1024, len(links) - sockets, len(list(Path("/proc/self/task").iterdir())), sockets]
+    return [pss / 1024, len(links) - sockets, len(list(Path("/proc/self/task").iterdir())), sockets]
 
 
 def _growth(quarters: list[list[float]]) -> list[str]:

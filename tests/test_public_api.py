@@ -15,6 +15,9 @@ from tests.support import warm_python
 from torchobj.datasets.base import Options
 from torchobj.s3torchconnector.datasets import ConnectorOptions
 
+# It imports Lightning.
+pytestmark = pytest.mark.xdist_group("lightning")
+
 DATASETS = (torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset)
 
 #: The classes that accept URLs of S3 only, with the class of any scheme.

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import torchobj
 from tests.support import warm_python
+from tests.support.long_tables import often
 from tests.support.prefetching import eventually
 from torchobj import exceptions
 from torchobj.warn_once import FORKED
@@ -107,7 +108,7 @@ def test_samples_have_positive_and_negative_indices(filled):
 
 @pytest.mark.parametrize(
     ("context", "workers"),
-    [("fork", 2), ("forkserver", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.matrix)],
+    often(2, [("fork", 2), ("forkserver", 2), ("spawn", 1), ("spawn", 2)]),
 )
 def test_workers_read_the_right_bytes_after_the_parent_did(filled, context, workers):
     samples = dataset(filled, transform=label_of)

@@ -1,4 +1,4 @@
-"""Runs the longer examples: as a user would in `make matrix`, and for an epoch or two here."""
+"""Runs the longer examples, as a user would, or for an epoch or two. `make demo` and `test_examples_in_docs.py` run others."""
 
 import contextlib
 import os
@@ -15,6 +15,8 @@ from tests.support.buckets import new_gcs_bucket
 from tests.support.killing import HELD_S, kill_at
 from tests.support.ranks import environment_of, job_store
 from torchobj.checkpoint import CheckpointManager
+
+pytestmark = pytest.mark.matrix
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -76,7 +78,6 @@ def started_ranks(number, arguments, environment):
         ]
 
 
-@pytest.mark.matrix
 @pytest.mark.timeout(1000)
 def test_ranks_that_resume_end_with_the_result_of_an_uninterrupted_run():
     pytest.importorskip("moto")
@@ -87,7 +88,6 @@ def test_ranks_that_resume_end_with_the_result_of_an_uninterrupted_run():
     assert "All committed checkpoints are complete." in output
 
 
-@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(digits, fake_gcs_server):
     checkpoints = new_gcs_bucket("digits-checkpoints", fake_gcs_server)
@@ -102,7 +102,6 @@ def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(digits, fake_gc
     ]
 
 
-@pytest.mark.matrix
 @pytest.mark.timeout(1000)
 def test_a_network_learns_from_images_in_class_folders():
     for package in ("moto", "sklearn", "PIL", "rich"):
@@ -119,7 +118,6 @@ def test_a_network_learns_from_images_in_class_folders():
     assert (float(accuracy) >= 0.97, count) == (True, "360")
 
 
-@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_a_training_from_packed_shards_resumes_in_mid_epoch(bucket, control, digits, strict_server, fake_gcs_server):
     pytest.importorskip("moto")
@@ -143,7 +141,6 @@ def test_a_training_from_packed_shards_resumes_in_mid_epoch(bucket, control, dig
     assert re.findall("weights .*", resumed) == re.findall("weights .*", uninterrupted) != []
 
 
-@pytest.mark.matrix
 @pytest.mark.timeout(1000)
 def test_a_training_from_packed_shards_resumes_in_a_later_epoch():
     for package in ("moto", "sklearn", "PIL", "pyarrow", "click"):
@@ -166,7 +163,6 @@ def ray_packages():
     return folder
 
 
-@pytest.mark.matrix
 @pytest.mark.timeout(3000)
 def test_ray_train_resumes_with_identical_weights():
     for package in ("moto", "sklearn", "PIL"):

@@ -23,6 +23,8 @@ import torchobj
 import torchobj.checkpoint
 from tests.strict.control import Control
 
+pytestmark = pytest.mark.xdist_group("lightning")
+
 ROOT = Path(__file__).parents[2]
 MODULES = ["torchobj", *(info.name for info in pkgutil.walk_packages(torchobj.__path__, "torchobj."))]
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

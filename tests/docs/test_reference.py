@@ -6,6 +6,10 @@ import pkgutil
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("lightning")
+
 ROOT = Path(__file__).parents[2]
 REFERENCE = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
 ENTRIES = re.findall(r"^\.\. (?:auto(?:class|function|exception|data)|py:module):: (\S+)$", REFERENCE, re.MULTILINE)

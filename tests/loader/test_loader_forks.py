@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset
 
 import torchobj
 from tests.support.long_tables import often
+from tests.support.prefetching import all_free
 from torchobj import _torchobj
 from torchobj.ranks.sharding import in_order
 
@@ -63,6 +64,7 @@ def exited_without_error(pid):
 
 
 def test_a_child_announces_nothing_and_does_not_change_its_parents_state(folder):
+    assert all_free()
     data = dataset(folder)
     assert data[3] == body(3)
     announcer = _torchobj.Announcer()

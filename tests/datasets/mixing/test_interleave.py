@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import torchobj
-from tests.support.long_tables import often
 from tests.support.prefetching import Taken
 from torchobj.datasets.mixing.interleave import IterableInterleaveDataset, MapInterleaveDataset
 from torchobj.exceptions import ConfigError
@@ -93,7 +92,8 @@ def test_samples_and_order_equal_those_of_hugging_face(folder, strategy, probabi
         dataset[len(order)]
 
 
-@pytest.mark.parametrize("strategy", often(1, STRATEGIES))
+@pytest.mark.matrix
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_positions_are_right_beyond_many_blocks(strategy):
     import datasets as hf
 
