@@ -13,7 +13,10 @@ from torchobj.checkpoint import CheckpointManager, StorageReader, StorageWriter,
 from torchobj.checkpoint.dcp.object_names import FileNames
 from torchobj.lightning import ObjectCheckpointIO
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.xdist_group("lightning"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 
 NONCE = "0123456789abcdef" * 2
 ATTEMPT = f"steps/{1:012}-{NONCE}"

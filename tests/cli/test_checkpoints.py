@@ -7,7 +7,7 @@ import torch
 
 from torchobj.checkpoint import CheckpointManager
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 
 
 @pytest.fixture

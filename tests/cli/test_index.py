@@ -7,7 +7,7 @@ import pytest
 
 from torchobj.shards.index import TarIndex
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 
 
 def shard(*names):

@@ -46,7 +46,7 @@ def interrupted(process, *ready, number=signal.SIGINT):
     return process.returncode, err.decode()
 
 
-@pytest.mark.providers("s3", "gs")
+@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 @pytest.mark.parametrize(
     ("command", "number"),
     [

@@ -6,7 +6,7 @@ import pytest
 
 import torchobj
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 
 
 @pytest.fixture

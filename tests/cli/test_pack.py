@@ -14,7 +14,7 @@ from torchobj import exceptions
 from torchobj.shards import index_file, packing
 from torchobj.urls import parse_url
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 
 SAMPLES = 25
 

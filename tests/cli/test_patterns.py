@@ -9,7 +9,7 @@ from tests.support.command_line import files_of
 from tests.support.long_tables import often
 from torchobj.cli.transfer_run import guessed_type, types_by_end
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 
 COPY = pytest.mark.parametrize("command", [["cp", "-r"], ["sync"]], ids=["cp", "sync"])
 

@@ -158,7 +158,7 @@ def test_a_pass_resumed_at_any_batch_equals_an_uninterrupted_run(workers):
     check_every_state(Resetting, workers)
 
 
-@pytest.mark.parametrize("workers", [0, -3])
+@pytest.mark.parametrize("workers", [-3, pytest.param(0, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("kind", [Uneven, *(pytest.param(kind, marks=pytest.mark.matrix) for kind in OTHERS)])
 def test_other_kinds_of_datasets_are_resumed_at_any_batch(kind, workers):
     check_every_state(kind, workers)

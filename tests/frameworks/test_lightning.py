@@ -198,7 +198,6 @@ def test_a_failed_save_raises_in_fit_and_keeps_the_old_checkpoint(
     assert bucket.uploads() == []
 
 
-@pytest.mark.providers("s3", "gs")
 @pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"])
 def test_a_large_checkpoint_with_failed_parts_keeps_the_old_one_and_leaves_no_upload(bucket, control, operation):
     plugin = ObjectCheckpointIO(config=bucket.config)

@@ -7,6 +7,8 @@ import torch
 
 import torchobj
 
+pytestmark = pytest.mark.xdist_group("lightning")
+
 COUNT = 32
 
 

@@ -176,7 +176,8 @@ def test_a_file_system_with_keys_works_in_a_spawned_worker_that_has_them(bucket,
         assert pool.apply(content, (files, f"{bucket.name}/k")) == b"x"
 
 
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_file_system_with_keys_names_the_next_step_in_a_spawned_worker_without_them(bucket, options, method):
     files = fsspec.filesystem("s3", **options)
     files.pipe(f"{bucket.name}/k", b"x")

@@ -137,7 +137,7 @@ KINDS = {
     "no batches, iterators with a state": lambda data: {"batch_size": None, "sampler": torchdata_sampler.RandomSampler(data)},
 }  # fmt: skip
 #: These are in `make test`.
-OFTEN = list(KINDS)[:6]
+OFTEN = list(KINDS)[:4]
 WITH_WORKERS = ("torchdata with rare states", "Accelerate with persistent workers")
 #: Their samples depend on timing without torchobj too: torch's workers receive a batch after the sampler has gone on, and
 #: torchdata draws two batches from an order that has ended.

@@ -17,6 +17,8 @@ from torchobj import exceptions
 from torchobj.ranks.sample_ranks import detected_rank, given_rank
 from torchobj.warn_once import FORKED
 
+pytestmark = pytest.mark.xdist_group("lightning")
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -142,7 +142,7 @@ def fork_while_reading(store, forks):
     return errors, [reader.is_alive() for reader in readers]
 
 
-@pytest.mark.parametrize("forks", [30, pytest.param(200, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("forks", [15, pytest.param(200, marks=pytest.mark.matrix)])
 def test_forks_while_reads_are_in_flight_never_hang(store, forks):
     with multiprocessing.get_context("forkserver").Pool(1) as pool:
         assert pool.apply_async(fork_while_reading, (store, forks)).get(100) == ([], [False, False])
@@ -163,7 +163,7 @@ def fork_within_first_requests(store, moments):
     return {in_child(functools.partial(first_request, store, number * 5e-3 / moments)) for number in range(moments)}
 
 
-@pytest.mark.parametrize("moments", [15, pytest.param(50, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("moments", [6, pytest.param(50, marks=pytest.mark.matrix)])
 def test_a_child_that_is_forked_within_its_parents_first_request_reads(store, moments):
     """A fork never sees half of what the first request sets up for the process, libraries included."""
     with multiprocessing.get_context("forkserver").Pool(1) as pool:

@@ -60,6 +60,7 @@ def _write_and_close(gather, record):
     gather.close()
 
 
+@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 def test_parts_that_fail_temporarily_are_retried_from_the_same_memory(bucket, control):
     control.faults(
         {"operation": "UploadPart", "probability": 0.3, "seed": 7, "action": {"status": 503, "code": "SlowDown"}}

@@ -158,6 +158,7 @@ def test_any_exception_in_the_block_keeps_the_old_object(good):
     assert still_good(good)
 
 
+@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 @pytest.mark.parametrize(
     ("operation", "action", "kind"),
     [

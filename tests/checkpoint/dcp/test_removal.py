@@ -16,7 +16,10 @@ from torchobj.checkpoint import StorageWriter
 from torchobj.lightning import ObjectCheckpointIO
 from torchobj.s3torchconnector.lightning import S3LightningCheckpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.xdist_group("lightning"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 
 #: Each is, in the test below, the current directory, or a folder or bucket above it.
 NAMELESS = {

@@ -11,6 +11,7 @@ from torchobj.checkpoint import StorageWriter
 from torchobj.lightning import ObjectCheckpointIO
 
 pytestmark = [
+    pytest.mark.xdist_group("lightning"),
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
 ]

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Subset, random_split
 
 import torchobj
+from tests.support.long_tables import often
 from tests.support.prefetching import Taken, all_free
 from torchobj import decode
 from torchobj.warn_once import PROCESS
@@ -172,7 +173,7 @@ class Elsewhere(torchobj.ImageFolder):
         ]
 
 
-@pytest.mark.parametrize(("method", "workers"), [(None, 0), ("fork", 2), ("forkserver", 1)])
+@pytest.mark.parametrize(("method", "workers"), often(2, [(None, 0), ("fork", 2), ("forkserver", 1)]))
 def test_an_override_may_name_objects_of_other_buckets(url, method, workers):
     torchobj.Store("memory://image-folder-other").put("1.png", picture(99))
     dataset = Elsewhere(url, loader=bytes)
@@ -312,9 +313,7 @@ def test_a_shuffled_epoch_equals_torchvisions_and_every_read_is_announced(bucket
     assert all_free()
 
 
-@pytest.mark.parametrize(
-    ("method", "workers"), [("fork", 2), ("forkserver", 1), pytest.param("forkserver", 2, marks=pytest.mark.matrix)]
-)
+@pytest.mark.parametrize(("method", "workers"), often(1, [("fork", 2), ("forkserver", 1), ("forkserver", 2)]))
 def test_workers_do_not_list(url, method, workers, caplog):
     dataset = torchobj.ImageFolder(url, loader=decode.image)
     assert "not listed yet" in repr(dataset)
