@@ -48,6 +48,7 @@ from benchmarks.harness.fault_operations import (
 )
 from benchmarks.harness.report import aligned
 from benchmarks.lab.objects import MIB
+from tests.support.process_memory import pss_bytes
 
 _SHARE, _OBJECTS, _LIMIT_S, _BUDGET_BYTES = 0.05, 96, 120.0, 64 * MIB
 _LEFT_AFTER, _DIES = 3, 0.05
@@ -87,14 +88,11 @@ OPERATIONS |= {"loader left": Operation(_left_and_resumed), "worker killed": Ope
 def _sample() -> list[float]:
     """The figures of this process, in the order of the tolerances."""
     gc.collect()
-    # proc(5): kilobytes. Without mapped files, whose share depends on what else runs.
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    pss = sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     files = list(Path("/proc/self/fd").iterdir())
     # The one that read the folder is closed.
     links = [os.path.realpath(file) for file in files if file.is_symlink()]
     sockets = sum("socket:" in link for link in links)
-    return [pss / 1024, len(links) - sockets, len(list(Path("/proc/self/task").iterdir())), sockets]
+    return [pss_bytes() / MIB, len(links) - sockets, len(list(Path("/proc/self/task").iterdir())), sockets]
 
 
 def _growth(quarters: list[list[float]]) -> list[str]:

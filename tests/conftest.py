@@ -114,7 +114,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @functools.cache
 def group_of(file: Path) -> str:
-    """The `xdist_group` in a file, for all its tests: the group of a test is not in its name since pytest 9.2."""
+    """The `xdist_group` in the `pytestmark` of a file: that of a test is not in its name since pytest 9.2."""
     found = re.search(r'xdist_group\("(\w+)"\)', file.read_text())
     return found[1] if found else ""
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import torchobj
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.files import Progress

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj.checkpoint import CheckpointManager
 
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import tarfile
 
 import pytest
 
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj.shards.index import TarIndex
 
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 def shard(*names):

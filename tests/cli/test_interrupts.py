@@ -10,6 +10,7 @@ import pytest
 import torchobj
 from tests.support.command_line import CommandLine
 from tests.support.interrupting import HELD_BACK_S
+from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.prefetching import eventually
 
 #: Files of two parts.
@@ -46,7 +47,7 @@ def interrupted(process, *ready, number=signal.SIGINT):
     return process.returncode, err.decode()
 
 
-@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.providers("s3", GCS_IN_MATRIX)
 @pytest.mark.parametrize(
     ("command", "number"),
     [

@@ -5,8 +5,9 @@ import json
 import pytest
 
 import torchobj
+from tests.support.long_tables import GCS_IN_MATRIX
 
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import pytest
 
 import torchobj
 from tests.support.interrupting import HELD_BACK_S
+from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.prefetching import eventually
 from torchobj import exceptions
 from torchobj.shards import index_file, packing
 from torchobj.urls import parse_url
 
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 SAMPLES = 25
 

@@ -6,10 +6,10 @@ import mimetypes
 import pytest
 
 from tests.support.command_line import files_of
-from tests.support.long_tables import often
+from tests.support.long_tables import GCS_IN_MATRIX, often
 from torchobj.cli.transfer_run import guessed_type, types_by_end
 
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 COPY = pytest.mark.parametrize("command", [["cp", "-r"], ["sync"]], ids=["cp", "sync"])
 

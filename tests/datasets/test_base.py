@@ -13,13 +13,13 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import torchobj
 from tests.support import warm_python
-from tests.support.long_tables import often
+from tests.support.long_tables import GCS_IN_MATRIX, often
 from tests.support.prefetching import eventually
 from torchobj import exceptions
 from torchobj.warn_once import FORKED
 
 # test_each_store.py reads from GCS in each run.
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 COUNT = 50
 

@@ -24,12 +24,13 @@ from tests.support.iterables import (
     slow,
     write_objects,
 )
+from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.prefetching import all_free, eventually, stats
 from torchobj import exceptions
 from torchobj.ranks.sharding import shuffled
 
 # test_each_store.py reads from GCS in each run.
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 @pytest.fixture

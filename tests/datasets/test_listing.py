@@ -9,12 +9,12 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import torchobj
-from tests.support.long_tables import often
+from tests.support.long_tables import GCS_IN_MATRIX, often
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 
 # test_each_store.py reads from GCS in each run.
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 COUNT = 20
 

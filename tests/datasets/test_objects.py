@@ -9,12 +9,13 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 
 import torchobj
+from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.prefetching import Taken, all_free, eventually, stats
 from torchobj import ObjectRef, _torchobj, exceptions
 from torchobj.loader import lookahead
 
 # test_each_store.py reads from GCS in each run.
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 COUNT = 40
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchobj
-from tests.support.long_tables import often
+from tests.support.long_tables import GCS_IN_MATRIX, often
 from tests.support.prefetching import Taken, all_free
 from torchobj import decode
 from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError
@@ -107,7 +107,7 @@ def shuffled(kind, dataset, **settings):
     return [sample for batch in loader for sample in batch]
 
 
-@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.providers("s3", GCS_IN_MATRIX)
 @pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_a_shuffled_epoch_equals_pandas_and_every_read_is_announced(bucket, method):
     for name in NAMES:

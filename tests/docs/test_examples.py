@@ -1,4 +1,4 @@
-"""Runs the longer examples, as a user would, or for an epoch or two. `make demo` and `test_examples_in_docs.py` run others."""
+"""Runs the longer examples, as a user would, or for an epoch or two."""
 
 import contextlib
 import os

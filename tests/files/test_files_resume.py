@@ -10,9 +10,10 @@ import pytest
 import torchobj
 from tests.support.interrupting import interrupted
 from tests.support.killing import HELD_S, Saver, kill_at
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import exceptions, files
 
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 PART_BYTES = 5 << 20
 PARTS = 6

@@ -18,7 +18,7 @@ import torch
 import torchobj
 import torchobj.fsspec
 from tests.strict.control import FaultAction
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.fsspec import instances
 from torchobj.lightning import ObjectCheckpointIO

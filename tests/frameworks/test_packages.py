@@ -25,6 +25,7 @@ from torchobj.warn_once import FORKED, PROCESS
 COUNT = 48
 
 pytestmark = [
+    pytest.mark.xdist_group("lightning"),
     # torchdata 0.11 calls a function that torch 2.15 deprecates: fixed on its main branch (pytorch/data#1537).
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
     # Lightning 2.6 uses a deprecated function of torch's pytree module.
@@ -87,7 +88,6 @@ def lightning_trainer(lightning, **settings):
     return lightning.Trainer(accelerator="cpu", num_sanity_val_steps=0, **quiet, **settings)
 
 
-@pytest.mark.xdist_group("lightning")
 @pytest.mark.parametrize("make", ["torchobj.DataLoader", "attach"])
 def test_lightning_trains_and_validates(data, make):
     lightning, module = lightning_module()
@@ -122,7 +122,6 @@ LOADERS = {
 }
 
 
-@pytest.mark.xdist_group("lightning")
 @pytest.mark.parametrize("module", UPDATES)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_lightning_recreates_a_loader_with_a_distributed_sampler(data, module, kind):

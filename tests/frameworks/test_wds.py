@@ -17,8 +17,7 @@ from webdataset.cache import FileCache
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import torchobj.wds
-from tests.support.long_tables import often
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX, often
 from torchobj import ShardWriter, exceptions
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)

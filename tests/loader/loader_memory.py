@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import torchobj
+from tests.support.process_memory import pss_bytes
 
 SIZE = 256 << 10
 PAUSE = threading.Event()
@@ -45,12 +46,6 @@ def tree(pid):
     return found
 
 
-def pss(pid):
-    """Memory of a process without mapped files, whose share depends on what else runs; shared memory counts in parts."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-
-
 class Watch(threading.Thread):
     """Continuously sums the memory of this process and its children; `peak_bytes` is the largest sum."""
 
@@ -66,7 +61,7 @@ class Watch(threading.Thread):
             for pid in self.tree():
                 # A process may exit meanwhile.
                 try:
-                    total += pss(pid)
+                    total += pss_bytes(pid)
                 except OSError:
                     continue
             self.peak_bytes, self.samples = max(self.peak_bytes, total), self.samples + 1
@@ -163,7 +158,7 @@ def holding():
             while len(batches) > 8 or (batches and chance.random() < 0.4):
                 check(*batches.pop(chance.randrange(len(batches))))
         if epoch in (50, 200):
-            used.append(sum(pss(pid) for pid in tree(os.getpid())))
+            used.append(sum(pss_bytes(pid) for pid in tree(os.getpid())))
     for batch in batches:
         check(*batch)
     return used

@@ -27,7 +27,11 @@ from torchobj.exceptions import ConfigError
 from torchobj.loader.lookahead import Lookahead
 from torchobj.stateful import is_stateful
 
-pytestmark = [pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.xdist_group("lightning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.timeout(120),
+]
 
 COUNT = 11
 
@@ -431,7 +435,6 @@ def fitted(make, folder, tmp_path, checkpoint=None):
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*weights_only")
 @pytest.mark.filterwarnings("ignore:.*is not an instance of")
-@pytest.mark.xdist_group("lightning")
 def test_a_trainer_of_lightning_resumes_a_loader_that_was_saved_or_is_attached(folder, tmp_path):
     def attached(folder):
         return torchobj.attach(stateful(folder))

@@ -5,8 +5,9 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 import torchobj
+from tests.support.long_tables import GCS_IN_MATRIX
 
-pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 COUNT = 50
 

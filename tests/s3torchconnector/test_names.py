@@ -15,6 +15,8 @@ import torchobj
 import torchobj.s3torchconnector.dcp
 import torchobj.s3torchconnector.lightning
 
+pytestmark = pytest.mark.xdist_group("lightning")
+
 DATASETS = [
     (cls, method) for cls in ("S3MapDataset", "S3IterableDataset") for method in ("from_prefix", "from_objects")
 ]
@@ -67,7 +69,6 @@ def test_checkpoints_have_the_same_methods():
         assert_takes(getattr(torchobj.S3Checkpoint, method), getattr(s3torchconnector.S3Checkpoint, method))
 
 
-@pytest.mark.xdist_group("lightning")
 def test_the_lightning_plugin_has_the_same_calls():
     # Imports Lightning, which takes seconds.
     theirs = importlib.import_module("s3torchconnector.lightning").S3LightningCheckpoint

@@ -13,6 +13,7 @@ import pytest
 import torchobj
 from tests.support.forking import in_child
 from tests.support.interrupting import interrupted
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj.datasets.listing import DatasetListing
 
 pytestmark = pytest.mark.providers("s3", "gs")
@@ -195,7 +196,7 @@ def read_two(store):
 
 
 @pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
-@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.providers("s3", GCS_IN_MATRIX)
 def test_a_store_can_be_passed_to_other_processes(store, context):
     assert store.get("k0") == BODIES[0]
     with multiprocessing.get_context(context).Pool(1) as pool:

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import _torchobj
 from torchobj.exceptions import AccessDeniedError, IntegrityError
 
@@ -60,7 +61,7 @@ def _write_and_close(gather, record):
     gather.close()
 
 
-@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.providers("s3", GCS_IN_MATRIX)
 def test_parts_that_fail_temporarily_are_retried_from_the_same_memory(bucket, control):
     control.faults(
         {"operation": "UploadPart", "probability": 0.3, "seed": 7, "action": {"status": 503, "code": "SlowDown"}}

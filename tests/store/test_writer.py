@@ -18,6 +18,7 @@ import torch
 import torchobj
 from tests.strict.control import FaultAction
 from tests.support import warm_python
+from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.prefetching import eventually
 from torchobj import _torchobj, exceptions
 
@@ -158,7 +159,7 @@ def test_any_exception_in_the_block_keeps_the_old_object(good):
     assert still_good(good)
 
 
-@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.providers("s3", GCS_IN_MATRIX)
 @pytest.mark.parametrize(
     ("operation", "action", "kind"),
     [

@@ -2,6 +2,9 @@
 
 import pytest
 
+#: For `pytest.mark.providers`: the test with GCS is in the matrix only.
+GCS_IN_MATRIX = pytest.param("gs", marks=pytest.mark.matrix)
+
 
 def often(count, cases):
     """The cases of `pytest.mark.parametrize`, the first `count` of which are in each run."""

@@ -2,15 +2,11 @@
 
 import threading
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps import pending_save
-
-#: For `pytest.mark.providers`: the test with GCS is one of `make matrix`.
-GCS_IN_MATRIX = pytest.param("gs", marks=pytest.mark.matrix)
 
 #: Large enough to be sent in parts.
 LARGE = 3_000_000
@@ -35,7 +31,7 @@ def outcome(call):
         return type(error).__name__, str(error)
 
 
-def whole_and_shard(rank, value):
+def whole_and_shard(value):
     """The same tensor whole, and sharded over two ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor

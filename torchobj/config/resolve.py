@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+from torchobj.config.checks import check
 from torchobj.config.config_base import ConfigBase, fields_of
 from torchobj.config.config_file import file_for
 from torchobj.config.store import OPTIONS, StoreConfig
@@ -26,10 +27,8 @@ def store_config(
     Raises:
         ConfigError: `config` has another type, or the provider has no region or endpoint.
     """
-    if config is None:
-        config = StoreConfig()
-    elif not isinstance(config, StoreConfig):
-        raise ConfigError(f"config={type(config)}: must be a StoreConfig, or None")
+    check("config", type(config), "a StoreConfig, or None", ok=config is None or isinstance(config, StoreConfig))
+    config = StoreConfig() if config is None else config
     passed = {"region": region, "endpoint_url": endpoint_url}
     passed = {name: value for name, value in passed.items() if value is not None}
     if not passed:

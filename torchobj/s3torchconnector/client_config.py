@@ -107,6 +107,6 @@ def connector_config(
     url = endpoint_url if endpoint is None else endpoint
     if isinstance(given, S3ClientConfig):
         given = given.to_store_config()
-    elif given is not None and not isinstance(given, StoreConfig):
-        raise ConfigError(f"config={type(given)}: must be a StoreConfig or an S3ClientConfig")
+    ok = given is None or isinstance(given, StoreConfig)
+    check("config", type(given), "a StoreConfig or an S3ClientConfig", ok=ok)
     return None if given is None and region is None and url is None else store_config(given, region, url)

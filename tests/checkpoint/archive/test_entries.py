@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchobj
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.saved_objects import (
     QUIET,
     blank,

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import torchobj
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.saved_objects import QUIET, load, random_tensor, same, save
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, StorageReader, StorageWriter

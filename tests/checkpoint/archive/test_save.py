@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchobj
-from tests.support.long_tables import often
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX, often
 from tests.support.saved_objects import MIB, QUIET, all_ways, load, planning, random_tensor, same, save
 from torchobj import exceptions
 

@@ -24,8 +24,7 @@ from tests.support.distributed_states import (
     upload,
     writer_of,
 )
-from tests.support.long_tables import often
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX, often
 from tests.support.ranks import run_ranks
 from tests.support.tensors import DTYPES
 from torchobj import exceptions

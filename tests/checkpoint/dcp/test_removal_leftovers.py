@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 import torchobj.s3torchconnector.dcp
 from tests.support import warm_python
 from tests.support.killing import HELD_S, Saver, kill_at
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.ranks import LONGEST_S, run_ranks, started
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter, sweep

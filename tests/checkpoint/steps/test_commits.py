@@ -7,7 +7,7 @@ import torch
 
 import torchobj
 from tests.conftest import strict_bucket
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from tests.support.managers import GCS_IN_MATRIX, LARGE, data_keys, nothing_of, saved_value, tensor
+from tests.support.long_tables import GCS_IN_MATRIX
+from tests.support.managers import LARGE, data_keys, nothing_of, saved_value, tensor
 from tests.support.settings import with_profile
 from torchobj import exceptions
 from torchobj.checkpoint.steps import pending_save

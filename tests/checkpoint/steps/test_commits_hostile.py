@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps import commit

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.checkpoint.steps.test_commits import Between
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps.commits import Commits, CommittedByAnotherError
 

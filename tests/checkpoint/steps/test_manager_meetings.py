@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.managers import GCS_IN_MATRIX, of_ranks, outcome
+from tests.support.long_tables import GCS_IN_MATRIX
+from tests.support.managers import of_ranks, outcome
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import torchobj
-from tests.support.managers import GCS_IN_MATRIX
+from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.long_tables import often
-from tests.support.managers import GCS_IN_MATRIX, of_ranks, outcome, whole_and_shard
+from tests.support.long_tables import GCS_IN_MATRIX, often
+from tests.support.managers import of_ranks, outcome, whole_and_shard
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter
@@ -275,7 +275,7 @@ def saved_by_all(rank, url, config):
     dist.init_process_group("gloo")
     manager = of_ranks(url, config, keep_last=2, sharded=True)
     model = torch.nn.Linear(2, 2)
-    whole, x = whole_and_shard(rank, 1)
+    whole, x = whole_and_shard(1)
     state = {"x": x, "model": model, "step": 1, "rng": RngState()}
     manager.save(1, state)
     outcomes = [outcome(lambda: manager.save(1, state)), outcome(lambda: manager.save_async(2, state, stage=False))]
@@ -374,7 +374,7 @@ def failed_on_one(rank, url, config):
     manager = of_ranks(url, config, sharded=True)
     if rank != 0:
         manager._config = StoreConfig(s3=s3, gcs=gcs, max_attempts=1)
-    _, x = whole_and_shard(rank, 1)
+    _, x = whole_and_shard(1)
     outcomes = [outcome(lambda: manager.save(1, {"x": x}))[0]]
     manager.save_async(1, {"x": x})
     outcomes.append(outcome(manager.close)[0])

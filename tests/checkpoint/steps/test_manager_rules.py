@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import torchobj
-from tests.support.managers import GCS_IN_MATRIX, LARGE, Holder, data_keys, saved_value, tensor
+from tests.support.long_tables import GCS_IN_MATRIX
+from tests.support.managers import LARGE, Holder, data_keys, saved_value, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, sweep
 from torchobj.checkpoint.dcp.object_names import FileNames

@@ -6,7 +6,8 @@ import logging
 import pytest
 import torch
 
-from tests.support.managers import GCS_IN_MATRIX, LARGE, Holder, nothing_of, tensor
+from tests.support.long_tables import GCS_IN_MATRIX
+from tests.support.managers import LARGE, Holder, nothing_of, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps import pending_save

@@ -42,12 +42,13 @@ def check_committed(manager, earlier):
 @pytest.mark.parametrize(
     ("performed", "sharded", "storage_provider", "count"),
     [
-        pytest.param(True, False, "s3", 4, id="s3-request done"),
-        pytest.param(False, False, "s3", 4, id="s3-request not done"),
-        pytest.param(True, True, "s3", 4, id="s3-sharded"),
-        pytest.param(True, False, "gs", 10, id="gs-request done", marks=pytest.mark.matrix),
-        pytest.param(False, False, "gs", 10, id="gs-request not done", marks=pytest.mark.matrix),
-        pytest.param(True, True, "gs", 10, id="gs-sharded", marks=pytest.mark.matrix),
+        pytest.param(performed, sharded, provider, count, id=f"{provider}-{name}-{count}", marks=marks)
+        for provider, count, marks in (("s3", 4, ()), ("s3", 10, pytest.mark.matrix), ("gs", 10, pytest.mark.matrix))
+        for performed, sharded, name in (
+            (True, False, "request done"),
+            (False, False, "request not done"),
+            (True, True, "sharded"),
+        )
     ],
 )
 def test_a_save_killed_at_any_moment_damages_no_committed_step(bucket, control, saver, performed, sharded, count):

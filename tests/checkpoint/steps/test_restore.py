@@ -9,7 +9,8 @@ import numpy
 import pytest
 import torch
 
-from tests.support.managers import GCS_IN_MATRIX, of_ranks, outcome, whole_and_shard
+from tests.support.long_tables import GCS_IN_MATRIX
+from tests.support.managers import of_ranks, outcome, whole_and_shard
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
@@ -232,7 +233,7 @@ def test_a_save_warns_of_values_that_a_restore_will_refuse(open_manager, sharded
 
 def saved_without_parts(rank, url, config):
     manager = of_ranks(url, config)
-    _, x = whole_and_shard(rank, 1)
+    _, x = whole_and_shard(1)
     outcomes = [outcome(lambda: manager.save(1, {"deep": {"x": x}})), outcome(lambda: manager.save_async(1, {"x": x}))]
     manager.save(1, {"x": torch.ones(8, 2)})
     return [*outcomes, outcome(lambda: manager.restore(into={"x": x})), manager.steps()]

@@ -8,7 +8,7 @@ import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import torchobj
-from tests.support.long_tables import often
+from tests.support.long_tables import GCS_IN_MATRIX, often
 from tests.support.prefetching import eventually, stats
 from torchobj.exceptions import ConfigError
 
@@ -95,7 +95,7 @@ def test_workers_yield_each_sample_once_and_the_order_depends_on_seed_and_epoch(
         assert keys_of(loader_of(samples)) != first
 
 
-@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.providers("s3", GCS_IN_MATRIX)
 def test_ranges_after_the_first_are_read_ahead(bucket):
     body = tar_of((f"{number:05d}.bin", bytes(100_000)) for number in range(200))
     for number in range(2):

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Subset, random_split
 
 import torchobj
-from tests.support.long_tables import often
+from tests.support.long_tables import GCS_IN_MATRIX, often
 from tests.support.prefetching import Taken, all_free
 from torchobj import decode
 from torchobj.warn_once import PROCESS
@@ -299,7 +299,7 @@ def shuffled(kind, dataset, **settings):
     return digests(kind(dataset, batch_size=4, shuffle=True, **settings))
 
 
-@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.providers("s3", GCS_IN_MATRIX)
 @pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_a_shuffled_epoch_equals_torchvisions_and_every_read_is_announced(bucket, local, method):
     for name, body in BODIES.items():

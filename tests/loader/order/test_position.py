@@ -47,7 +47,7 @@ def run(loader, epochs, stop=None, saved=None):
 
 
 def with_workers(kinds, *both):
-    """Each kind without workers, and with new or with persistent ones, or `both`; the rest is in the matrix."""
+    """Each kind without workers, and some, and `both`, with new and with persistent ones; the rest is in the matrix."""
     for number, kind in enumerate(kinds):
         yield kind, 0
         for count, turn in ((2, 0), ("persistent", 1)):
