@@ -5,9 +5,10 @@ import os
 import pytest
 
 from tests.support.command_line import files_of
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj.cli import transfer_run
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 def test_sync_transfers_what_is_new_or_changed(cli, bucket, tree, synced):
@@ -25,6 +26,7 @@ def test_sync_downloads_what_is_new_or_changed(cli, bucket, tree, synced):
     assert (tree / "sub/c.bin").read_bytes() == b"changed"
 
 
+@pytest.mark.providers("s3", "gs")
 def test_sync_from_bucket_to_bucket_copies_what_is_new_or_changed(cli, bucket, other_bucket, synced):
     assert cli.records("sync", synced, other_bucket.url)[0]["files"] == 3
     bucket.write("x/b.txt", b"longer than before" * 100)

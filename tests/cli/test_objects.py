@@ -8,11 +8,12 @@ from datetime import datetime
 import pytest
 
 import torchobj
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.cli import objects
 from torchobj.store import list_buckets, reads
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 EVIL = "evil/\x1b[31mred"
 
@@ -28,6 +29,7 @@ def names(lines):
     return [line.split()[-1] for line in lines]
 
 
+@pytest.mark.providers("s3", "gs")
 def test_ls_shows_objects_and_folders_of_a_level(cli, filled):
     assert names(cli.lines("ls", filled.url)) == ["a.txt", "train/", "training/"]
     assert names(cli.lines("ls", f"{filled.url}/train/")) == ["0.jpg", "1.jpg", "x/"]
@@ -54,6 +56,7 @@ def test_ls_lists_the_keys_that_match_a_glob(cli, filled, pattern, keys):
     assert names(cli.lines("ls", f"{filled.url}/{pattern}")) == keys
 
 
+@pytest.mark.providers("s3", "gs")
 def test_ls_without_a_bucket_lists_the_buckets_page_by_page(cli, bucket, other_bucket, control):
     scheme = bucket.url.partition("://")[0]
     project = ["--project", "p"] if scheme == "gs" else []
@@ -93,12 +96,14 @@ def test_buckets_of_google_cloud_storage_are_listed_by_project(cli, bucket, monk
     assert len(control.requests("ListBuckets")) == 3
 
 
+@pytest.mark.providers("s3", "gs")
 def test_options_of_objects_and_projects_do_not_apply_to_other_listings(cli, bucket):
     scheme = bucket.url.partition("://")[0]
     assert "--recursive lists the objects of a bucket" in cli.error("ls", "-r", f"{scheme}://", "--project", "p")
     assert "--project: applies to gs://" in cli.error("ls", "--project", "p", bucket.url)
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_listing_of_buckets_that_repeats_itself_is_an_error(bucket, control):
     scheme = bucket.url.partition("://")[0]
     body = {
@@ -111,6 +116,7 @@ def test_a_listing_of_buckets_that_repeats_itself_is_an_error(bucket, control):
         list_buckets(scheme, config=bucket.config, project="p")
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_refused_listing_of_buckets_names_the_permission_or_the_endpoint(cli, bucket, control):
     scheme = bucket.url.partition("://")[0]
     control.faults({"operation": "ListBuckets", "times": 1, "action": {"status": 403, "code": "AccessDenied"}})

@@ -5,8 +5,9 @@ import re
 import pytest
 
 import torchobj
+from tests.support.long_tables import GCS_IN_MATRIX
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 @pytest.fixture
@@ -21,6 +22,7 @@ def test_rm_deletes_an_object(cli, filled):
     assert filled.keys() == ["train/0.jpg", "train/1.png", "training/2.jpg"]
 
 
+@pytest.mark.providers("s3", "gs")
 def test_rm_deletes_a_folder_and_nothing_beside_it(cli, filled):
     cli.lines("rm", "--yes", "-r", f"{filled.url}/train")
     assert filled.keys() == ["train", "training/2.jpg"]

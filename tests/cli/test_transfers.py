@@ -10,10 +10,11 @@ import pytest
 
 import torchobj
 from tests.support.command_line import ROOT, CommandLine, files_of
+from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj.cli import transfer_run
 from torchobj.store.transfers import Progress
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 def test_the_progress_of_several_transfers_is_their_sum_and_unknown_while_a_total_is():
@@ -55,6 +56,7 @@ def test_several_files_are_uploaded_to_a_folder(cli, bucket, tree):
     assert "must be a folder" in cli.error("cp", tree / "a.bin", tree / "b.txt", f"{bucket.url}/x")
 
 
+@pytest.mark.providers("s3", "gs")
 def test_trees_are_copied_into_the_destination(cli, bucket, tree, tmp_path):
     cli.lines("cp", "-r", tree, f"{bucket.url}/x")
     assert bucket.keys() == ["x/a.bin", "x/b.txt", "x/sub/c.bin"]
@@ -122,6 +124,7 @@ def test_an_unreadable_file_is_listed_and_the_rest_is_copied(cli, bucket, tree):
     assert bucket.keys() == ["x/a.bin", "x/b.txt", "x/sub/c.bin"]
 
 
+@pytest.mark.providers("s3", "gs")
 def test_objects_are_copied_from_bucket_to_bucket_with_their_metadata(cli, bucket, other_bucket):
     store = torchobj.Store(bucket.url, config=bucket.config)
     store.put("x/k", b"bytes", content_type="text/plain", metadata={"label": "cat"})
@@ -154,6 +157,7 @@ def test_folders_that_contain_each_other_are_refused(cli, bucket):
     assert "are the same" in cli.error("cp", f"{bucket.url}/k", f"{bucket.url}/k")
 
 
+@pytest.mark.providers("s3", "gs")
 def test_headers_and_metadata_are_set(cli, bucket, tree):
     given = ["--content-type", "text/plain", "--metadata", "a=b=c"]
     cli.lines("cp", *given, tree / "b.txt", f"{bucket.url}/k")
