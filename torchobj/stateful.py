@@ -1,11 +1,17 @@
-"""Recognises objects with a state, such as models, optimizers and loaders, and takes a state that may not be needed."""
+"""Recognises objects with a state, such as models, optimizers and loaders, takes a state that may not be needed, and
+loads states. What torchobj resumes itself has a `Position` instead.
+"""
 
 import copy
 from typing import Any, NamedTuple, Self
 
-from torchobj.exceptions import TorchobjError
+from torchobj.exceptions import ConfigError, TorchobjError
 
-__all__ = ["FailedState", "checked", "is_stateful", "state_if_possible"]
+__all__ = ["FailedState", "Position", "checked", "is_stateful", "load_state", "state_if_possible"]
+
+#: Where a pass is, as plain values, with what it depends on. What can be resumed returns one by `position()`, and
+#: starts at it by `start(position)`.
+Position = dict[str, Any]
 
 
 def is_stateful(value: Any) -> bool:
@@ -44,3 +50,20 @@ def checked(state: Any) -> Any:
     if isinstance(state, FailedState):
         raise TorchobjError(state.reason)
     return state
+
+
+def load_state(value: Any, state: Any) -> None:
+    """Loads a copy of a state into an object; None: none was saved, and the object is left as it is.
+
+    Raises:
+        ConfigError: The object has no state.
+    """
+    if state is None:
+        return
+    if not is_stateful(value):
+        raise ConfigError(
+            f"position of the state: contains the state of a dataset; a {type(value).__name__} has no state_dict and "
+            "load_state_dict"
+        )
+    # A copy, because an object may modify the one it is given.
+    value.load_state_dict(copy.deepcopy(state))

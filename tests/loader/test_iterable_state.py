@@ -331,6 +331,17 @@ def test_invalid_states_are_refused_with_the_name_of_their_field():
             loader_of(dataset, 2).load_state_dict(state | changed)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_of_iterators_is_refused_by_iterators_without_one(workers):
+    loader = loader_of(OfIterators(), workers)
+    iterator = iter(loader)
+    next(iterator)
+    other = loader_of(Plain(), workers)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ConfigError, match="a range_iterator has no state_dict"):
+        next(iter(other))
+
+
 class Unpicklable(Stateful):
     def state_dict(self):
         return {"done": lambda: None}

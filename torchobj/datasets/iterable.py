@@ -158,16 +158,16 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         shard, epoch, kind = self._shard(), self._pass_epoch(), self._reader_constructor
         pages = self._listing.pages() if shard == Shard() and not self.shuffle else None
         if pages is not None:
-            progress = self._start_progress(self._shape(shard, None), epoch)
-            listed = _read_while_listing(self._listing, pages, kind, progress.done)
-            return PassIterator(listed, progress, functools.partial(self._sample, pages.url))
+            position = self._start(self._shape(shard, None), epoch)
+            listed = _read_while_listing(self._listing, pages, kind, position["done"])
+            return PassIterator(self, position, listed, functools.partial(self._sample, pages.url))
         reader = self._listing.reader()
         manifest = reader.manifest
         broadcast.confirm()
-        progress = self._start_progress(self._shape(shard, len(manifest)), epoch)
+        position = self._start(self._shape(shard, len(manifest)), epoch)
         order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
-        readers = read_listed(reader, shard.select(order, self.uneven)[progress.done :], kind)
-        return PassIterator(readers, progress, functools.partial(self._sample, manifest.url))
+        readers = read_listed(reader, shard.select(order, self.uneven)[position["done"] :], kind)
+        return PassIterator(self, position, readers, functools.partial(self._sample, manifest.url))
 
     def note_whole_pass(self) -> None:
         """Warns once if several ranks yield all objects, and the caller has not said so. Before workers are started."""

@@ -1,7 +1,5 @@
 """What iterable datasets share: epochs, the shard of each rank and worker, and the state of a pass."""
 
-import dataclasses
-import functools
 import logging
 import operator
 import sys
@@ -19,6 +17,7 @@ from torchobj.datasets.rank_passes import RankPasses
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks, callers
 from torchobj.ranks.sharding import Shard
+from torchobj.stateful import Position, is_stateful, load_state
 from torchobj.workers import process
 from torchobj.workers.context import setting
 from torchobj.workers.shared_values import SharedEpoch
@@ -45,60 +44,104 @@ def in_epoch(epoch: int) -> AbstractContextManager[None]:
     return setting(_given_epoch, epoch)
 
 
-@dataclasses.dataclass
-class PassProgress:
-    """The position of an iterator."""
+class DatasetPass(Iterator[Any]):
+    """A pass over any iterable dataset, which is resumed by its state, by that of its iterator, or by both.
 
-    seed: int
-    epoch: int
-    #: Number of objects, or samples, of its shard that are done: yielded or skipped.
-    done: int
-    #: Parameters that must be the same on resume, because `done` counts within this shard.
-    shape: dict[str, Any]
-    #: The position in a stream of shards, which `done` alone does not determine.
-    position: Callable[[], dict[str, Any]] | None = None
-    #: Called at the end of the pass, if nothing else counts it.
-    end: Callable[[], None] | None = None
+    Args:
+        dataset: An iterable dataset.
+    """
 
-    def state(self) -> dict[str, Any]:
-        """The position as a dict of plain values."""
-        state = {"seed": self.seed, "epoch": self.epoch, "done": self.done, "shape": self.shape}
-        return state if self.position is None else state | {"position": self.position()}
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        #: The iterator of the dataset, once the pass was started.
+        self.iterator: Any = None
+        #: Whether the iterator has raised `StopIteration`.
+        self.ended = False
 
-    def kept(self) -> "PassProgress":
-        """The position as it is now, which can be pickled."""
-        if self.position is None:
-            return dataclasses.replace(self, end=None)
-        return dataclasses.replace(self, position=functools.partial(dict, self.position()), end=None)
+    @property
+    def has_state(self) -> bool:
+        """Whether the dataset or its iterator has a state."""
+        return is_stateful(self.dataset) or is_stateful(self.iterator)
+
+    def start(self, position: Position | None) -> None:
+        """Starts the pass at a position; None: where the dataset is.
+
+        Raises:
+            ConfigError: The position contains the state of an object that has none now.
+        """
+        own = {} if position is None else position
+        load_state(self.dataset, own.get("dataset"))
+        self.iterator, self.ended = iter(self.dataset), False
+        load_state(self.iterator, own.get("iterator"))
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            self.ended = True
+            raise
+
+    def position(self) -> Position:
+        """The position after the last sample. The states are those that the objects return, and no copies."""
+        dataset, iterator = self.dataset, self.iterator
+        own = iterator is not dataset and is_stateful(iterator)
+        return {
+            "dataset": dataset.state_dict() if is_stateful(dataset) else None,
+            "iterator": iterator.state_dict() if own else None,
+        }
+
+
+def warn_of_replay(dataset: Any, samples: str) -> None:
+    """Logs that samples are read again to resume a pass over a dataset, because their position is not known."""
+    name = type(dataset).__name__
+    reason = f"{name} has no state_dict and load_state_dict"
+    if is_stateful(dataset):
+        reason = f"the state of the loader contains no state of {name}"
+    logger.warning("%s: %s are read again and dropped", reason, samples)
 
 
 class PassIterator(Iterator[Any]):
     """The samples of one pass. An exception of a sample does not end the pass.
 
     Args:
+        dataset: The dataset.
+        position: Where the pass starts, from `PassDataset._start`. Its `done` counts the items.
         items: What samples are made of.
-        progress: Counts the items.
         sample_of: Returns the sample of an item, or `SKIPPED` for an item without a sample.
+        within: Returns the position in `items`, if `done` does not determine it.
     """
 
-    def __init__(self, items: Iterator[Any], progress: PassProgress, sample_of: Callable[[Any], Any]) -> None:
-        self._items, self._progress, self._sample_of = items, progress, sample_of
+    def __init__(
+        self,
+        dataset: "PassDataset[Any]",
+        position: Position,
+        items: Iterator[Any],
+        sample_of: Callable[[Any], Any],
+        within: Callable[[], Position] | None = None,
+    ) -> None:
+        self._dataset, self._position, self._items, self._sample_of = dataset, position, items, sample_of
+        epoch = position["epoch"]
+        # Nothing else counts the pass.
+        self._counts = _given_epoch.get() is None and not process.in_worker() and epoch == dataset.next_epoch()
+        if self._counts:
+            dataset.count_pass(epoch)
+        dataset._latest, dataset._within = position, within
 
     def __next__(self) -> Any:
         for item in self._items:
-            self._progress.done += 1
+            self._position["done"] += 1
             sample = self._sample_of(item)
             if sample is not SKIPPED:
                 return sample
-        if self._progress.end is not None:
-            self._progress.end()
+        if self._counts:
+            self._dataset.end_pass()
         raise StopIteration
 
     def close(self) -> None:
         """Ends the pass and drops what was read ahead. The state stays that after the last sample."""
-        self._items = iter(())
-        # The position of a stream references what it reads from.
-        self._progress.position = self._progress.kept().position
+        if self._dataset._latest is self._position:
+            self._dataset._latest, self._dataset._within = self._dataset._latest_position(), None
+        self._items, self._sample_of = iter(()), bool
 
 
 #: The numbers of a state.
@@ -133,10 +176,12 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         # Number of passes that this worker has begun.
         self._begun = 0
         self._rank: process.Rank | None = None
-        # Of the iterator that was started last in this process.
-        self._progress: PassProgress | None = None
+        # The position of the iterator that was started last in this process, and what returns the part of it that
+        # the iterator does not keep there.
+        self._latest: Position | None = None
+        self._within: Callable[[], Position] | None = None
         # The start of the next iterator, if it is of that epoch.
-        self._resumed: PassProgress | None = None
+        self._loaded: Position | None = None
 
     @property
     def on_error(self) -> Any:
@@ -181,8 +226,8 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         """
         number = _checked_count("epoch", epoch)
         self._epoch.set(number)
-        for name in ("_progress", "_resumed"):
-            if (progress := getattr(self, name)) is not None and progress.epoch != number:
+        for name in ("_latest", "_loaded"):
+            if (position := getattr(self, name)) is not None and position["epoch"] != number:
                 setattr(self, name, None)
 
     def next_epoch(self) -> int:
@@ -205,13 +250,18 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         In a DataLoader worker it is the position of the worker; torchdata's `StatefulDataLoader` collects and restores
         these. Under torch.distributed it is valid for all ranks that have yielded the same number of samples.
         """
-        progress = self._resumed or self._progress or PassProgress(self.seed, self._epoch.next(), 0, {})
-        return progress.state() | {"epoch_is_set": self._epoch.is_set}
+        position = self._loaded or self._latest_position()
+        return self.epoch_state() if position is None else position | {"epoch_is_set": self._epoch.is_set}
 
-    def epoch_state(self, epoch: int | None = None) -> dict[str, Any]:
-        """The state at the start of an epoch; None: of the next one. Its keys are always the same."""
-        state = PassProgress(self.seed, self._epoch.next() if epoch is None else epoch, 0, {}).state()
-        return state | {"epoch_is_set": self._epoch.is_set}
+    def epoch_state(self, epoch: int | None = None) -> Position:
+        """The position at the start of an epoch; None: of the next one. Its keys are always the same."""
+        epoch = self._epoch.next() if epoch is None else epoch
+        return {"seed": self.seed, "epoch": epoch, "done": 0, "shape": {}, "epoch_is_set": self._epoch.is_set}
+
+    def _latest_position(self) -> Position | None:
+        if self._latest is None or self._within is None:
+            return None if self._latest is None else {**self._latest}
+        return self._latest | {"position": self._within()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration yield the rest of the epoch, each sample once.
@@ -236,9 +286,9 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             raise ConfigError(f"position of the state={position!r}: must be a dict")
         is_set = state.get("epoch_is_set", False)
         check("epoch_is_set of the state", is_set, "True or False", ok=isinstance(is_set, bool))
-        self._resumed = PassProgress(
-            seed, epoch, done, {**shape}, None if position is None else functools.partial(dict, position)
-        )
+        self._loaded = {"seed": seed, "epoch": epoch, "done": done, "shape": {**shape}}
+        if position is not None:
+            self._loaded["position"] = {**position}
         self.seed = seed
         if _given_epoch.get() is None:
             self._epoch.set(epoch, is_set=is_set)
@@ -249,9 +299,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             # In a spawned worker torch.distributed is not initialised, and the loop is not on the stack.
             state["_rank"] = self._ranks.rank(self._rank)
         # The iterator belongs to this process.
-        if (progress := state.get("_progress")) is not None:
-            state["_progress"] = progress.kept()
-        return state
+        return state | {"_latest": self._latest_position(), "_within": None}
 
     def _shard(self) -> Shard:
         """The shard of this rank and worker, read now: torch.distributed may have been initialised since."""
@@ -299,29 +347,24 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
                 worker.num_workers,
             )
 
-    def _start_progress(self, shape: dict[str, Any], epoch: int) -> PassProgress:
-        """The progress of a new pass, at the loaded state if that is of this epoch.
+    def _start(self, shape: dict[str, Any], epoch: int) -> Position:
+        """The position at which a pass of this shape starts: the loaded one if that is of this epoch.
 
         If `objects` is None in `shape` or in that of the state, it is not known yet and is not compared.
 
         Raises:
             ConfigError: The state is of a pass of another shape.
         """
-        resumed, self._resumed = self._resumed, None
-        is_resumed = resumed is not None and resumed.epoch == epoch
-        if resumed is not None and is_resumed and resumed.done:
-            before = resumed.shape
-            unknown = {"objects": None} if None in (shape.get("objects", 0), before.get("objects", 0)) else {}
-            if before | unknown != shape | unknown:
-                changed = [name for name in shape if before.get(name) != shape[name]] or list(before)
-                shown = ", ".join(f"{name}={before.get(name)!r} (now {shape.get(name)!r})" for name in changed)
-                raise ConfigError(
-                    f"state of {shown}: cannot be resumed: samples would be lost or repeated; use the state's values"
-                )
-        done, position = (resumed.done, resumed.position) if resumed is not None and is_resumed else (0, None)
-        end = None
-        if _given_epoch.get() is None and not process.in_worker() and epoch == self._epoch.next():
-            self.count_pass(epoch)
-            end = self._rank_passes.end
-        self._progress = PassProgress(self.seed, epoch, done, shape, position, end)
-        return self._progress
+        loaded, self._loaded = self._loaded, None
+        start = {"seed": self.seed, "epoch": epoch, "done": 0, "shape": shape}
+        if loaded is None or loaded["epoch"] != epoch:
+            return start
+        before = loaded["shape"]
+        unknown = {"objects": None} if None in (shape.get("objects", 0), before.get("objects", 0)) else {}
+        if loaded["done"] and before | unknown != shape | unknown:
+            changed = [name for name in shape if before.get(name) != shape[name]] or list(before)
+            shown = ", ".join(f"{name}={before.get(name)!r} (now {shape.get(name)!r})" for name in changed)
+            raise ConfigError(
+                f"state of {shown}: cannot be resumed: samples would be lost or repeated; use the state's values"
+            )
+        return loaded | start | {"done": loaded["done"]}

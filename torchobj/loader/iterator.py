@@ -11,8 +11,9 @@ from torch.utils.data import default_collate
 
 from torchobj.exceptions import ConfigError
 from torchobj.loader.import_timer import Imported, imported
-from torchobj.loader.iterable_state import BatchWithState, IterablePass
-from torchobj.loader.order.position import PassPosition
+from torchobj.loader.iterable_state import TrackedPass
+from torchobj.loader.order.position import Order
+from torchobj.stateful import Position
 from torchobj.telemetry.ranges import profiled
 
 _NOTHING = object()
@@ -52,39 +53,50 @@ def _rows_of(batch: Any, *, collated_by_default: bool) -> Any:
     return found
 
 
-class Progress:
-    """The progress of one pass, as seen by the training loop.
+class LoaderPass:
+    """One pass of a loader, as the training loop sees it: the number of batches that were returned, and the position
+    after the last one.
 
     It belongs to the loader and not to the iterator, because workers stop when the loop drops the iterator.
+
+    Args:
+        start: The position before the first batch was requested.
     """
 
-    def __init__(self, initial: dict[str, Any]) -> None:
-        #: The state before the first batch was requested.
-        self.initial = initial
+    def __init__(self, start: Position) -> None:
+        self._start = start
+        #: Number of batches returned, including those skipped on resume.
+        self.batches: int = start["batches"]
         #: Number of requests for an item of the sampler or for a batch.
         self.requested = 0
-        #: Positions after the batches that torch has requested and not returned, with their numbers of samples.
-        self.dispatched: deque[tuple[PassPosition, int]] = deque()
-        #: Position after the last batch that was returned; None before the pass has started.
-        self.mark: PassPosition | None = None
-        #: Number of batches returned, including those skipped on resume.
-        self.batches = 0
         self.ended = False
+        #: The order of a sampler, once an item of it was requested.
+        self._order: Order | None = None
+        # The state of the order after the last batch that was returned, if there is one.
+        self._state: Any = None
+        # The states after the batches that torch has requested and not returned, with their numbers of samples.
+        self._dispatched: deque[tuple[Any, int]] = deque()
 
-    def dispatch(self, mark: PassPosition, samples: int) -> None:
-        """Records that torch received the item before `mark`, with `samples` indices."""
-        if self.mark is None and mark.own is None:
-            # The order is drawn from here on.
-            self.mark = mark._replace(batches=mark.batches - 1)
-        self.dispatched.append((mark, samples))
+    def dispatch(self, order: Order, samples: int, state: Any) -> None:
+        """Records that torch received an item of `samples` indices, and the state of the order after it."""
+        if self._order is None:
+            assert order.origin is not None  # noqa: S101  an item was drawn
+            self._order, self.batches = order, order.origin["batches"]
+        self._dispatched.append((state, samples))
 
     def advance(self) -> int | None:
         """Records that a batch, or its error, was returned. Returns its number of samples; None if unknown."""
         self.batches += 1
-        if not self.dispatched:
+        if not self._dispatched:
             return None
-        self.mark, samples = self.dispatched.popleft()
+        self._state, samples = self._dispatched.popleft()
         return samples
+
+    def position(self) -> Position:
+        """The position in the order of a sampler after the last batch that was returned."""
+        if self._order is None or (self._order.has_state and self._state is None):
+            return self._start
+        return self._order.position(self.batches, self._state)
 
 
 class MeteredIterator(Iterator[Any]):
@@ -150,45 +162,44 @@ class LoaderIterator(MeteredIterator):
 
     Args:
         inner, loader, started: As for `MeteredIterator`.
-        progress: Updated with each batch.
-        iterable: Receives the states that arrive with the batches of an iterable dataset.
-        batches_to_replay: Number of batches that are read and dropped first, for a dataset without a state.
+        loader_pass: Updated with each batch.
+        tracked: Receives the positions that arrive with the batches of an iterable dataset.
+        replayed: Number of batches that are read and dropped first, for a dataset without a state.
     """
 
     def __init__(
         self,
         inner: Any,
         loader: Any,
-        progress: Progress,
+        loader_pass: LoaderPass,
         *,
         started: float | None,
-        iterable: IterablePass | None,
-        batches_to_replay: int,
+        tracked: TrackedPass | None,
+        replayed: int,
     ) -> None:
         super().__init__(inner, loader, started=started)
-        self._progress, self._iterable = progress, iterable
-        self._replayed, self._left = batches_to_replay, batches_to_replay
+        self._pass, self._tracked, self._replayed, self._left = loader_pass, tracked, replayed, replayed
 
     def __next__(self) -> Any:
-        progress = self._progress
-        progress.requested += 1
-        requested = progress.requested
-        if requested == 1 and self._iterable is not None:
-            self._iterable.count()
+        current, tracked = self._pass, self._tracked
+        current.requested += 1
+        requested = current.requested
+        if requested == 1 and tracked is not None:
+            tracked.count()
         try:
             return super().__next__()
         except StopIteration:
-            progress.ended = True
-            if self._iterable is not None:
-                self._iterable.end()
+            current.ended = True
+            if tracked is not None:
+                tracked.end()
             raise
         except BaseException:
             # torch requests another batch only when one has arrived: this one counts as returned.
-            if progress.requested != requested:
-                progress.advance()
+            if current.requested != requested:
+                current.advance()
             raise
 
-    def _replay(self) -> None:
+    def _next(self) -> Any:
         while self._left:
             try:
                 self._next_tracked()
@@ -199,18 +210,18 @@ class LoaderIterator(MeteredIterator):
                     "has state_dict and load_state_dict"
                 ) from None
             self._left -= 1
-
-    def _next(self) -> Any:
-        self._replay()
         return self._next_tracked()
 
     def _next_tracked(self) -> Any:
-        while isinstance(batch := super()._next(), BatchWithState):
-            if batch.state is not None and self._iterable is not None:
-                self._iterable.record(batch)
-                return batch.batch
-        return batch
+        if self._tracked is None or self._reads_here:
+            return super()._next()
+        while True:
+            worker, position, batch = super()._next()
+            # None of a placeholder.
+            if position is not None:
+                self._tracked.record(worker, position)
+                return batch
 
     def _count(self, batch: Any) -> int:
-        samples = self._progress.advance()
+        samples = self._pass.advance()
         return super()._count(batch) if samples is None else samples

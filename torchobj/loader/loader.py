@@ -20,21 +20,21 @@ from torchobj.decode import libraries
 from torchobj.exceptions import ConfigError
 from torchobj.loader import whole_pass
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
-from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iterable_position, resume
-from torchobj.loader.iterator import LoaderIterator, Progress
+from torchobj.loader.iterable_state import TrackedPass, batches_to_replay, iterable_position, start
+from torchobj.loader.iterator import LoaderIterator, LoaderPass
 from torchobj.loader.killed_worker import not_waiting_for_killed_workers
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.measure import page
 from torchobj.loader.measure.report import report
 from torchobj.loader.measure.stats import Meter
 from torchobj.loader.measure.timeline import charts
-from torchobj.loader.order.position import check, drawing_from_a_copy, in_batches, state_between_passes, state_of
+from torchobj.loader.order.position import between_passes, check, drawing_from_a_copy, in_batches
 from torchobj.loader.order.sampler import ElasticDistributedSampler
 from torchobj.loader.packed_batch import pack_batches
 from torchobj.loader.pass_setup import PassSetup
 from torchobj.ranks import broadcast
 from torchobj.reading import lookahead_warning
-from torchobj.stateful import checked
+from torchobj.stateful import Position, checked
 from torchobj.telemetry.table import LoaderStats
 from torchobj.warn_once import PROCESS, warn_once
 from torchobj.workers.batch_memory import BatchMemory
@@ -288,12 +288,11 @@ class DataLoader(AnnouncingLoader[Batch_co]):
     ) -> None:
         check_lookahead(lookahead)
         self.lookahead = lookahead
-        # Progress of the pass that was started last.
-        self._progress: Progress | None = None
-        # The pass over an iterable dataset.
-        self._iterable: IterablePass | None = None
+        # The pass that was started last, and that of an iterable dataset, with the positions of its processes.
+        self._pass: LoaderPass | None = None
+        self._tracked: TrackedPass | None = None
         # The state that was loaded last.
-        self._loaded: dict[str, Any] | None = None
+        self._loaded: Position | None = None
         self._meter = Meter()
         # Passed only if given, because older versions of torch do not have it.
         newer: dict[str, Any] = {} if in_order else {"in_order": in_order}
@@ -321,7 +320,7 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         # The repr of other datasets may be as long as their contents.
         dataset = repr(self.dataset) if isinstance(self.dataset, PerObjectDataset) else type(self.dataset).__name__
         shape = f"batch_size={self.batch_size}, num_workers={self.num_workers}, lookahead={self.lookahead}"
-        batches = 0 if self._progress is None else self._progress.batches
+        batches = 0 if self._pass is None else self._pass.batches
         return f"<{type(self).__name__} of {dataset}, {shape}, {batches} batches returned>"
 
     def _find_objects(self, sampler: Any) -> ObjectFinder | None:
@@ -332,45 +331,40 @@ class DataLoader(AnnouncingLoader[Batch_co]):
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]  # torch's iterator, within
         broadcast.confirm()
         loaded = self._pending()
-        within = loaded is not None and loaded["within_epoch"]
         sampler = self._index_sampler
-        inner = sampler.sampler if isinstance(sampler, Lookahead) else None
-        progress = Progress(state_between_passes(inner) if loaded is None else loaded)
-        progress.batches = loaded["batches"] if loaded is not None else 0
+        replayed = 0
         if isinstance(sampler, Lookahead):
-            sampler.progress = progress
+            current = LoaderPass(between_passes(sampler.sampler) if loaded is None else loaded)
+            sampler.loader_pass = current
         else:
+            current = LoaderPass(between_passes(None) if loaded is None else loaded)
             self._begin_iterable(loaded)
+            replayed = batches_to_replay(self.dataset, loaded)
         started = self._time_of_start()
         # torch draws a number when it creates an iterator. For this pass it did so before the state was saved, or it
         # would not have: persistent workers keep their iterator.
-        has_drawn = loaded is not None and (within or _workers_stay(loaded))
+        has_drawn = loaded is not None and (loaded["within_epoch"] or _workers_stay(loaded))
         with drawing_from_a_copy(self) if has_drawn else contextlib.nullcontext():
             found = super().__iter__()
-        self._progress = progress
-        return LoaderIterator(
-            found,
-            self,
-            progress,
-            started=started,
-            iterable=self._iterable,
-            batches_to_replay=0 if inner is not None else batches_to_replay(self.dataset, loaded),
-        )
+        self._pass = current
+        return LoaderIterator(found, self, current, started=started, tracked=self._tracked, replayed=replayed)
 
-    def _begin_iterable(self, loaded: dict[str, Any] | None) -> None:
+    def _begin_iterable(self, loaded: Position | None) -> None:
         if isinstance(self.dataset, torch.utils.data.IterDataPipe):
             # torch's iterator checks for this type.
             return
         if loaded is not None:
             # Persistent workers have their dataset already: a loaded state needs new workers.
             self._iterator = None
-        stays = self.persistent_workers and self._iterator is not None
-        self._iterable = IterablePass(self, loaded, self._iterable if stays else None)
+        if self._tracked is not None and self.persistent_workers and self._iterator is not None:
+            self._tracked.restart()
+        else:
+            self._tracked = TrackedPass(self, loaded)
 
     def _get_iterator(self) -> Any:
         setup = PassSetup(self)
-        if self._iterable is not None:
-            self._iterable.track(setup)
+        if self._tracked is not None:
+            self._tracked.track(setup)
         memory = BatchMemory.start() if self.num_workers else None
         if memory is not None:
             pack_batches(setup, memory)
@@ -398,7 +392,7 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         stay = self._iterator is not None if loaded is None else _workers_stay(loaded)
         # Negative if the next pass has the persistent workers of this one. Not a key of its own: those of a sharded
         # checkpoint do not change.
-        state = self._position_state() | {"num_workers": -self.num_workers if stay else self.num_workers}
+        state = self._position() | {"num_workers": -self.num_workers if stay else self.num_workers}
         checked(state["sampler"])
         if self._is_inexact(state):
             _warn_inexact("saved")
@@ -415,28 +409,23 @@ class DataLoader(AnnouncingLoader[Batch_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has returned no batch; a loaded state still applies.
-        return super().__getstate__() | {"_progress": None, "_iterable": None}
+        return super().__getstate__() | {"_pass": None, "_tracked": None}
 
-    def _pending(self) -> dict[str, Any] | None:
+    def _pending(self) -> Position | None:
         """The loaded state until a pass has started with it: some loops create an iterator that they never use."""
-        if self._progress is not None and self._progress.requested:
+        if self._pass is not None and self._pass.requested:
             self._loaded = None
         return self._loaded
 
-    def _position_state(self) -> dict[str, Any]:
+    def _position(self) -> Position:
         if (loaded := self._pending()) is not None:
             return loaded
-        progress, sampler = self._progress, self._index_sampler
-        if not isinstance(sampler, Lookahead):
-            within = progress is not None and not progress.ended and progress.batches > 0
-            position = state_between_passes(None) | {
-                "within_epoch": within,
-                "batches": progress.batches if progress and within else 0,
-            }
-            return position | iterable_position(self, self._iterable, within_epoch=within)
-        if progress is None or progress.ended:
-            return state_between_passes(sampler.sampler)
-        return progress.initial if progress.mark is None else state_of(progress.mark, sampler.sampler)
+        current = None if self._pass is None or self._pass.ended else self._pass
+        if isinstance(sampler := self._index_sampler, Lookahead):
+            return between_passes(sampler.sampler) if current is None else current.position()
+        batches = 0 if current is None else current.batches
+        position = between_passes(None) | {"within_epoch": batches > 0, "batches": batches}
+        return position | iterable_position(self, self._tracked, within_epoch=batches > 0)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next iterator continue after the position of `state_dict`.
@@ -464,10 +453,10 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         sampler = self._index_sampler
         state = dict(state_dict)
         if isinstance(sampler, Lookahead):
-            sampler.resume(state)
+            sampler.start(state)
         else:
-            resume(self, state)
-        self._loaded, self._progress = state, None
+            start(self, state)
+        self._loaded, self._pass = state, None
 
 
 def _workers_stay(state: Mapping[str, Any]) -> bool:

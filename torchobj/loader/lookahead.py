@@ -24,10 +24,10 @@ import torch
 from torchobj import _torchobj
 from torchobj.datasets.wrappers import ObjectFinder
 from torchobj.exceptions import ConfigError, TorchobjError
-from torchobj.loader.iterator import Progress
-from torchobj.loader.order.position import Order, PassPosition, SamplerStates, in_batches, load
+from torchobj.loader.iterator import LoaderPass
+from torchobj.loader.order.position import Order, in_batches, load
 from torchobj.loader.order.sampler import ElasticDistributedSampler
-from torchobj.stateful import checked, is_stateful
+from torchobj.stateful import Position, checked, is_stateful
 from torchobj.workers.memory_budget import AHEAD_SHARE
 
 logger = logging.getLogger("torchobj")
@@ -80,15 +80,15 @@ class Lookahead:
         self, sampler: Any, find_objects: ObjectFinder | None, max_items: int | None = None, loader: int = 0
     ) -> None:
         self.sampler, self.find_objects, self.max_items, self.loader = sampler, find_objects, max_items, loader
-        #: Updated by the next iterator, if set.
-        self.progress: Progress | None = None
+        #: The pass of the next iterator, of a loader of torchobj. Others save the states of the sampler.
+        self.loader_pass: LoaderPass | None = None
         #: If not None, receives the number of samples of each item of the latest pass that the loader has requested.
         self.requested: deque[int] | None = None
         #: The state of the sampler after the last item that was requested, as long as it is drawn ahead of it.
         self._state: Any = None
         #: The pass after the one that was drawn to its end. Released with the loader.
         self._following: DrawnItems | None = None
-        self._resumed: dict[str, Any] | None = None
+        self._start: Position | None = None
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -106,24 +106,24 @@ class Lookahead:
 
     def __getstate__(self) -> dict[str, Any]:
         # Announcements belong to this process.
-        return self.__dict__ | {"progress": None, "_following": None}
+        return self.__dict__ | {"loader_pass": None, "_following": None}
 
-    def resume(self, state: dict[str, Any]) -> None:
-        """Starts the next pass at the position of `state`.
+    def start(self, position: Position) -> None:
+        """Starts the next pass at a position.
 
         Raises:
-            ConfigError: `state` is not a state, or belongs to another sampler.
+            ConfigError: It is not a position, or belongs to another sampler.
         """
-        load(self.sampler, state)
-        self._resumed = state if state["within_epoch"] else None
+        load(self.sampler, position)
+        self._start = position if position["within_epoch"] else None
 
     def begin(self, drawn: "DrawnItems") -> "DrawnItems":
         """The items of a new pass: `drawn`, or those that were drawn ahead for it."""
         following, self._following = self._following, None
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None:
-            drawn.order.resume(resumed)
-        if following is None or drawn.order.resumes:
+        start, self._start = self._start, None
+        if start is not None:
+            drawn.order.start(start)
+        if following is None or start is not None:
             return drawn
         own, ahead = _elastic(self.sampler), _elastic(following.order.sampler)
         if own is None or ahead is None or _batching(self.sampler) != _batching(following.order.sampler):
@@ -144,14 +144,10 @@ class Lookahead:
             self._following = DrawnItems(self, sampler)
         return self._following
 
-    def record(self, samples: int, position: "PassPosition | SamplerStates | None") -> None:
-        """Records that an item of `samples` samples was requested, and the position after it; None: the end."""
-        if isinstance(position, PassPosition):
-            if self.progress is not None:
-                self.progress.dispatch(position, samples)
-            return
-        self._state = None if position is None else position.sampler
-        if self.requested is not None and position is not None:
+    def record(self, samples: int, states: dict[str, Any]) -> None:
+        """Records that an item of `samples` samples was requested, and the states after it; none: the end."""
+        self._state = states.get("sampler")
+        if self.requested is not None and states:
             self.requested.append(samples)
 
 
@@ -263,13 +259,12 @@ class DrawnItems:
     def __init__(self, lookahead: Lookahead, sampler: Any = None) -> None:
         """Of `sampler`; None: of that of `lookahead`."""
         self._find_objects, self._loader = lookahead.find_objects, lookahead.loader
-        # A loader of torchobj has a progress; others save the states of the sampler.
-        self._position = Order.states if lookahead.progress is None else Order.mark
+        self._state = Order.states if lookahead.loader_pass is None else Order.state
         self._announcer: _torchobj.Announcer | None = None
         self._check = _AnnouncementCheck()
         self.order = Order(lookahead.sampler if sampler is None else sampler)
-        #: Items, their numbers of samples, and the positions after them.
-        self.pending: deque[tuple[Any, int, PassPosition | SamplerStates]] = deque()
+        #: Items, their numbers of samples, and the states of the order after them.
+        self.pending: deque[tuple[Any, int, Any]] = deque()
         #: Number of samples in `pending`.
         self.samples = 0
         self.ended = False
@@ -287,17 +282,17 @@ class DrawnItems:
             self.ended, self.error = True, error
             return
         indices = indices_of(item)
-        self.pending.append((item, len(indices), self._position(self.order)))
+        self.pending.append((item, len(indices), self._state(self.order)))
         self.samples += len(indices)
         self._check.draw(self._announce(indices))
 
-    def take(self) -> tuple[Any, int, PassPosition | SamplerStates]:
-        """The next item, its number of samples, and the position after it."""
+    def take(self) -> tuple[Any, int, Any]:
+        """The next item, its number of samples, and the state of the order after it."""
         if self._check.take(self._count_requested):
             self._stop_announcing()
-        item, samples, mark = self.pending.popleft()
+        item, samples, state = self.pending.popleft()
         self.samples -= samples
-        return item, samples, mark
+        return item, samples, state
 
     def _count_requested(self) -> int:
         return 0 if self._announcer is None else self._announcer.requested()
@@ -344,19 +339,19 @@ class LookaheadIterator(Iterator[Any]):
     """
 
     def __init__(self, lookahead: Lookahead, drawn: DrawnItems) -> None:
-        self._lookahead, self._progress = lookahead, lookahead.progress
+        self._lookahead, self._pass = lookahead, lookahead.loader_pass
         self._drawn = drawn
         # The time of the first request, and the time spent since on drawing further ahead.
         self._started_at: float | None = None
         self._drawing_s = 0.0
         # Number of items that the consumer drops.
         self._skipped = 0
-        # The position after the last item that was requested, until the end.
-        self._position: PassPosition | SamplerStates | None = None
+        # The states after the last item that was requested, for other libraries; none at the end.
+        self._states: dict[str, Any] = {}
 
     def __next__(self) -> Any:
-        if self._progress is not None:
-            self._progress.requested += 1
+        if self._pass is not None:
+            self._pass.requested += 1
         if self._started_at is None:
             self._begin(sys._getframe(1))
         if self._skipped:
@@ -365,11 +360,15 @@ class LookaheadIterator(Iterator[Any]):
         self._draw()
         drawn = self._drawn
         if drawn.pending:
-            item, samples, self._position = drawn.take()
-            self._lookahead.record(samples, self._position)
+            item, samples, state = drawn.take()
+            if self._pass is not None:
+                self._pass.dispatch(drawn.order, samples, state)
+            else:
+                self._states = state
+                self._lookahead.record(samples, state)
             return item
-        self._position = None
-        self._lookahead.record(0, None)
+        self._states = {}
+        self._lookahead.record(0, {})
         # Not kept, because its traceback would keep the caller's frames alive.
         error, drawn.error = drawn.error, None
         raise StopIteration if error is None else error
@@ -427,8 +426,8 @@ class _StatefulIterator(LookaheadIterator):
 
     def state_dict(self) -> Any:
         """The state of that iterator after the last item that was requested, regardless of what was drawn ahead."""
-        if isinstance(self._position, SamplerStates):
-            return copy.deepcopy(checked(self._position.iterator))
+        if self._states:
+            return copy.deepcopy(checked(self._states["iterator"]))
         return self._drawn.order.iterator.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:

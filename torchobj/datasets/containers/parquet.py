@@ -13,7 +13,7 @@ from torchobj._torchobj import ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
-from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
+from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, failed_items
 from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.listing import DatasetListing, Shards
 from torchobj.exceptions import ParquetError
@@ -261,21 +261,18 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         return super()._shape(shard) | {"columns": self._columns, "batch_rows": self._batch_rows}
 
     @override
-    def _items(self, segments: list[Segment], start: StreamPosition) -> Iterator[StreamItem]:
-        left = segments[start.segment :]
-        if left and start.sample is not None:
-            left[0] = left[0]._replace(first=start.sample)
+    def _items(self, segments: list[Segment], number: int, begin: int | None) -> Iterator[StreamItem]:
         items = self._rows if self._batch_rows is None else self._batches
-        return items(self._tables(left), start.segment)
+        return items(self._tables(segments), number)
 
     @override
     def _items_again(self, ids: list[SampleId]) -> Iterator[StreamItem]:
         units = sorted({each.unit for each in ids})
         tables = dict(zip(units, (table for _, table in self._tables([Segment(unit) for unit in units])), strict=True))
         for each in ids:
-            table, after = tables[each.unit], StreamPosition()
-            failed = isinstance(table, Exception)
-            yield StreamItem(each, table if failed else self._samples(table, each.unit, each.sample, 1)[0], after)
+            table = tables[each.unit]
+            value = table if isinstance(table, Exception) else self._samples(table, each.unit, each.sample, 1)[0]
+            yield StreamItem(each, value, (0, None, 0))
 
     def _tables(self, segments: list[Segment]) -> Iterator[tuple[Segment, Any]]:
         """The decoded row groups of segments, or exceptions. Several are read ahead."""
@@ -314,7 +311,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             for begin in range(segment.first, end, _ROWS):
                 rows = self._samples(table, segment.unit, begin, min(_ROWS, end - begin))
                 for row, value in enumerate(rows, begin):
-                    yield StreamItem(SampleId(segment.unit, row), value, StreamPosition(at, row + 1))
+                    yield StreamItem(SampleId(segment.unit, row), value, (at, row + 1, 0))
 
     def _samples(self, table: Any, unit: int, begin: int, count: int) -> list[TableRow | ParquetError]:
         """Rows of a row group, or the exceptions in their place. Missing floats are NaN."""
@@ -349,10 +346,10 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
                 held.append(_Rows(table.slice(begin, taken), segment.unit, begin))
                 begin, rows, last = begin + taken, rows + taken, SampleId(segment.unit, begin)
                 if rows == self._batch_rows:
-                    yield self._batch(held, StreamItem(last, None, StreamPosition(at, begin)))
+                    yield self._batch(held, StreamItem(last, None, (at, begin, 0)))
                     held, rows = [], 0
         if held:
-            yield self._batch(held, StreamItem(last, None, StreamPosition(at + 1)))
+            yield self._batch(held, StreamItem(last, None, (at + 1, None, 0)))
 
     def _batch(self, held: list[_Rows], item: StreamItem) -> StreamItem:
         """The item with a batch of these rows, or with the exception in place of it, and its row."""

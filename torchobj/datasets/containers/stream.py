@@ -4,6 +4,7 @@ A subclass reads the samples of segments, which are parts of its units: tar file
 """
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from torchobj.datasets.base import ListedDataset, Sample_co
 from torchobj.datasets.containers.shuffle_buffer import ShuffleBuffer
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import DatasetListing
-from torchobj.datasets.passes import PassDataset, PassIterator, PassProgress
+from torchobj.datasets.passes import PassDataset, PassIterator
 from torchobj.ranks import broadcast
 from torchobj.ranks.sample_ranks import SampleRanks
 from torchobj.ranks.sharding import (
@@ -30,19 +31,9 @@ from torchobj.ranks.sharding import (
     shuffled,
 )
 from torchobj.reading.reader import RefReader
+from torchobj.stateful import Position
 
 logger = logging.getLogger("torchobj")
-
-
-class StreamPosition(NamedTuple):
-    """The place in a stream after a sample."""
-
-    segment: int = 0
-    """Number of the segment that contains the next sample."""
-    sample: int | None = None
-    """Number of the next sample in its unit; None at the start of the segment."""
-    offset: int = 0
-    """Where the next sample begins in its unit, in bytes; 0 if that is unknown."""
 
 
 class SampleId(NamedTuple):
@@ -61,7 +52,10 @@ class StreamItem(NamedTuple):
 
     id: SampleId
     value: Any
-    after: StreamPosition
+    after: tuple[int, int | None, int]
+    """The place after it: number of the segment that contains the next sample; number of that sample in its unit, None
+    at the start of the segment; and where it begins there, in bytes, 0 if that is unknown.
+    """
 
 
 def failed_items(url: str, unit: int, segment: int, samples: range, error: Exception) -> Iterator[StreamItem]:
@@ -76,8 +70,8 @@ def failed_items(url: str, unit: int, segment: int, samples: range, error: Excep
     """
     add_sample_note(error, "in the read", url, samples.start)
     for number in samples:
-        after = StreamPosition(segment, number + 1) if number + 1 < samples.stop else StreamPosition(segment + 1)
-        yield StreamItem(SampleId(unit, number), error, after)
+        after = (segment, number + 1) if number + 1 < samples.stop else (segment + 1, None)
+        yield StreamItem(SampleId(unit, number), error, (*after, 0))
 
 
 class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
@@ -137,8 +131,14 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
         """Number of samples of each unit."""
         raise NotImplementedError
 
-    def _items(self, segments: list[Segment], start: StreamPosition) -> Iterator[StreamItem]:
-        """The samples of segments, in order, from a position on. Failures are items."""
+    def _items(self, segments: list[Segment], number: int, begin: int | None) -> Iterator[StreamItem]:
+        """The samples of segments, in order. Failures are items.
+
+        Args:
+            segments: The segments.
+            number: Number of the first one in its pass.
+            begin: Where its first sample begins in its unit, in bytes; None if that is unknown.
+        """
         raise NotImplementedError
 
     def _items_again(self, ids: list[SampleId]) -> Iterator[StreamItem]:
@@ -156,27 +156,31 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
         """Size of the unit in which positions are offsets; None if they are not."""
         raise NotImplementedError
 
-    def _checked_position(
-        self, progress: PassProgress, segments: list[Segment]
-    ) -> tuple[StreamPosition, list[SampleId], int]:
-        """The position of a loaded state, the samples in its shuffle buffer, and the number of draws.
+    def _checked_place(
+        self, start: Position, segments: list[Segment]
+    ) -> tuple[tuple[int, int | None, int], list[SampleId], int]:
+        """The place in the stream at which a pass starts, the samples in its shuffle buffer, and the number of draws.
 
         Raises:
             ConfigError: It is not a position in these segments.
         """
-        saved = {} if progress.position is None else progress.position()
-        stream, held, draws = saved.get("stream", []), saved.get("held", []), saved.get("draws", 0)
-        numbers = isinstance(stream, list) and isinstance(held, list) and _are_counts([*stream, *held, draws], None)
-        ok = numbers and len(held) % 4 == 0 and len(held) <= 4 * self._shuffle_buffer
-        ok = ok and (len(stream) == 3 or (not stream and not progress.done))
-        start = StreamPosition(*stream) if ok else StreamPosition()
-        ids = [SampleId(*held[at : at + 4]) for at in range(0, len(held), 4)] if ok else []
-        ok = ok and _are_counts([start.segment, start.offset, draws, *held], 1 << 63)
-        ok = ok and start.segment <= len(segments) and all(self._is_sample(each) for each in ids)
-        if ok and start.segment < len(segments) and start.sample is not None:
-            ok = self._is_sample(SampleId(segments[start.segment].unit, start.sample, start.offset, start.offset))
+        first = {} if start["done"] else {"stream": (0, None, 0)}
+        saved = start.get("position", first)
+        draws, ids, place = saved.get("draws", 0), list[SampleId](), (0, None, 0)
+        try:
+            segment, sample, offset = place = tuple(saved["stream"])
+            held = [iter(saved.get("held", []))] * 4
+            ids = [SampleId(*each) for each in zip(*held, strict=True)]
+            numbers = [segment, 0 if sample is None else sample, offset, draws, *itertools.chain.from_iterable(ids)]
+            ok = all(type(each) is int and 0 <= each < 1 << 63 for each in numbers)
+            ok = ok and segment <= len(segments) and len(ids) <= self._shuffle_buffer
+            if ok and segment < len(segments) and sample is not None:
+                ok = self._is_sample(SampleId(segments[segment].unit, sample, offset, offset))
+            ok = ok and all(map(self._is_sample, ids))
+        except (KeyError, TypeError, ValueError):
+            ok = False
         check("position of the state", saved, "that of a state of these shards", ok=ok)
-        return start, ids, draws
+        return place, ids, draws
 
     def _is_sample(self, each: SampleId) -> bool:
         """Whether a sample may exist."""
@@ -265,16 +269,20 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
         shard, epoch = self._shard(), self._pass_epoch()
         segments = self._segments(shard, epoch)
         broadcast.confirm()
-        progress = self._start_progress(self._shape(shard), epoch)
-        start, ids, draws = self._checked_position(progress, segments)
-        items = self._items(segments, start)
-        stream, buffer = _Stream(map(self._kept_item, items) if self._shuffle_buffer else items, start), None
+        position = self._start(self._shape(shard), epoch)
+        place, ids, draws = self._checked_place(position, segments)
+        number, sample, begin = place
+        left = segments[number:]
+        if left and sample is not None:
+            left[0] = left[0]._replace(first=sample)
+        items = self._items(left, number, begin if sample is not None and begin else None)
+        stream, buffer = _Stream(map(self._kept_item, items) if self._shuffle_buffer else items, place), None
         if self._shuffle_buffer:
             held = list(map(self._kept_item, self._items_again(ids))) if ids else []
             seed = (self.seed, epoch, shard.rank, shard.worker)
             buffer = ShuffleBuffer(stream, self._shuffle_buffer, seed, draws, held)
-        progress.position = functools.partial(_position, stream, buffer)
-        return PassIterator(stream if buffer is None else buffer, progress, self._sample)
+        within = functools.partial(_position, stream, buffer)
+        return PassIterator(self, position, stream if buffer is None else buffer, self._sample, within)
 
     def _sample(self, item: StreamItem) -> Any:
         value = item.value
@@ -289,15 +297,15 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
 
 
 class _Stream(Iterator[StreamItem]):
-    """The items of a pass. Records the position after the last one.
+    """The items of a pass. Records the place after the last one.
 
     Args:
         items: The items.
-        start: The position before them.
+        place: The place before them.
     """
 
-    def __init__(self, items: Iterator[StreamItem], start: StreamPosition) -> None:
-        self._items, self.after = items, start
+    def __init__(self, items: Iterator[StreamItem], place: tuple[int, int | None, int]) -> None:
+        self._items, self.after = items, place
 
     def __next__(self) -> StreamItem:
         item = next(self._items)
@@ -305,18 +313,9 @@ class _Stream(Iterator[StreamItem]):
         return item
 
 
-def _position(stream: _Stream, buffer: ShuffleBuffer[StreamItem] | None) -> dict[str, Any]:
-    """The position of a pass, for its state."""
-    position: dict[str, Any] = {"stream": list(stream.after)}
+def _position(stream: _Stream, buffer: ShuffleBuffer[StreamItem] | None) -> Position:
+    """The position of a pass in its stream. A function: a stream with its buffer would reference itself."""
     if buffer is None:
-        return position
-    return position | {"draws": buffer.draws, "held": [number for item in buffer.held for number in item.id]}
-
-
-def _are_counts(numbers: list[Any], limit: int | None) -> bool:
-    """Whether these are ints of 0 or more, below the limit; without one, None is allowed."""
-    return all(
-        (number is None and limit is None)
-        or (type(number) is int and number >= 0 and (limit is None or number < limit))
-        for number in numbers
-    )
+        return {"stream": list(stream.after)}
+    held = [number for item in buffer.held for number in item.id]
+    return {"stream": list(stream.after), "draws": buffer.draws, "held": held}

@@ -13,7 +13,7 @@ from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.shared_index import SharedIndex
-from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, StreamPosition, failed_items
+from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, failed_items
 from torchobj.datasets.containers.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.datasets.failures import OnIterableError
 from torchobj.datasets.listing import DatasetListing, Shards
@@ -194,14 +194,9 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         return counts
 
     @override
-    def _items(self, segments: list[Segment], start: StreamPosition) -> Iterator[StreamItem]:
-        left = segments[start.segment :]
-        begin: int | None = None
-        if left and start.sample is not None:
-            left[0] = left[0]._replace(first=start.sample)
-            begin = start.offset or None
-        parts = ((self._part(segment, None if number else begin), segment) for number, segment in enumerate(left))
-        return self._read(parts, start.segment)
+    def _items(self, segments: list[Segment], number: int, begin: int | None) -> Iterator[StreamItem]:
+        parts = ((self._part(segment, None if at else begin), segment) for at, segment in enumerate(segments))
+        return self._read(parts, number)
 
     def _part(self, segment: Segment, begin: int | None) -> tuple[int, int]:
         """The bytes to read for a segment, whose first sample begins at `begin` if that is known."""
@@ -343,7 +338,7 @@ class _OpenShard:
             if last is not None and number >= last:
                 self._done = True
                 return
-            yield StreamItem(SampleId(unit, number, begin, end), value, StreamPosition(self._number, number + 1, end))
+            yield StreamItem(SampleId(unit, number, begin, end), value, (self._number, number + 1, end))
 
 
 def _read_ranges(

@@ -15,12 +15,13 @@ from typing_extensions import override
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co, positions_of
 from torchobj.datasets.containers.shuffle_buffer import mixed_seed, mixed_word
-from torchobj.datasets.mixing.member_passes import IterablePass, MapPass, MemberPass, samples_of
-from torchobj.datasets.passes import PassDataset, PassProgress
+from torchobj.datasets.mixing.member_passes import IterableMember, MapMember, Member, samples_of
+from torchobj.datasets.passes import PassDataset, PassIterator
 from torchobj.datasets.wrappers import CompositeDataset
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks
 from torchobj.ranks.sharding import Order
+from torchobj.stateful import Position
 
 __all__ = ["InterleaveDataset", "IterableInterleaveDataset", "MapInterleaveDataset"]
 
@@ -378,17 +379,19 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
             "world_size": shard.world_size,
             "workers": shard.workers,
         }
-        progress = self._start_progress(shape, epoch)
-        position = {} if progress.position is None else progress.position()
-        states = position.get("members", [None] * len(self.datasets))
-        passes: list[MemberPass] = []
-        for number, (dataset, state) in enumerate(zip(self.datasets, states, strict=True)):
+        start = self._start(shape, epoch)
+        position = start.get("position", {})
+        members: list[Member] = []
+        for number, (dataset, at) in enumerate(
+            zip(self.datasets, position.get("members", [None] * len(self.datasets)), strict=True)
+        ):
             if self._iterable[number]:
-                passes.append(IterablePass(dataset, self._ranks, epoch, len(self.datasets), state))
+                members.append(IterableMember(dataset, self._ranks, epoch, len(self.datasets), at))
             else:
-                passes.append(MapPass(dataset, (self.seed, epoch, number), shard, len(self.datasets), state))
-        draws = Draws(len(passes), self.probabilities, (self.seed, epoch, shard.rank, shard.worker))
-        return _SampleIterator(self, passes, draws, progress, position)
+                members.append(MapMember(dataset, (self.seed, epoch, number), shard, len(self.datasets), at))
+        draws = Draws(len(members), self.probabilities, (self.seed, epoch, shard.rank, shard.worker))
+        mixed = _MixedMembers(self, members, draws, position)
+        return PassIterator(self, start, mixed, Member.take, mixed.position)
 
     def _warn_of_undivided_datasets(self, parts: int) -> None:
         whole = [
@@ -405,52 +408,39 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
             )
 
 
-class _SampleIterator(Iterator[Any]):
-    """One pass over a mixture. An exception of a sample does not end the pass."""
+class _MixedMembers(Iterator[Member]):
+    """The members of a mixture in the order of its samples, each of which has a next sample."""
 
     def __init__(
-        self,
-        dataset: IterableInterleaveDataset[Any],
-        passes: list[MemberPass],
-        draws: Draws,
-        progress: PassProgress,
-        position: dict[str, Any],
+        self, dataset: IterableInterleaveDataset[Any], members: list[Member], draws: Draws, position: Position
     ) -> None:
-        self._dataset, self._passes, self._draws, self._progress = dataset, passes, draws, progress
+        self._dataset, self._members, self._draws = dataset, members, draws
         self._number: int = position.get("draws", 0)
-        self._exhausted: list[bool] = list(position.get("exhausted", [False] * len(passes)))
-        # The dataset of the last sample. Whether that was its last one is determined when the next sample is needed.
+        self._exhausted: list[bool] = list(position.get("exhausted", [False] * len(members)))
+        # The member of the last sample. Whether that was its last one is determined when the next sample is needed.
         self._last: int | None = position.get("last")
-        progress.position = self._position
 
-    def _position(self) -> dict[str, Any]:
-        members = [each.state() for each in self._passes]
+    def position(self) -> Position:
+        """The position after the last sample that was taken."""
+        members = [each.position() for each in self._members]
         return {"draws": self._number, "exhausted": list(self._exhausted), "last": self._last, "members": members}
 
-    def __next__(self) -> Any:
-        if self._last is not None:
-            self._check_end(self._last)
-            self._last = None
-        while not self._is_over():
-            member = self._draws.at(self._number)
-            self._number += 1
-            if self._passes[member].is_at_end():
-                # Only a pass without samples: others are restarted at their end.
-                self._exhausted[member] = True
-                self._warn_of_no_samples(member)
-                continue
-            self._progress.done += 1
-            self._last = member
-            return self._passes[member].take()
-        if self._progress.end is not None:
-            self._progress.end()
-        raise StopIteration
-
-    def _check_end(self, member: int) -> None:
-        if self._passes[member].is_at_end():
-            self._exhausted[member] = True
+    def __next__(self) -> Member:
+        last, self._last = self._last, None
+        if last is not None and self._members[last].is_at_end():
+            self._exhausted[last] = True
             if not self._is_over():
-                self._passes[member].restart()
+                self._members[last].start(None)
+        while not self._is_over():
+            number = self._draws.at(self._number)
+            self._number += 1
+            if not self._members[number].is_at_end():
+                self._last = number
+                return self._members[number]
+            # Only a pass without samples: others are restarted at their end.
+            self._exhausted[number] = True
+            self._warn_of_no_samples(number)
+        raise StopIteration
 
     def _is_over(self) -> bool:
         return all(self._exhausted) if self._dataset._oversamples else any(self._exhausted)
@@ -462,10 +452,6 @@ class _SampleIterator(Iterator[Any]):
             logger.warning(
                 "datasets[%d] of an InterleaveDataset has no samples for worker %d: %s", member, worker, action
             )
-
-    def close(self) -> None:
-        """Ends the pass and drops what was read ahead."""
-        self._passes, self._exhausted, self._last = [], [True], None
 
 
 def _are_iterable(datasets: Any) -> list[bool]:

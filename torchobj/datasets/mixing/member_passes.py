@@ -1,4 +1,4 @@
-"""The passes of a mixture over each of its datasets, and their positions. `interleave` decides which one is next.
+"""The datasets of a mixture: the passes over each, and their positions. `interleave` decides which one is next.
 
 Samples of a map-style dataset are read ahead, in the order of the pass.
 """
@@ -10,49 +10,51 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from torchobj.datasets.map_style import MapStyleDataset
-from torchobj.datasets.passes import PassDataset, in_epoch
+from torchobj.datasets.passes import DatasetPass, PassDataset, in_epoch, warn_of_replay
 from torchobj.datasets.wrappers import parts_of
-from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks, members_divided_by
 from torchobj.ranks.sharding import Order, Shard, in_order
 from torchobj.reading.read_ahead import sharing
-from torchobj.stateful import is_stateful
-from torchobj.warn_once import PROCESS, warn_once
+from torchobj.stateful import Position
 
 #: Number of samples that a dataset that is not of torchobj returns at a time.
 _GROUP_SAMPLES = 32
 
 
-class MemberPass:
-    """The passes over one dataset, one after the other. The next sample is read one step ahead, to find the end.
+class Member:
+    """A dataset of a mixture: passes over it, one after the other. The next sample is read one step ahead, to find the
+    end.
 
     Args:
         sharers: Number of datasets that share the memory for reading ahead.
-        state: The return value of `state` at which to continue.
+        position: The position at which to continue.
     """
 
-    def __init__(self, sharers: int, state: dict[str, Any] | None) -> None:
+    def __init__(self, sharers: int, position: Position | None) -> None:
         self._sharers = sharers
-        self._start(state)
+        # The number of the pass.
+        self._round = -1
         # The next sample, or the exception in its place, and the position before it.
         self._held: tuple[Any, Exception | None] | None = None
-        self._before: dict[str, Any] = {}
+        self._before: Position = {}
+        self.start(position)
 
-    def _start(self, state: dict[str, Any] | None) -> None:
-        """Starts a pass."""
-        raise NotImplementedError
+    def start(self, position: Position | None) -> None:
+        """Starts a pass at a position; None: the next pass, at its beginning."""
+        self._round = self._round + 1 if position is None else int(position["round"])
 
     def _next(self) -> Any:
         """The next sample of the pass."""
         raise NotImplementedError
 
-    def _position(self) -> dict[str, Any]:
-        """The position after the last sample that was read, as plain values."""
+    def _position(self) -> Position:
+        """The position after the last sample that was read."""
         raise NotImplementedError
 
-    def state(self) -> dict[str, Any]:
+    def position(self) -> Position:
         """The position after the last sample that was taken."""
         return self._position() if self._held is None else self._before
 
@@ -70,139 +72,103 @@ class MemberPass:
         return False
 
     def take(self) -> Any:
-        """The next sample.
+        """The next sample, which `is_at_end` has read.
 
         Raises:
-            StopIteration: The pass has no further sample.
             Exception: The exception in its place.
         """
-        if self.is_at_end():
-            raise StopIteration
         assert self._held is not None  # noqa: S101  not at the end
         (sample, error), self._held = self._held, None
         if error is not None:
             raise error
         return sample
 
-    def restart(self) -> None:
-        """Starts the next pass over the same dataset."""
-        self._held = None
-        self._start(None)
 
-
-class IterablePass(MemberPass):
-    """Passes over an iterable dataset, which divides itself among ranks and workers.
+class IterableMember(Member):
+    """An iterable dataset, which divides itself among ranks and workers.
 
     Args:
         dataset: The dataset.
         ranks: Who divides, by the arguments of the mixture.
         epoch: The epoch of the mixture; passes that follow at the end of the dataset have the next ones.
-        sharers, state: As for `MemberPass`.
+        sharers, position: As for `Member`.
     """
 
-    def __init__(
-        self, dataset: Any, ranks: SampleRanks, epoch: int, sharers: int, state: dict[str, Any] | None
-    ) -> None:
-        self._dataset, self._ranks, self._epoch, self._round = dataset, ranks, epoch, -1
-        super().__init__(sharers, state)
+    def __init__(self, dataset: Any, ranks: SampleRanks, epoch: int, sharers: int, position: Position | None) -> None:
+        self._pass, self._ranks, self._epoch, self._count = DatasetPass(dataset), ranks, epoch, 0
+        super().__init__(sharers, position)
 
-    def _start(self, state: dict[str, Any] | None) -> None:
-        dataset, own = self._dataset, {} if state is None else state
-        self._round = own.get("round", self._round + 1)
+    @override
+    def start(self, position: Position | None) -> None:
+        super().start(position)
+        self._count = 0 if position is None else position["count"]
+        dataset = self._pass.dataset
+        if not isinstance(dataset, PassDataset) and callable(set_epoch := getattr(dataset, "set_epoch", None)):
+            set_epoch(self._epoch + self._round)
         with self._as_member():
-            if not isinstance(dataset, PassDataset) and callable(set_epoch := getattr(dataset, "set_epoch", None)):
-                set_epoch(self._epoch + self._round)
-            if own.get("dataset") is not None:
-                _load(dataset, own["dataset"])
-            self._iterator = iter(dataset)
-        if own.get("iterator") is not None:
-            _load(self._iterator, own["iterator"])
-        self._is_saved = is_stateful(dataset) or is_stateful(self._iterator)
-        self._count = own.get("count", 0)
-        if self._count and not self._is_saved:
-            _warn_of_replay(type(dataset).__name__)
-            with sharing(self._sharers), self._as_member():
-                self._skip(self._count)
+            self._pass.start(position)
+        if self._count and not self._pass.has_state:
+            warn_of_replay(dataset, "its samples")
+            with sharing(self._sharers):
+                for _ in range(self._count):
+                    # What is raised now was raised before the state was saved.
+                    with contextlib.suppress(Exception), self._as_member():
+                        next(self._pass)
 
     @contextlib.contextmanager
     def _as_member(self) -> Iterator[None]:
         with members_divided_by(self._ranks), in_epoch(self._epoch + self._round):
             yield
 
-    def _skip(self, count: int) -> None:
-        for _ in range(count):
-            try:
-                next(self._iterator)
-            except StopIteration:
-                return
-            except Exception:  # noqa: BLE001, S112  it was raised before the state was saved
-                continue
-
+    @override
     def _next(self) -> Any:
         self._count += 1
         # A wrapper may start the pass of its dataset at the first sample.
         with self._as_member():
-            return next(self._iterator)
+            return next(self._pass)
 
-    def _position(self) -> dict[str, Any]:
-        if isinstance(self._dataset, PassDataset):
-            position = self._dataset.state_dict()
-            return {"dataset": position, "iterator": None, "count": self._count, "round": self._round}
-        dataset, iterator = self._dataset, self._iterator
-        # Copies, because these objects may be changed by the next sample.
-        own = copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None
-        other = iterator is not dataset and is_stateful(iterator)
-        return {
-            "dataset": own,
-            "iterator": copy.deepcopy(iterator.state_dict()) if other else None,
-            "count": self._count,
-            "round": self._round,
-        }
+    @override
+    def _position(self) -> Position:
+        position = self._pass.position()
+        if not isinstance(self._pass.dataset, PassDataset):
+            # The next sample may change what these objects return.
+            position = copy.deepcopy(position)
+        return position | {"count": self._count, "round": self._round}
 
 
-class MapPass(MemberPass):
-    """Passes over a map-style dataset, each in an order of its own, of which each rank and worker has a part.
+class MapMember(Member):
+    """A map-style dataset: each pass has an order of its own, of which each rank and worker has a part.
 
     Args:
         dataset: The dataset.
         seed: Seed, epoch, and the number of the dataset.
         shard: The rank and worker.
-        sharers, state: As for `MemberPass`.
+        sharers, position: As for `Member`.
     """
 
     def __init__(
-        self, dataset: Any, seed: tuple[int, int, int], shard: Shard, sharers: int, state: dict[str, Any] | None
+        self, dataset: Any, seed: tuple[int, int, int], shard: Shard, sharers: int, position: Position | None
     ) -> None:
-        self._dataset, self._seed, self._shard, self._round = dataset, seed, shard, -1
-        super().__init__(sharers, state)
+        self._dataset, self._seed, self._shard, self._done = dataset, seed, shard, 0
+        self._samples: Iterator[Any] = iter(())
+        super().__init__(sharers, position)
 
-    def _start(self, state: dict[str, Any] | None) -> None:
-        self._round = self._round + 1 if state is None else int(state["round"])
-        self._done = 0 if state is None else int(state["done"])
+    @override
+    def start(self, position: Position | None) -> None:
+        super().start(position)
+        self._done = 0 if position is None else int(position["done"])
         order = np.random.default_rng((*self._seed, self._round)).permutation(in_order(len(self._dataset)))
-        self._samples: Iterator[Any] = ordered_samples(
-            self._dataset, self._shard.select(order, None)[self._done :].astype(np.int64)
-        )
+        left = self._shard.select(order, None)[self._done :].astype(np.int64)
+        self._samples = ordered_samples(self._dataset, left)
 
+    @override
     def _next(self) -> Any:
         self._done += 1
         return next(self._samples)
 
-    def _position(self) -> dict[str, Any]:
+    @override
+    def _position(self) -> Position:
         return {"round": self._round, "done": self._done}
-
-
-def _load(target: Any, state: Any) -> None:
-    if not is_stateful(target):
-        raise ConfigError(
-            f"position of the state: contains the state of a dataset; a {type(target).__name__} has no state_dict and "
-            "load_state_dict"
-        )
-    target.load_state_dict(copy.deepcopy(state))
-
-
-def _warn_of_replay(name: str) -> None:
-    warn_once(PROCESS, "%s has no state_dict and load_state_dict: its samples are read again and dropped", name)
 
 
 def ordered_samples(dataset: Any, order: Order) -> Iterator[Any]:

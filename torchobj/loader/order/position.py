@@ -12,14 +12,14 @@ import copy
 import io
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.utils.data
 
 from torchobj.exceptions import ConfigError
-from torchobj.stateful import is_stateful, state_if_possible
+from torchobj.stateful import Position, is_stateful, state_if_possible
 
 logger = logging.getLogger("torchobj")
 
@@ -28,30 +28,6 @@ logger = logging.getLogger("torchobj")
 VERSION = 2
 
 _END = object()
-
-
-class Origin(NamedTuple):
-    """The inputs from which the order of a pass was drawn."""
-
-    #: States of the generator when the iterator was created and at its first request; empty if the sampler has a state.
-    rng: tuple[torch.Tensor, ...]
-    epoch: int | None
-
-
-class PassPosition(NamedTuple):
-    """A position in a pass."""
-
-    batches: int
-    #: The state of the sampler or of its iterator, if it has one.
-    own: Any
-    origin: Origin
-
-
-class SamplerStates(NamedTuple):
-    """The states by which other libraries save a position; None for an object without one."""
-
-    sampler: Any
-    iterator: Any
 
 
 def in_batches(sampler: Any) -> Any:
@@ -104,11 +80,13 @@ def _shape_of(sampler: Any) -> dict[str, Any]:
     return batches | {"length": _length(sampler)} | {name: _int_attribute(sampler, name) for name in _SHAPE[3:]}
 
 
-def _get_rng(generator: torch.Generator | None) -> torch.Tensor:
-    return torch.get_rng_state() if generator is None else generator.get_state()
+def _get_rng(generator: torch.Generator | None) -> bytes:
+    state = torch.get_rng_state() if generator is None else generator.get_state()
+    return bytes(state.numpy())
 
 
-def _set_rng(generator: torch.Generator | None, state: torch.Tensor) -> None:
+def _set_rng(generator: torch.Generator | None, rng: bytes) -> None:
+    state = torch.frombuffer(bytearray(rng), dtype=torch.uint8)
     if generator is None:
         torch.set_rng_state(state)
     else:
@@ -116,13 +94,13 @@ def _set_rng(generator: torch.Generator | None, state: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def preserved_rng(generator: torch.Generator | None) -> Iterator[None]:
-    """Restores the state of `generator`, or of torch's default generator, at the end of the context."""
-    before = _get_rng(generator)
+def preserved_rng() -> Iterator[None]:
+    """Restores the state of torch's default generator at the end of the context."""
+    before = torch.get_rng_state()
     try:
         yield
     finally:
-        _set_rng(generator, before)
+        torch.set_rng_state(before)
 
 
 @contextlib.contextmanager
@@ -130,7 +108,7 @@ def drawing_from_a_copy(loader: Any) -> Iterator[None]:
     """Within the context, what a loader draws for its workers does not change its generator, or torch's default one."""
     given = loader.generator
     loader.generator = torch.Generator("cpu" if given is None else given.device)
-    loader.generator.set_state(_get_rng(given))
+    loader.generator.set_state(torch.get_rng_state() if given is None else given.get_state())
     try:
         yield
     finally:
@@ -138,142 +116,116 @@ def drawing_from_a_copy(loader: Any) -> Iterator[None]:
 
 
 class Order(Iterator[Any]):
-    """One pass over a sampler or batch sampler, from its start or from a saved position."""
+    """One pass over a sampler or batch sampler, from its start or from a position."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self._generator = generator_of(sampler)
-        self._resumed: Mapping[str, Any] | None = None
-        self._origin: Origin | None = None
-        self._batches = 0
+        self._start: Position | None = None
+        #: The fields of a position that stay the same during a pass: the batches before it, the epoch, and the random
+        #: numbers from which the order is drawn; None before the first item.
+        self.origin: Position | None = None
         #: The iterator of the sampler.
         self.iterator: Any = iter(())
         self._open()
 
     def _open(self) -> None:
-        self._own = _stateful_sampler(self.sampler)
-        rng = (_get_rng(self._generator),) if self._own is None else ()
+        self._stateful = _stateful_sampler(self.sampler)
+        self._at_iter = b"" if self._stateful is not None else _get_rng(self._generator)
         self.iterator = iter(self.sampler)
-        if self._own is None and is_stateful(self.iterator):
-            self._own, rng = self.iterator, ()
-        self._at_iter = rng
+        if self._stateful is None and is_stateful(self.iterator):
+            self._stateful, self._at_iter = self.iterator, b""
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Starts at the position of `state`, which `load` has accepted."""
-        self._resumed = state
-
-    @property
-    def resumes(self) -> bool:
-        """Whether it starts at a saved position."""
-        return self._resumed is not None
+    def start(self, position: Position) -> None:
+        """Starts at a position, which `load` has accepted."""
+        self._start = position
 
     def __next__(self) -> Any:
-        if self._origin is None:
+        if self.origin is None:
             self._begin()
-        item = next(self.iterator)
-        self._batches += 1
-        return item
+        return next(self.iterator)
 
-    def mark(self) -> PassPosition:
-        """The position after the last item that was yielded."""
-        own = None if self._own is None else state_if_possible(self._own)
-        return PassPosition(self._batches, own, self._origin or self._current_origin())
+    @property
+    def has_state(self) -> bool:
+        """Whether the sampler or its iterator has a state of its own."""
+        return self._stateful is not None
 
-    def states(self) -> SamplerStates:
-        """The states of the sampler and of its iterator after the last item that was yielded."""
-        both = (self.sampler, self.iterator)
-        return SamplerStates(*(state_if_possible(each) if is_stateful(each) else None for each in both))
+    def state(self) -> Any:
+        """The state of the sampler or its iterator after the last item that was yielded; None without one."""
+        return None if self._stateful is None else state_if_possible(self._stateful)
 
-    def _current_origin(self) -> Origin:
-        at_first_item = (_get_rng(self._generator),) if self._at_iter else ()
-        return Origin((*self._at_iter, *at_first_item), _int_attribute(self.sampler, "epoch"))
+    def states(self) -> dict[str, Any]:
+        """The states of the sampler and of its iterator after the last item, by which other libraries resume."""
+        both = {"sampler": self.sampler, "iterator": self.iterator}
+        return {name: state_if_possible(each) if is_stateful(each) else None for name, each in both.items()}
+
+    def position(self, batches: int, state: Any) -> Position:
+        """The position after `batches` batches, the last of which had left this `state`."""
+        assert self.origin is not None  # noqa: S101  a batch was requested
+        if state is not None and _stateful_sampler(self.sampler) is None:
+            # That of an iterator: a sampler that was not iterated over does not know its keys.
+            state = packed(state)
+        return _position(self.sampler, within_epoch=True, own=state) | self.origin | {"batches": batches}
 
     def _begin(self) -> None:
-        state, self._resumed = self._resumed, None
+        position, self._start = self._start, None
+        epoch = _int_attribute(self.sampler, "epoch")
         # The loop may have changed the epoch since.
-        if state is None or state["epoch"] != _int_attribute(self.sampler, "epoch"):
-            self._origin = self._current_origin()
+        if position is None or position["epoch"] != epoch:
+            rng = self._at_iter + _get_rng(self._generator) if self._at_iter else None
+            self.origin = {"batches": 0, "epoch": epoch, "rng": rng}
             return
-        self._origin = Origin(_rng_of(state), state["epoch"])
-        self._batches = state["batches"]
-        if state["sampler"] is None:
-            self._replay()
-            return
-        keeper = _stateful_sampler(self.sampler)
-        if keeper is not None:
+        self.origin = {name: position[name] for name in ("batches", "epoch", "rng")}
+        own = position["sampler"]
+        if own is None:
+            self._replay(position["batches"], position["rng"])
+        elif (sampler := _stateful_sampler(self.sampler)) is not None:
             # Loaded again, because an unused iterator may have consumed it.
-            keeper.load_state_dict(copy.deepcopy(state["sampler"]))
-        self._open()
-        if keeper is None:
-            if self._own is None:
-                own = unpacked(state["sampler"], "sampler")
+            sampler.load_state_dict(copy.deepcopy(own))
+            self._open()
+        else:
+            self._open()
+            own = unpacked(own, "sampler")
+            if self._stateful is None:
                 raise ConfigError(
-                    f"sampler={own!r}: in the state; the iterator of {state['order']} has no load_state_dict"
+                    f"sampler={own!r}: in the state; the iterator of {position['order']} has no load_state_dict"
                 )
-            self._own.load_state_dict(unpacked(state["sampler"], "sampler"))
+            self._stateful.load_state_dict(own)
 
-    def _replay(self) -> None:
-        assert self._origin is not None  # noqa: S101  the caller set it
-        at_iter, at_first_item = self._origin.rng
+    def _replay(self, batches: int, rng: bytes) -> None:
         # Drawing must not change the random numbers of the training.
-        with preserved_rng(None) if self._generator is None else contextlib.nullcontext():
-            _set_rng(self._generator, at_iter)
+        with preserved_rng() if self._generator is None else contextlib.nullcontext():
+            _set_rng(self._generator, rng[: len(rng) // 2])
             inner = iter(self.sampler)
-            _set_rng(self._generator, at_first_item)
-            skipped = sum(1 for _ in itertools.islice(inner, self._batches))
+            _set_rng(self._generator, rng[len(rng) // 2 :])
+            skipped = sum(1 for _ in itertools.islice(inner, batches))
             # One more than is skipped: most samplers draw when their first item is requested.
             first = next(inner, _END)
-        if skipped < self._batches:
+        if skipped < batches:
             raise ConfigError(
-                f"batches={self._batches}: in the state; the order of {type(innermost(self.sampler)).__name__} now "
+                f"batches={batches}: in the state; the order of {type(innermost(self.sampler)).__name__} now "
                 f"ends after {skipped}: resume with the sampler and dataset that the state was saved with"
             )
         self.iterator = itertools.chain([] if first is _END else [first], inner)
 
 
-def state_of(mark: PassPosition, sampler: Any) -> dict[str, Any]:
-    """The state of a position within a pass over `sampler`."""
-    # The state of an iterator is packed, because a sampler that was not iterated over does not know its keys.
-    own = mark.own if mark.own is None or _stateful_sampler(sampler) is not None else packed(mark.own)
-    return _state(sampler, mark.batches, mark.origin.rng, own, mark.origin.epoch, within_epoch=True)
+def between_passes(sampler: Any) -> Position:
+    """The position of `sampler` before its next pass starts."""
+    stateful, generator = _stateful_sampler(sampler), generator_of(sampler)
+    own = None if stateful is None else state_if_possible(stateful)
+    rng = _get_rng(generator) if own is None and generator is not None else None
+    epoch = _int_attribute(sampler, "epoch")
+    return _position(sampler, within_epoch=False, own=own) | {"batches": 0, "epoch": epoch, "rng": rng}
 
 
-def state_between_passes(sampler: Any) -> dict[str, Any]:
-    """The state of `sampler` before its next pass starts."""
-    keeper, generator = _stateful_sampler(sampler), generator_of(sampler)
-    own = None if keeper is None else state_if_possible(keeper)
-    rng = (generator.get_state(),) if own is None and generator is not None else ()
-    return _state(sampler, 0, rng, own, _int_attribute(sampler, "epoch"), within_epoch=False)
+def _position(sampler: Any, *, within_epoch: bool, own: Any) -> Position:
+    """What a position depends on, and the state of the sampler, without `batches`, `epoch` and `rng`.
 
-
-def _state(
-    sampler: Any, batches: int, rng: tuple[torch.Tensor, ...], own: Any, epoch: int | None, *, within_epoch: bool
-) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "within_epoch": within_epoch,
-        "batches": batches,
-        "order": type(innermost(sampler)).__name__,
-        **_shape_of(sampler),
-        "epoch": epoch,
-        # Always a single value: the states of the generator when the iterator was created and at its first request, or
-        # before the epoch its current state; None if the sampler has a state of its own.
-        "rng": _joined(rng),
-        "sampler": own,
-    }
-
-
-def _joined(rng: Iterable[torch.Tensor]) -> bytes | None:
-    # Not empty bytes: torch.load(weights_only=True) refuses them.
-    return b"".join(bytes(each.numpy()) for each in rng) or None
-
-
-def _rng_of(state: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-    """The generator states within a state."""
-    rng: bytes = state["rng"] or b""
-    size = max(1, len(rng) // (2 if state["within_epoch"] else 1))
-    parts = [rng[start : start + size] for start in range(0, len(rng), size)]
-    return tuple(torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts)
+    `rng` has the bytes of the states of the generator when the iterator was created and at its first request, or before
+    the epoch of its current state; None if the sampler has a state of its own.
+    """
+    fixed = {"version": VERSION, "order": type(innermost(sampler)).__name__, **_shape_of(sampler)}
+    return fixed | {"within_epoch": within_epoch, "sampler": own}
 
 
 def check(state: Any) -> None:
@@ -291,9 +243,9 @@ def check(state: Any) -> None:
         )
     if state.get("version") != VERSION:
         raise ConfigError(f"version={state.get('version')!r}: in the state; this version of torchobj reads {VERSION}")
-    within, rng = state.get("within_epoch"), state.get("rng")
+    rng = state.get("rng")
     tests = {
-        "within_epoch": isinstance(within, bool),
+        "within_epoch": isinstance(state.get("within_epoch"), bool),
         "batches": isinstance(state.get("batches"), int) and state["batches"] >= 0,
         "rng": ("rng" in state and rng is None) or isinstance(rng, bytes),
     }
@@ -306,7 +258,7 @@ def check(state: Any) -> None:
 
 
 def load(sampler: Any, state: Any) -> None:
-    """Prepares `sampler` for the pass of `state`; an `Order` moves to the position itself.
+    """Prepares `sampler` for the pass of `state`; an `Order` moves to its position.
 
     Raises:
         ConfigError: It is not a state, or of another sampler; names the field.
@@ -334,11 +286,11 @@ def _prepare_to_replay(sampler: Any, state: Mapping[str, Any]) -> None:
                     f"{name}={state[name]!r}: in the state; now {value!r}, so that the order of "
                     f"{type(inner).__name__} cannot be resumed; use an ElasticDistributedSampler"
                 )
-        sizes, size = [len(each) for each in _rng_of(state)] or None, len(_get_rng(generator_of(sampler)))
-        if sizes != [size, size]:
+        rng, size = state["rng"], 2 * len(_get_rng(generator_of(sampler)))
+        if rng is None or len(rng) != size:
             raise ConfigError(
-                f"rng={sizes}: sizes of the generator states in the state, in bytes; the order of "
-                f"{type(inner).__name__} needs two of {size}"
+                f"rng={rng and len(rng)}: bytes of generator states in the state; the order of {type(inner).__name__} "
+                f"needs {size}"
             )
         if not type(inner).__module__.startswith("torch."):
             logger.warning(
@@ -347,8 +299,8 @@ def _prepare_to_replay(sampler: Any, state: Mapping[str, Any]) -> None:
                 type(inner).__name__,
                 state["batches"],
             )
-    elif (rng := _rng_of(state)) and (generator := generator_of(sampler)) is not None:
-        generator.set_state(rng[0])
+    elif state["rng"] and (generator := generator_of(sampler)) is not None:
+        _set_rng(generator, state["rng"])
     if state["epoch"] is not None and callable(getattr(inner, "set_epoch", None)):
         inner.set_epoch(state["epoch"])
 
