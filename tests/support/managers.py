@@ -61,14 +61,14 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self.open, self.reached = threading.Event(), threading.Event()
-        real = pending_save.save
+        real = pending_save.save_counted
 
         def save(*given, **named):
             self.reached.set()
             assert self.open.wait(60)
             return real(*given, **named)
 
-        monkeypatch.setattr(pending_save, "save", save)
+        monkeypatch.setattr(pending_save, "save_counted", save)
 
 
 class Holder:

@@ -1,7 +1,8 @@
 """Checkpoints as objects: `torchobj.save`, `torchobj.load`, and `CheckpointManager`.
 
 `archive` is one `.pt` file, `state` what a save writes, and `dcp` a distributed checkpoint. `steps` has the checkpoints
-of a run. `leftovers` concerns the data of interrupted saves. Modules that need torch are imported at first use.
+of a run. `matching` compares what one has with what is saved, and `leftovers` sweeps the data of interrupted saves.
+Modules that need torch are imported at first use.
 """
 
 import importlib
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchobj.checkpoint.dcp.removal import sweep
     from torchobj.checkpoint.dcp.storage import StorageReader, StorageWriter
+    from torchobj.checkpoint.leftovers import Leftover
     from torchobj.checkpoint.state.rng import RngState
-    from torchobj.checkpoint.steps.leftovers import Leftover
     from torchobj.checkpoint.steps.manager import CheckpointManager
     from torchobj.checkpoint.steps.pending_save import SaveHandle
     from torchobj.checkpoint.steps.retention import KeepBest
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "CheckpointManager": "torchobj.checkpoint.steps.manager",
     "KeepBest": "torchobj.checkpoint.steps.retention",
-    "Leftover": "torchobj.checkpoint.steps.leftovers",
+    "Leftover": "torchobj.checkpoint.leftovers",
     "RngState": "torchobj.checkpoint.state.rng",
     "SaveHandle": "torchobj.checkpoint.steps.pending_save",
     "StorageReader": "torchobj.checkpoint.dcp.storage",

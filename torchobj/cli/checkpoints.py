@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from torchobj.checkpoint.steps import leftovers as leftover_data
+from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.steps.commit import Commit
 from torchobj.checkpoint.steps.commits import Commits
 from torchobj.cli.options import Command, CommandError, Settings, age_option, settings, shared_options, yes_option
@@ -70,7 +70,7 @@ def metrics(url: str, step: int | None) -> None:
 @click.argument("url", type=URL)
 def leftovers(url: str) -> None:
     """Lists data of saves that were interrupted, and of running ones: time, size, step and key."""
-    for item in leftover_data.leftovers(_commits(url)):
+    for item in _commits(url).leftovers():
         _report(settings(), item, "leftover")
 
 
@@ -88,10 +88,10 @@ def leftovers(url: str) -> None:
 def sweep(url: str, *, older_than: float, yes: bool) -> None:
     """Deletes the leftovers of interrupted saves, which `leftovers` lists."""
     commits = _commits(url)
-    found = leftover_data.leftovers(commits)
+    found = commits.leftovers()
     if found and not yes:
         confirm(f"delete old ones of {len(found)} leftovers of {commits.url}?", "--yes deletes without a question")
-    chosen, swept = settings(), leftover_data.sweep(commits, older_than)
+    chosen, swept = settings(), commits.sweep_idle(older_than)
     for item in swept:
         _report(chosen, item, "delete")
     if not swept and not chosen.json:
@@ -155,7 +155,7 @@ def _fields(commit: Commit) -> dict[str, Any]:
     }
 
 
-def _report(chosen: Settings, item: leftover_data.Leftover, action: str) -> None:
+def _report(chosen: Settings, item: Leftover, action: str) -> None:
     modified = None if item.modified is None else item.modified.isoformat()
     is_upload = item.upload is not None
     fields = {"key": item.key, "step": item.step, "size": item.size, "modified": modified, "upload": is_upload}

@@ -20,7 +20,6 @@ __all__ = [
     "ProgressCallback",
     "ProgressOption",
     "Transfer",
-    "byte_progress",
     "counters_to",
     "make_folders",
 ]
@@ -155,36 +154,44 @@ def _bar() -> ProgressCallback:
 
 
 class ByteProgress:
-    """The progress of one object, or of a state shard, that several calls transfer.
+    """The progress of one object, or of a state shard, that several calls transfer. Pickled as its argument.
 
     Args:
-        report: As `counters_to` returns it.
+        progress: The argument `progress` of the transfer. Without it nothing is reported.
     """
 
-    def __init__(self, report: Callable[..., None]) -> None:
-        self._report = report
+    def __init__(self, progress: ProgressOption) -> None:
+        self._progress = progress
+        self.begin()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._progress,)
+
+    def begin(self) -> None:
+        """Begins with a transfer of which nothing is done."""
+        self._report = counters_to(self._progress)
         self._done = self._total = 0
+
+    @property
+    def arrived(self) -> Callable[[int], None] | None:
+        """Reports bytes of a call that is running, besides those that are done; None if nothing is reported."""
+        return None if self._report is None else self._arrived
+
+    def _arrived(self, size: int) -> None:
+        if self._report is not None:
+            # Headers of records arrive with the tensors.
+            self._report(0, 1, min(self._done + size, self._total), self._total, 0)
 
     def expect(self, size: int) -> None:
         """Adds bytes to those that will be transferred."""
         self._total += size
 
-    def arrived(self, size: int) -> None:
-        """Reports bytes of a call that is running, besides those that are done."""
-        # Headers of records arrive with the tensors.
-        self._report(0, 1, min(self._done + size, self._total), self._total, 0)
-
     def add(self, size: int) -> None:
         """Reports bytes that are done."""
         self._done += size
-        self.arrived(0)
+        self._arrived(0)
 
     def finish(self) -> None:
         """Reports the end."""
-        self._report(1, 1, self._done, self._done, 0)
-
-
-def byte_progress(progress: ProgressOption) -> ByteProgress | None:
-    """Converts the argument `progress` of the transfer of one object; None if nothing is reported."""
-    report = counters_to(progress)
-    return None if report is None else ByteProgress(report)
+        if self._report is not None:
+            self._report(1, 1, self._done, self._done, 0)

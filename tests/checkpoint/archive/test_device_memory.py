@@ -27,7 +27,7 @@ def test_reads_through_blocks_put_each_byte_in_place_within_the_memory_limit(len
         return [zlib.crc32(memory) if checksum else 0 for _, memory in segments]
 
     with mock.patch.multiple(device_memory, BLOCK_BYTES=16, BLOCKS_BYTES=64):
-        sums = device_memory.fill(destinations, read)
+        sums = device_memory.fill(destinations, read, lambda _: None)
     wanted = [source[offset : offset + len(target)] for offset, target in destinations]
     assert [bytes(target.numpy()) for target in targets] == wanted
     assert sums == [zlib.crc32(data) if checksum else 0 for data in wanted]

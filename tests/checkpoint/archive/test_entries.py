@@ -161,12 +161,15 @@ def test_keys_and_into_can_be_combined(bucket):
             lambda into: into.update({"optimizer": torch.nn.Linear(1, 1)}),
             r"Linear here, dict in .* give its state_dict\(\)",
         ),
-        (lambda into: into.pop("optimizer"), r"optimizer: only in the file; keys=\['model', 'epoch'\] loads a part"),
-        (lambda into: into["model"].update({"layer1.bias": 3}), r"int here, Tensor in the file"),
-        (lambda into: into["model"].pop("layer1.bias"), r"model\.layer1\.bias: only in the file"),
-        (lambda into: into.update({"more": 1}), r"more: not in the file"),
-        (lambda into: into["optimizer"].update({"param_groups": []}), r"list of 0 here, list of 1 in the file"),
-        (lambda into: into.update({"epoch": torch.zeros(3)}), r"epoch: Tensor here, int in the file"),
+        (
+            lambda into: into.pop("optimizer"),
+            r"optimizer: only in the checkpoint; keys=\['model', 'epoch'\] loads a part",
+        ),
+        (lambda into: into["model"].update({"layer1.bias": 3}), r"int here, Tensor in the checkpoint"),
+        (lambda into: into["model"].pop("layer1.bias"), r"model\.layer1\.bias: only in the checkpoint"),
+        (lambda into: into.update({"more": 1}), r"more: not in the checkpoint"),
+        (lambda into: into["optimizer"].update({"param_groups": []}), r"list of 0 here, list of 1 in the checkpoint"),
+        (lambda into: into.update({"epoch": torch.zeros(3)}), r"epoch: Tensor here, int in the checkpoint"),
     ],
 )
 def test_mismatches_raise_before_a_byte_is_overwritten(bucket, change, message):

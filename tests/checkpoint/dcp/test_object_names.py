@@ -11,7 +11,8 @@ import torchobj.s3torchconnector.dcp
 from torchobj import Store, exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter, sweep
 from torchobj.checkpoint.checkpoint_dir import is_canonical
-from torchobj.checkpoint.dcp.object_names import FileNames, FileOwner, is_metadata, ranked
+from torchobj.checkpoint.dcp.object_names import FileNames, attempt_of, is_metadata, ranked
+from torchobj.checkpoint.leftovers import Attempt
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -126,7 +127,7 @@ def test_no_name_deletes_what_no_save_of_this_folder_wrote(names):
     sweep("memory://names-property/run", older_than_s=0)
     left = keys_of(store)
     assert STRANGERS | below <= left
-    owned = {key for key in given if FileOwner.of_file(key.removeprefix("run/")) is not None}
+    owned = {key for key in given if attempt_of(key.removeprefix("run/")) is not None}
     assert given - owned <= left
 
 
@@ -134,11 +135,11 @@ def test_no_name_deletes_what_no_save_of_this_folder_wrote(names):
 def test_a_name_tells_the_folder_and_the_token_of_its_save(prefix, number):
     names, other = FileNames(prefix), FileNames(prefix)
     file = names.file(number)
-    assert FileOwner.of_file(file) == FileOwner("", names.token)
-    assert FileOwner.of_file(f"run/x/{file}") == FileOwner("run/x/", names.token)
-    assert FileOwner.of_file(other.file(number)) != FileOwner.of_file(file)
+    assert attempt_of(file) == names.attempt
+    assert attempt_of(f"run/x/{file}") == Attempt("run/x/", names.attempt.nonce)
+    assert attempt_of(other.file(number)) != attempt_of(file)
     inner = file.partition("/")[2]
-    assert not inner or FileOwner.of_file(inner) is None
+    assert not inner or attempt_of(inner) is None
 
 
 @pytest.mark.parametrize("url", ["", "run", "/tmp/run", "az://b/x", "file:///", 5, None])

@@ -22,7 +22,7 @@ from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter, sweep
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp import save_items
-from torchobj.checkpoint.dcp.object_names import FileOwner
+from torchobj.checkpoint.dcp.object_names import attempt_of
 
 pytestmark = [
     pytest.mark.providers("s3", GCS_IN_MATRIX),
@@ -438,7 +438,7 @@ def test_the_files_of_a_rank_expire_together_by_the_newest(bucket, monkeypatch):
     dcp.save(tensors(2.0), storage_writer=writer_of(bucket, Killed, thread_count=2))
     owners = {}
     for key in bucket.keys():
-        owners.setdefault(FileOwner.of_file(key.removeprefix("run/")), set()).add(key)
+        owners.setdefault(attempt_of(key.removeprefix("run/")), set()).add(key)
     old, young = owners.values()
     assert len(old) == len(young) == 2
     shift_times(monkeypatch, lambda name: -10 * DAY_S if f"run/{name}" in {*old, min(young)} else 0)
@@ -453,9 +453,9 @@ def test_metadata_that_is_written_after_the_files_were_listed_keeps_them(bucket,
     [file] = bucket.keys()
     listed = CheckpointDir.unfinished_uploads
 
-    def list_and_commit(self):
+    def list_and_commit(self, beginning):
         bucket.write("run/__7.metadata", f"names {file.removeprefix('run/')}".encode())
-        return listed(self)
+        return listed(self, beginning)
 
     monkeypatch.setattr(CheckpointDir, "unfinished_uploads", list_and_commit)
     assert swept(bucket, older_than_s=0) == set()
@@ -475,6 +475,23 @@ def test_a_save_keeps_the_files_of_a_rank_with_an_unfinished_upload_and_a_sweep_
     assert file in bucket.keys()
     assert swept(bucket, older_than_s=0) == {file}
     assert sorted(upload["Key"] for upload in bucket.uploads()) == ["other", "run/other"]
+
+
+def test_a_slow_save_that_ends_an_upload_while_another_one_sweeps_keeps_its_files(bucket, monkeypatch):
+    dcp.save(tensors(1.0), storage_writer=writer_of(bucket, Killed))
+    [file] = bucket.keys()
+    later = file.replace("_0.distcp", "_1.distcp")
+    listed = CheckpointDir.unfinished_uploads
+
+    def end_upload(self, beginning=""):
+        bucket.write(later, b"x")
+        return listed(self, beginning)
+
+    with monkeypatch.context() as patch:
+        shift_times(patch, lambda name: -10 * DAY_S if f"run/{name}" == file else 0)
+        patch.setattr(CheckpointDir, "unfinished_uploads", end_upload)
+        save(bucket, 2.0)
+    assert {file, later} <= set(bucket.keys())
 
 
 def test_plans_that_torch_caches_give_no_two_saves_the_same_files(bucket):

@@ -24,8 +24,9 @@ def saved(state):
     """What this rank saves of a state."""
     ranks = Ranks()
     found = state_to_save(state, ranks, sharded=True)
-    values = list(map(unpacked, ranks.all_reduce(lambda: packed(found.values), list)))
-    return found.with_values(found.tree, values) if ranks.is_first else found.tree
+    with ranks.meeting() as meeting:
+        sent = meeting.gather(packed(found.values))
+    return found.tree if sent is None else found.with_values(found.tree, list(map(unpacked, sent)))
 
 
 def partly(rank):

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from torchobj import Store, exceptions
 from torchobj.checkpoint import CheckpointManager, StorageWriter
-from torchobj.checkpoint.steps.commit import Attempt, Commit
+from torchobj.checkpoint.steps.commit import Commit, attempt_of
 
 _names = itertools.count()
 NONCE = "ab" * 16
@@ -127,7 +127,7 @@ def test_parsing_other_data_raises_value_error_only(body):
 
 @pytest.mark.parametrize("key", ODD_KEYS, ids=ascii)
 def test_a_key_that_is_not_canonical_or_not_below_the_attempts_folder_is_refused(key):
-    assert Attempt.of_key(key) is None
+    assert attempt_of(key) is None
     with pytest.raises(ValueError, match="which is not below"):
         Commit.from_json(json.dumps(GOOD | {"objects": [{"key": key, "size": 1}]}).encode(), 1)
 
@@ -204,7 +204,7 @@ def test_hostile_commit_objects_delete_nothing_outside_of_their_attempts(changes
                 store.put(name, b"x")
                 foreign.add(name)
     run_everything(store, f"{store.url}/run")
-    owned = {name for name in foreign if Attempt.of_key(name.removeprefix("run/")) is not None}
+    owned = {name for name in foreign if attempt_of(name.removeprefix("run/")) is not None}
     assert {info.key for info in store.list()} >= {*VICTIMS, *(foreign - owned)}
 
 

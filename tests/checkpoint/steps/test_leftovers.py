@@ -10,8 +10,8 @@ import torch
 import torchobj
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, leftovers
-from torchobj.checkpoint.steps import leftovers as steps_leftovers
-from torchobj.checkpoint.steps.commit import Attempt
+from torchobj.checkpoint.leftovers import Attempt
+from torchobj.checkpoint.steps.commit import folder_of
 from torchobj.checkpoint.steps.commits import Commits
 
 DAY_S = 86_400
@@ -27,7 +27,7 @@ def left(tmp_path):
     """Writes an object of an attempt that was never committed, some time ago."""
 
     def write(attempt, name, age_s):
-        path = tmp_path / "run" / attempt.folder / name
+        path = tmp_path / "run" / folder_of(attempt) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"left")
         aged(path, age_s)
@@ -58,8 +58,8 @@ def test_a_save_deletes_what_killed_saves_left_a_day_ago(url, left):
         assert not expired.exists()
         assert all(path.exists() for path in others)
         assert {item.key.split("/")[1] for item in manager.leftovers()} == {
-            young.folder.split("/")[1],
-            mixed.folder.split("/")[1],
+            folder_of(young).split("/")[1],
+            folder_of(mixed).split("/")[1],
         }
 
 
@@ -99,25 +99,25 @@ def test_a_slow_save_with_an_upload_keeps_everything(bucket, config, monkeypatch
     # What is as old as the save that was committed is expired.
     monkeypatch.setattr(leftovers, "EXPIRED_AFTER", leftovers.EXPIRED_AFTER * 0)
     slow, killed = Attempt.new(7), Attempt.new(8)
-    bucket.write(f"run/{slow.folder}__0_0.distcp", b"data")
-    bucket.write(f"run/{killed.folder}__0_0.distcp", b"data")
-    key = f"run/{slow.folder}__1_0.distcp"
+    bucket.write(f"run/{folder_of(slow)}__0_0.distcp", b"data")
+    bucket.write(f"run/{folder_of(killed)}__0_0.distcp", b"data")
+    key = f"run/{folder_of(slow)}__1_0.distcp"
     bucket.boto.create_multipart_upload(Bucket=bucket.name, Key=key)
     with CheckpointManager(f"{bucket.url}/run", config=config) as manager:
         manager.save(1, state())
-        assert {item.key.split("/")[1] for item in manager.leftovers()} == {slow.folder.split("/")[1]}
+        assert {item.key.split("/")[1] for item in manager.leftovers()} == {folder_of(slow).split("/")[1]}
     assert len(bucket.uploads()) == 1
 
 
 def test_a_slow_save_that_ends_an_upload_during_a_sweep_keeps_everything(url, left, monkeypatch):
-    slow, listing = Attempt.new(7), steps_leftovers.leftovers
+    slow, listing = Attempt.new(7), Commits.written
     first = left(slow, "__0_0.distcp", 2 * DAY_S)
 
-    def ended(commits):
+    def ended(commits, delimiter=None):
         left(slow, "__1_0.distcp", 0)
-        return listing(commits)
+        return listing(commits, delimiter)
 
-    monkeypatch.setattr(steps_leftovers, "leftovers", ended)
+    monkeypatch.setattr(Commits, "written", ended)
     with CheckpointManager(url) as manager:
         manager.save(1, state())
     assert first.exists()
@@ -172,7 +172,7 @@ def test_times_of_the_year_one_do_not_fail_a_save(monkeypatch):
     monkeypatch.setattr(
         Commits,
         "objects",
-        lambda self, below: [info._replace(last_modified=zero) for info in listed(self, below)],
+        lambda self, *below: [info._replace(last_modified=zero) for info in listed(self, *below)],
     )
     with CheckpointManager("memory://zero/run") as manager:
         manager.save(1, state())
@@ -191,11 +191,11 @@ def test_the_first_save_of_a_manager_lists_the_objects_of_all_steps(bucket, conf
 def test_a_slow_save_that_is_writing_a_file_keeps_everything(tmp_path):
     # On a file store; on S3 and Google Cloud Storage its upload is found.
     slow = Attempt.new(7)
-    first = tmp_path / slow.folder / "__0_0.distcp"
+    first = tmp_path / folder_of(slow) / "__0_0.distcp"
     first.parent.mkdir(parents=True)
     first.write_bytes(b"data")
     os.utime(first, (time.time() - 2 * DAY_S,) * 2)
-    with torchobj.open(f"file://{tmp_path}/{slow.folder}__1_0.distcp", "wb") as file:
+    with torchobj.open(f"file://{tmp_path}/{folder_of(slow)}__1_0.distcp", "wb") as file:
         file.write(b"x" * (40 << 20))
         with CheckpointManager(f"file://{tmp_path}") as manager:
             manager.save(1, state())

@@ -73,7 +73,7 @@ def saved_by_the_first(rank, url, config):
     outcomes += [manager.latest(), state["x"].tolist(), same]
     outcomes.append(outcome(lambda: manager.save(3, {"own": Own(rank)})))
     outcomes.append(outcome(lambda: manager.save_async(3, {"x": (lambda: 1) if rank == 0 else 0})))
-    pending_save.save = odd
+    pending_save.save_counted = odd
     outcomes.append(outcome(lambda: manager.save(3, state)))
     manager.save_async(3, state)
     outcomes.append(outcome(manager.close))
@@ -113,14 +113,14 @@ def test_an_exception_of_progress_at_the_end_of_a_restore_is_raised_on_all_ranks
 def grouped(rank, url, config):
     manager = of_ranks(url, config)
     reached, going = threading.Event(), threading.Event()
-    real = pending_save.save
+    real = pending_save.save_counted
 
     def save(*given, **named):
         reached.set()
         assert going.wait(30)
         real(*given, **named)
 
-    pending_save.save = save
+    pending_save.save_counted = save
     handle = manager.save_async(1, {"x": 1})
     assert rank or reached.wait(30)
     # Meanwhile the program creates its own group, on all ranks in the same order.
@@ -209,13 +209,13 @@ def longer_than_patience(rank, url, config):
     dist.distributed_c10d._get_default_timeout = lambda backend: timeout
     dist.group.WORLD._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
     manager = of_ranks(url, config)
-    real = pending_save.save
+    real = pending_save.save_counted
 
     def save(*given, **named):
         threading.Event().wait(1.5)
         real(*given, **named)
 
-    pending_save.save = save
+    pending_save.save_counted = save
     manager.save(1, {"x": 1})
     return manager.steps()
 

@@ -234,13 +234,13 @@ def test_uploads_are_found_on_a_server_that_lists_them_for_whole_keys_only(manag
 
 
 def test_data_that_is_swept_before_the_commit_is_not_committed(manager, open_manager, bucket, monkeypatch):
-    real = pending_save.save
+    real = pending_save.save_counted
 
     def save_and_lose(state, url, **named):
         real(state, url, **named)
         bucket.remove(url.removeprefix(f"{bucket.url}/"))
 
-    monkeypatch.setattr(pending_save, "save", save_and_lose)
+    monkeypatch.setattr(pending_save, "save_counted", save_and_lose)
     with pytest.raises(
         exceptions.CheckpointError, match=r"state.pt is gone, or has another size; did another process call sweep\?"
     ):
@@ -267,13 +267,19 @@ def test_mismatches_are_named_before_anything_is_overwritten(manager):
     model = torch.nn.Linear(2, 2)
     manager.save(1, {"x": tensor(1), "deep": {"y": tensor(2)}, "model": model, "step": 1})
     for wrong, named in [
-        ({"deep": {"y": torch.zeros(5)}}, r"deep.y is \(4,\) torch.float32 there, and \(5,\) torch.float32 here"),
-        ({"deep": {"y": torch.zeros(4, dtype=torch.int32)}}, "deep.y is .* torch.int32 here"),
-        ({"deep": torch.zeros(4)}, "deep is a dict there, and a tensor here"),
-        ({"step": {"a": 1}}, "step is a int there, and a dict here"),
-        ({"deep": {"z": 1}}, "has no deep.z; it has y"),
-        ({"model": torch.nn.Linear(3, 2)}, r"model.weight is \(2, 2\) there, and \(2, 3\) here"),
-        ({"model": torch.nn.Linear(2, 2, bias=False)}, r"another module: missing \[\], unknown \['bias'\]"),
+        (
+            {"deep": {"y": torch.zeros(5)}},
+            r"deep.y: torch.float32 of shape \(5,\) here, torch.float32 of shape \(4,\) in the checkpoint",
+        ),
+        ({"deep": {"y": torch.zeros(4, dtype=torch.int32)}}, "deep.y: torch.int32 .* here"),
+        ({"deep": torch.zeros(4)}, "deep: Tensor here, dict in the checkpoint"),
+        ({"step": {"a": 1}}, "step: dict here, int in the checkpoint"),
+        ({"deep": {"z": 1}}, "deep.z: not in the checkpoint; deep.y: only in the checkpoint"),
+        (
+            {"model": torch.nn.Linear(3, 2)},
+            r"model.weight: a tensor of shape \(2, 3\) here, .* of shape \(2, 2\) in the checkpoint",
+        ),
+        ({"model": torch.nn.Linear(2, 2, bias=False)}, "model.bias: only in the checkpoint"),
     ]:
         into = {"x": torch.zeros(4), **wrong}
         with pytest.raises(exceptions.CheckpointError, match=named):

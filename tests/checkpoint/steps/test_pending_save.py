@@ -64,7 +64,7 @@ def test_a_tensor_that_changes_while_it_is_sent_is_named_if_the_store_refuses_it
         x.add_(1)
         raise exceptions.IntegrityError("put part: 400 BadDigest")
 
-    monkeypatch.setattr(pending_save, "save", refused)
+    monkeypatch.setattr(pending_save, "save_counted", refused)
     handle = manager.save_async(1, {"x": x}, stage=False)
     with pytest.raises(exceptions.CheckpointError, match="x was changed while") as caught:
         handle.result()

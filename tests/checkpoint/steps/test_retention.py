@@ -150,10 +150,10 @@ class History:
         self.key = lambda url: url.removeprefix(f"{raw.url}/")
 
         # torch's format is not tested here, and would take most of the time.
-        def write(state, url, config, progress):
+        def write(state, url, config, counted):
             self.requests.make(lambda: raw.put(self.key(url), b"%d" % state["value"]))
 
-        monkeypatch.setattr(pending_save, "save", write)
+        monkeypatch.setattr(pending_save, "save_counted", write)
         monkeypatch.setattr(
             manager, "load_counted", lambda url, *_, **__: {"value": int(bytes(raw.get(self.key(url))))}
         )
@@ -278,8 +278,10 @@ def test_no_history_loses_the_latest_step_or_one_that_a_rule_keeps(hundred, monk
 def test_histories_cover_every_request_of_a_save_with_faults(monkeypatch):
     """The request numbers of `Fault` include the last request of the longest save."""
     requests = Requests(None)
-    real_save = pending_save.save
-    monkeypatch.setattr(pending_save, "save", lambda *given, **named: requests.make(lambda: real_save(*given, **named)))
+    real_save = pending_save.save_counted
+    monkeypatch.setattr(
+        pending_save, "save_counted", lambda *given, **named: requests.make(lambda: real_save(*given, **named))
+    )
     checkpoints = CheckpointManager("memory://count/run", keep_last=1)
     checkpoints._commits.store = FaultyStore(checkpoints._commits.store, requests)
     checkpoints.save(1, {})

@@ -111,9 +111,7 @@ def synchronize(tensors: Iterable[torch.Tensor]) -> None:
         torch.cuda.synchronize(device)
 
 
-def fill(
-    destinations: Sequence[tuple[int, torch.Tensor]], read: Read, arrived: Callable[[int], object] | None = None
-) -> list[int]:
+def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read, arrived: Callable[[int], object]) -> list[int]:
     """Reads into memory of devices through blocks on the CPU: some are read while others are copied.
 
     Args:
@@ -148,8 +146,7 @@ def fill(
                 targets[index][begin : begin + length].copy_(part, non_blocking=pinned)
             # The block is read into again, or returns to torch's cache.
             synchronize(targets[index] for index, _, _ in window)
-            if arrived is not None:
-                arrived(sum(length for _, _, length in window))
+            arrived(sum(length for _, _, length in window))
             if (following := next(windows, None)) is not None:
                 pending.append(start(following, block))
     return sums

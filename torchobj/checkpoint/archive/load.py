@@ -26,10 +26,11 @@ from torchobj.checkpoint.archive.pickling import (
     uses_in,
 )
 from torchobj.checkpoint.archive.records import NotPlannableError, RecordRange, Records
+from torchobj.checkpoint.matching import Differences, Pair, assign, match
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.store.file_objects import open_reader, store_of
-from torchobj.store.transfers import ByteProgress, ProgressOption, byte_progress
+from torchobj.store.transfers import ByteProgress, ProgressOption
 from torchobj.telemetry.ranges import profiled
 
 __all__ = ["effective_weights_only", "is_switched_on", "load", "load_counted"]
@@ -116,7 +117,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         >>> load("memory://example/loaded.pt", keys=["a"])
         {'a': tensor([1., 1.])}
     """
-    counted = byte_progress(progress)
+    counted = ByteProgress(progress)
     loaded = load_counted(
         url,
         map_location,
@@ -127,8 +128,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         config=config,
         counted=counted,
     )
-    if counted is not None:
-        counted.finish()
+    counted.finish()
     return loaded
 
 
@@ -142,7 +142,7 @@ def load_counted(
     verify: bool = True,
     into: Any = None,
     config: StoreConfig | None,
-    counted: ByteProgress | None,
+    counted: ByteProgress,
 ) -> Any:
     """`load` as a part of an operation, whose progress is `counted`. Arguments and errors are those of `load`.
 
@@ -166,9 +166,9 @@ def load_counted(
     if into is None:
         return loaded
     with torch.no_grad():
-        for pair in entries.pairs_of(into, loaded, str(parsed)):
+        for pair in _matched(into, loaded, str(parsed)):
             pair.target.copy_(pair.source)
-    return entries.assigned(into, loaded)
+    return assign(into, loaded)
 
 
 def _load_with_torch(url: str, config: StoreConfig | None, map_location: MapLocation, *, weights_only: bool) -> Any:
@@ -181,6 +181,19 @@ def _load_with_torch(url: str, config: StoreConfig | None, map_location: MapLoca
         except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
             # Raised by torch for a file that is damaged, or that it refuses.
             raise CheckpointError(f"{url}: {pickling.message_of(error)}") from error
+
+
+def _matched(into: Any, loaded: Any, url: str) -> list[Pair]:
+    """Returns the tensors to fill, and those that fill them: on meta if their bytes were not read yet.
+
+    Raises:
+        ConfigError: Structure, shape or dtype differ; the message lists where.
+    """
+    found = match(into, loaded)
+    if isinstance(found, Differences):
+        is_part = isinstance(into, Mapping) and isinstance(loaded, Mapping) and into.keys() < loaded.keys()
+        raise ConfigError(f"{url}: {found}{f'; keys={list(into)!r} loads a part' if is_part else ''}")
+    return found
 
 
 #: Storages on meta, by address: the key of each, and the storage, which keeps its address in use.
@@ -197,7 +210,7 @@ class _Plan:
         *,
         weights_only: bool,
         verify: bool,
-        counted: ByteProgress | None,
+        counted: ByteProgress,
     ) -> None:
         self._records, self._counted = records, counted
         self._map_location = map_location
@@ -234,10 +247,10 @@ class _Plan:
         loaded = self._unpickled(self._needed([]), origins)
         if paths is not None:
             loaded = entries.selected(loaded, paths)
-        pairs = entries.pairs_of(into, loaded, self._records.url)
+        pairs = _matched(into, loaded, self._records.url)
         with torch.no_grad():
             self._fill(pairs, origins)
-        return entries.assigned(into, loaded)
+        return assign(into, loaded)
 
     def _needed(self, parts: Sequence[Any]) -> list[StorageOutline]:
         """Returns the storages of some parts of the object, and all those that unpickling may access."""
@@ -287,13 +300,13 @@ class _Plan:
             raise CheckpointError(f"{label}: it is larger than its record")
         return RecordRange(record, start, target, label)
 
-    def _fill(self, pairs: Sequence[entries.Pair], origins: _Origins) -> None:
+    def _fill(self, pairs: Sequence[Pair], origins: _Origins) -> None:
         """Copies the tensors that were read, and reads the others into the tensors to fill."""
         for pair in pairs:
             if pair.source.device.type == "meta" and pair.source.untyped_storage()._cdata not in origins:
                 raise ConfigError(f"{pair.path}: was saved on the meta device, without values")
         direct: dict[tuple[int, int], tuple[str, int, torch.Tensor]] = {}
-        copied: dict[str, list[entries.Pair]] = {}
+        copied: dict[str, list[Pair]] = {}
         last_end = 0
         for pair in sorted(pairs, key=lambda pair: _address(pair.target)):
             torch.autograd.graph.increment_version(pair.target)
@@ -317,7 +330,7 @@ class _Plan:
         for key, several in copied.items():
             self._fill_by_copy(key, several)
 
-    def _is_direct(self, pair: entries.Pair, key: str) -> bool:
+    def _is_direct(self, pair: Pair, key: str) -> bool:
         """Returns whether the bytes of the file can be read into the target, and verified there."""
         target, source = pair.target, pair.source
         plain = not target.is_conj() and not target.is_neg() and bool(_address(target))
@@ -329,7 +342,7 @@ class _Plan:
             and (not self._verify or target.nbytes == self._outline.storages[key].nbytes)
         )
 
-    def _fill_by_copy(self, key: str, pairs: Sequence[entries.Pair]) -> None:
+    def _fill_by_copy(self, key: str, pairs: Sequence[Pair]) -> None:
         """Reads a whole storage, and copies from it."""
         storage = self._read([self._outline.storages[key]], {})[key]
         for _, target, source in pairs:

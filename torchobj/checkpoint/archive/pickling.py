@@ -19,7 +19,7 @@ import torch
 from torch import _weights_only_unpickler
 
 from torchobj import _torchobj
-from torchobj.checkpoint.archive.entries import name_of
+from torchobj.checkpoint.matching import name_of
 from torchobj.exceptions import CheckpointError
 
 __all__ = [

@@ -104,10 +104,10 @@ class Records:
         if record is None:
             return None
         target = device_memory.bytes_of(device_memory.storage_of(record.size))
-        self.read([RecordRange(record, 0, target, name)], verify=verify)
+        self.read([RecordRange(record, 0, target, name)], verify=verify, counted=ByteProgress(None))
         return bytes(memory_of(target))
 
-    def read(self, ranges: Sequence[RecordRange], *, verify: bool, counted: ByteProgress | None = None) -> None:
+    def read(self, ranges: Sequence[RecordRange], *, verify: bool, counted: ByteProgress) -> None:
         """Reads ranges in parallel, directly into memory on the CPU, and through a few blocks to other devices.
 
         Args:
@@ -122,15 +122,14 @@ class Records:
         ranges = [part for part in ranges if part.record.size or verify]
         direct = [part for part in ranges if device_memory.is_reachable(part.target.device)]
         staged = [part for part in ranges if not device_memory.is_reachable(part.target.device)]
-        if counted is not None:
-            counted.expect(sum(len(part.target) for part in ranges))
+        counted.expect(sum(len(part.target) for part in ranges))
         sums = self._read_directly(direct, (part.record for part in staged), checksum=verify, counted=counted)
         if staged:
             destinations = [(self._offset(part), part.target) for part in staged]
             sums += device_memory.fill(
                 destinations,
                 functools.partial(self._read_into, checksum=verify),
-                None if counted is None else counted.add,
+                counted.add,
             )
         if verify:
             for part, value in zip([*direct, *staged], sums, strict=True):
@@ -156,16 +155,15 @@ class Records:
         others: Iterable[Record],
         *,
         checksum: bool,
-        counted: ByteProgress | None,
+        counted: ByteProgress,
     ) -> list[int]:
         """Reads into memory on the CPU, and along with it the local headers of these records and of others."""
         segments = [(self._offset(part), memory_of(part.target)) for part in ranges]
         new = {record.name: record for record in (*(part.record for part in ranges), *others)}
         headers = [(new[name], bytearray(LOCAL_HEADER_BYTES)) for name in new if name not in self._payloads]
         headed = [*segments, *((record.header, data) for record, data in headers)]
-        sums = self._read_into(headed, checksum=checksum, arrived=None if counted is None else counted.arrived)
-        if counted is not None:
-            counted.add(sum(len(part.target) for part in ranges))
+        sums = self._read_into(headed, checksum=checksum, arrived=counted.arrived)
+        counted.add(sum(len(part.target) for part in ranges))
         for record, data in headers:
             payload = payload_of(record, data)
             if payload + record.size > self._ends.size:

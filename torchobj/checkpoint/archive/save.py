@@ -14,10 +14,10 @@ from torchobj.exceptions import ConfigError
 from torchobj.store.conditions import check_condition
 from torchobj.store.file_objects import NO_ATTRIBUTES, ObjectWriter, store_of
 from torchobj.store.tensor_memory import memory_of
-from torchobj.store.transfers import ProgressOption, byte_progress
+from torchobj.store.transfers import ByteProgress, ProgressOption
 from torchobj.telemetry.ranges import profiled
 
-__all__ = ["SavedObject", "save"]
+__all__ = ["SavedObject", "save", "save_counted"]
 
 logger = logging.getLogger("torchobj")
 
@@ -32,7 +32,6 @@ class SavedObject(NamedTuple):
     """The store's version of the object: on S3 the ETag."""
 
 
-@profiled("torchobj.save")
 def save(
     obj: Any,
     url: str,
@@ -79,7 +78,32 @@ def save(
         >>> save({"weight": torch.ones(3)}, "memory://example/saved.pt").url
         'memory://example/saved.pt'
     """
-    counted = byte_progress(progress)
+    return save_counted(
+        obj,
+        url,
+        checksum=checksum,
+        overwrite=overwrite,
+        if_version=if_version,
+        config=config,
+        counted=ByteProgress(progress),
+    )
+
+
+@profiled("torchobj.save")
+def save_counted(
+    obj: Any,
+    url: str,
+    *,
+    checksum: bool = True,
+    overwrite: bool = True,
+    if_version: str | None = None,
+    config: StoreConfig | None,
+    counted: ByteProgress,
+) -> SavedObject:
+    """`save` as a part of an operation, whose progress is `counted`. Arguments and errors are those of `save`.
+
+    `obj` may also be the plan of a file.
+    """
     check_condition(overwrite, if_version)
     parsed, store = store_of(url, config, is_written=True)
     if parsed.key.lower().endswith(".safetensors"):
@@ -88,34 +112,30 @@ def save(
             "safetensors.torch.save(tensors) with torchobj.open, or choose another name, such as .pt"
         )
     try:
-        # A `CheckpointManager` passes the plan of a staged copy.
         plan = obj if isinstance(obj, Plan) else plan_of(obj, copies_small=True, checksum=checksum)
     except PlanError as reason:
         logger.info("%s: streamed by torch.save: %s", parsed, reason)
         with ObjectWriter(url, config=config, overwrite=overwrite, if_version=if_version) as writer:
             torch.save(obj, writer)
             size = writer.tell()
-        if counted is not None:
-            counted.add(size)
-            counted.finish()
+        counted.add(size)
+        counted.finish()
         return SavedObject(str(parsed), size, writer.version)
     staged = not all(is_reachable(hole.storage.device) for hole in plan.holes)
     # With `progress`, a batch is written when those before it are sent, up to the limit.
-    limit_bytes = BLOCKS_BYTES // 2 if staged else BLOCKS_BYTES if counted else None
+    in_blocks = counted.arrived is not None
+    limit_bytes = BLOCKS_BYTES // 2 if staged else BLOCKS_BYTES if in_blocks else None
     gather = _torchobj.NativeGather(store, parsed.key, NO_ATTRIBUTES, overwrite, if_version, limit_bytes)
     try:
-        if counted is not None:
-            counted.expect(plan.size)
-        for batch in _batches(plan, in_blocks=counted is not None):
+        counted.expect(plan.size)
+        for batch in _batches(plan, in_blocks=in_blocks):
             gather.write(batch)
-            if counted is not None:
-                counted.add(sum(4 if isinstance(piece, tuple) else memoryview(piece).nbytes for piece in batch))
+            counted.add(sum(4 if isinstance(piece, tuple) else memoryview(piece).nbytes for piece in batch))
         version, size, _crc32 = gather.close()
     except BaseException:
         gather.abort()
         raise
-    if counted is not None:
-        counted.finish()
+    counted.finish()
     return SavedObject(str(parsed), size, version)
 
 

@@ -102,7 +102,7 @@ class _Load:
         planner: LoadPlanner,
         *,
         verify: bool,
-        counted: ByteProgress | None,
+        counted: ByteProgress,
     ) -> None:
         self._checkpoint, self._url = checkpoint, checkpoint.url
         self._counted = counted
@@ -147,16 +147,14 @@ class _Load:
             info.length if target is None else target.numel() * target.element_size()
             for info, target in zip(infos, targets, strict=True)
         )
-        if self._counted is not None:
-            self._counted.expect(expected)
+        self._counted.expect(expected)
         self._read()
         others, self._other = self._other, []
         for start in range(0, len(others), _MAX_ENDS):
             self._load_other(others[start : start + _MAX_ENDS])
         for item in self._loaded:
             self._planner.commit_tensor(item.request, item.target)
-        if self._counted is not None:
-            self._counted.add(expected)
+        self._counted.add(expected)
 
     def _info(self, request: ReadItem) -> _StorageInfo:
         """Returns file, offset and length of a requested item.
@@ -256,7 +254,7 @@ class _Load:
 
     def _next_wave(self) -> _torchobj.NativeWave | None:
         try:
-            return self._plan.read(None if self._counted is None else self._counted.arrived)
+            return self._plan.read(self._counted.arrived)
         except RangeError as error:
             raise _short_file(self._checkpoint.url, error) from error
 
@@ -401,7 +399,7 @@ def load_items(
     planner: LoadPlanner,
     *,
     verify: bool,
-    counted: ByteProgress | None = None,
+    counted: ByteProgress,
 ) -> None:
     """Loads the items of a rank into the destinations of its planner.
 

@@ -8,14 +8,15 @@ Names of other programs have no such token.
 
 import re
 import secrets
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 
 from torchobj.checkpoint.checkpoint_dir import is_canonical
+from torchobj.checkpoint.leftovers import Attempt
 from torchobj.exceptions import ConfigError
 
-__all__ = ["METADATA", "FileNames", "FileOwner", "is_item_file", "is_metadata", "rank_prefix", "ranked"]
+__all__ = ["METADATA", "FileNames", "attempt_of", "is_item_file", "is_metadata", "rank_prefix", "ranked"]
 
 #: The object that commits a checkpoint, as torch names it.
 METADATA = ".metadata"
@@ -58,9 +59,10 @@ class FileNames:
     """
 
     def __init__(self, prefix: str) -> None:
-        self.token = f"{_MARK}{prefix.count('/'):03x}{secrets.token_hex(6)}"
-        self._beginning = f"{prefix}{self.token}_"
-        if FileOwner.of_file(self.file(0)) is None:
+        #: The attempt of this rank, whose nonce is the token in the names.
+        self.attempt = Attempt("", f"{_MARK}{prefix.count('/'):03x}{secrets.token_hex(6)}")
+        self._beginning = f"{prefix}{self.attempt.nonce}_"
+        if attempt_of(self.file(0)) is None:
             message = "must be components between single slashes, without '.', '..', backslashes and null characters"
             raise ConfigError(f"prefix_strategy: the prefix {prefix!r}: {message}")
 
@@ -69,22 +71,16 @@ class FileNames:
         return f"{self._beginning}{number}{DEFAULT_SUFFIX}"
 
 
-class FileOwner(NamedTuple):
-    """The rank and the save that wrote a file."""
+def attempt_of(name: str) -> Attempt[str] | None:
+    """Returns the attempt that wrote a file: of one rank, with the folder of its checkpoint as the name tells it.
 
-    folder: str
-    """Folder of the checkpoint, with a slash at the end; empty for the folder that the file's name is relative to."""
-    token: str
-    """Token in the names of the files."""
-
-    @classmethod
-    def of_file(cls, name: str) -> "FileOwner | None":
-        """Returns the owner of a file; None if no `StorageWriter` below the folder writes a file with this name."""
-        found = _FILE.fullmatch(name)
-        if found is None or not is_canonical(name):
-            return None
-        token, depth = found[1], int(found[2], 16)
-        folders = name.split("/")[:-1]
-        if depth > len(folders):
-            return None
-        return cls("".join(f"{folder}/" for folder in folders[: len(folders) - depth]), token)
+    None if no `StorageWriter` below the folder writes a file with this name.
+    """
+    found = _FILE.fullmatch(name)
+    if found is None or not is_canonical(name):
+        return None
+    token, depth = found[1], int(found[2], 16)
+    folders = name.split("/")[:-1]
+    if depth > len(folders):
+        return None
+    return Attempt("".join(f"{folder}/" for folder in folders[: len(folders) - depth]), token)

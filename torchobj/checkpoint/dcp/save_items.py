@@ -20,9 +20,8 @@ from torchobj import _torchobj
 from torchobj.checkpoint.archive.device_memory import BLOCK_BYTES, BLOCKS_BYTES, check_memory
 from torchobj.checkpoint.archive.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.checkpoint.archive.zip_archive import DESCRIPTOR_MARK
-from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.object_names import FileNames
-from torchobj.checkpoint.dcp.removal import discard
+from torchobj.checkpoint.dcp.removal import DistributedDir
 from torchobj.checkpoint.leftovers import under_way
 from torchobj.checkpoint.state.ranks import portable
 from torchobj.store.file_objects import NO_ATTRIBUTES
@@ -103,9 +102,7 @@ class _ItemFile:
         counted: Receives the number of bytes that are sent, up to those in flight.
     """
 
-    def __init__(
-        self, checkpoint: CheckpointDir, name: str, limit_bytes: int | None, counted: ByteProgress | None
-    ) -> None:
+    def __init__(self, checkpoint: DistributedDir, name: str, limit_bytes: int | None, counted: ByteProgress) -> None:
         self.name = name
         self._counted = counted
         #: Bytes of items in the current batch.
@@ -146,8 +143,7 @@ class _ItemFile:
             self._join()
             self._add_record(content)
         self._grow(len(content))
-        if self._counted is not None:
-            self._counted.expect(len(content))
+        self._counted.expect(len(content))
         self._uncounted += len(content)
         self._write_if_full()
 
@@ -162,7 +158,7 @@ class _ItemFile:
         for piece in payload:
             memory = memory_of(piece)
             # A block is written when those before it are sent, up to the limit.
-            step = max(1, len(memory)) if self._counted is None else BLOCK_BYTES
+            step = max(1, len(memory)) if self._counted.arrived is None else BLOCK_BYTES
             # An empty tensor is a record too.
             for at in range(0, max(1, len(memory)), step):
                 block = memory[at : at + step]
@@ -200,8 +196,7 @@ class _ItemFile:
 
     def count(self) -> None:
         """Reports the bytes that are written."""
-        if self._counted is not None:
-            self._counted.add(self._uncounted)
+        self._counted.add(self._uncounted)
         self._uncounted = 0
 
     def _take(self) -> list[Any]:
@@ -234,7 +229,7 @@ class _Bin:
     """
 
     def __init__(
-        self, checkpoint: CheckpointDir, names: FileNames, opened: list[_ItemFile], counted: ByteProgress | None
+        self, checkpoint: DistributedDir, names: FileNames, opened: list[_ItemFile], counted: ByteProgress
     ) -> None:
         self._checkpoint, self._names, self._opened, self._counted = checkpoint, names, opened, counted
         #: The file of copies, and that of the caller's memory.
@@ -275,7 +270,7 @@ class _Bin:
     def _file(self, *, of_copies: bool) -> _ItemFile:
         """Returns the file of copies, or that of the caller's memory."""
         if of_copies not in self._files:
-            limit_bytes = _STAGED_BYTES if of_copies else None if self._counted is None else BLOCKS_BYTES
+            limit_bytes = _STAGED_BYTES if of_copies else None if self._counted.arrived is None else BLOCKS_BYTES
             name = self._names.file(len(self._opened))
             self._files[of_copies] = _ItemFile(self._checkpoint, name, limit_bytes, self._counted)
             self._opened.append(self._files[of_copies])
@@ -290,13 +285,13 @@ class _Bin:
 
 
 def write_items(
-    checkpoint: CheckpointDir,
+    checkpoint: DistributedDir,
     prefix: str,
     items: list[WriteItem],
     planner: SavePlanner,
     thread_count: int,
     *,
-    counted: ByteProgress | None = None,
+    counted: ByteProgress,
 ) -> list[WriteResult]:
     """Writes the items of a rank. Returns when all files are stored.
 
@@ -318,9 +313,8 @@ def write_items(
         return []
     names, opened = FileNames(prefix), list[_ItemFile]()
     tensors = [item.tensor_data for item in items if item.tensor_data is not None]
-    if counted is not None:
-        counted.expect(sum(math.prod(data.chunk.sizes) * data.properties.dtype.itemsize for data in tensors))
-    with under_way(names.token):
+    counted.expect(sum(math.prod(data.chunk.sizes) * data.properties.dtype.itemsize for data in tensors))
+    with under_way(names.attempt):
         try:
             results = []
             for content in _split_by_size_and_type(thread_count, items):
@@ -330,6 +324,6 @@ def write_items(
         except BaseException:
             for file in opened:
                 file.abort()
-            discard(checkpoint, [file.name for file in opened])
+            checkpoint.discard(file.name for file in opened)
             raise
     return [*results, RankReport(checksums).result()]

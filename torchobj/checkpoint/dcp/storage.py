@@ -10,8 +10,8 @@ import logging
 import os
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, TypeVar
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
@@ -21,17 +21,17 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from torchobj.checkpoint.checkpoint_dir import CheckpointDir, was_refused
+from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.dcp.load_items import load_items
 from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, rank_prefix, ranked
-from torchobj.checkpoint.dcp.removal import discard, files_of, sweep_expired
+from torchobj.checkpoint.dcp.removal import DistributedDir
 from torchobj.checkpoint.dcp.save_items import RankReport, write_items
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
-from torchobj.store.transfers import ByteProgress, ProgressOption, byte_progress, counters_to
+from torchobj.store.transfers import ByteProgress, ProgressOption
 from torchobj.urls import SCHEMES, parse_url
 
 __all__ = ["CheckpointStorage", "NewFolderWriter", "StorageReader", "StorageWriter"]
@@ -40,6 +40,8 @@ logger = logging.getLogger("torchobj")
 
 #: Version of the metadata format: torch's `CURRENT_DCP_VERSION`, a name that torch 2.6 does not have.
 _DCP_VERSION = "1.0.0"
+
+_Result = TypeVar("_Result")
 
 
 class CheckpointStorage:
@@ -89,11 +91,17 @@ class CheckpointStorage:
             self._checkpoint = self._dir(checkpoint_id)
         self._id = str(uuid.uuid4())
 
-    def _dir(self, url: str | os.PathLike[str]) -> CheckpointDir:
+    def _dir(self, url: str | os.PathLike[str]) -> DistributedDir:
         if not isinstance(url, str):
             raise ConfigError(f"checkpoint_id={url!r}: must be a URL as a str; a path would lose one of its slashes")
         parse_url(url, self._schemes)
-        return CheckpointDir(url, self._config)
+        return DistributedDir(url, self._config)
+
+
+def _done(result: _Result) -> Future[_Result]:
+    future: Future[_Result] = Future()
+    future.set_result(result)
+    return future
 
 
 class StorageReader(CheckpointStorage, TorchStorageReader):
@@ -128,9 +136,8 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         progress: ProgressOption = None,
         config: StoreConfig | None = None,
     ) -> None:
-        counters_to(progress)
         super().__init__(url, config)
-        self._progress = progress
+        self._counted = ByteProgress(progress)
         self._verify = verify
         self._metadata: Metadata | None = None
 
@@ -186,19 +193,16 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
             ObjectChangedError: Another save replaced a file during the load.
             StoreError: A request failed.
         """
-        counted = byte_progress(self._progress)
-        loaded = self._load(plan, planner, counted)
-        if counted is not None:
-            counted.finish()
+        self._counted.begin()
+        loaded = self._load(plan, planner)
+        self._counted.finish()
         return loaded
 
-    def _load(self, plan: LoadPlan, planner: LoadPlanner, counted: ByteProgress | None) -> Future[None]:
+    def _load(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         if self._metadata is None:
             raise CheckpointError(f"{self.checkpoint_id}: set_up_storage_reader was not called")
-        load_items(self._checkpoint, self._metadata, plan.items, planner, verify=self._verify, counted=counted)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
+        load_items(self._checkpoint, self._metadata, plan.items, planner, verify=self._verify, counted=self._counted)
+        return _done(None)
 
 
 class StorageWriter(CheckpointStorage, TorchStorageWriter):
@@ -247,9 +251,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         if not isinstance(thread_count, int) or thread_count < 1:
             raise ConfigError(f"thread_count={thread_count!r}: must be an int of 1 or more")
         check_condition(overwrite, None)
-        counters_to(progress)
         super().__init__(url, config)
-        self._progress = progress
+        self._counted = ByteProgress(progress)
         self._thread_count = thread_count
         self._prefix_of = prefix_strategy or rank_prefix
         self._overwrite = overwrite
@@ -298,16 +301,15 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes the items of the rank. A failure is part of the result; `finish` raises it on all ranks."""
         try:
-            counted = byte_progress(self._progress)
+            self._counted.begin()
             prefix = plan.storage_data.prefix
-            results = write_items(self._checkpoint, prefix, plan.items, planner, self._thread_count, counted=counted)
-            if counted is not None:
-                counted.finish()
+            results = write_items(
+                self._checkpoint, prefix, plan.items, planner, self._thread_count, counted=self._counted
+            )
+            self._counted.finish()
         except BaseException as error:  # noqa: BLE001  the coordinator raises it, on all ranks
             results = [RankReport({}, error, "".join(traceback.format_exception(error))).result()]
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
-        return future
+        return _done(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commits the checkpoint by writing its metadata.
@@ -339,7 +341,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             data = dump_metadata(metadata)
             previous = self._previous(sizes)
         except BaseException:
-            discard(self._checkpoint, sizes)
+            self._checkpoint.discard(sizes)
             raise
         self._commit(data, sizes)
         self._tidy(sizes, *previous)
@@ -359,8 +361,8 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         with self._logged(f"files of the previous checkpoint could not be deleted: {', '.join(sorted(replaced))}"):
             self._checkpoint.delete(sorted(replaced))
         with self._logged("files of killed saves could not be deleted"):
-            for name in sweep_expired(self._checkpoint, listed, sizes):
-                logger.info("deleted a file of a save that was killed: %s", self._checkpoint.url_of(name))
+            for left in self._checkpoint.sweep_expired(listed, sizes, _delimiter(sizes)):
+                logger.info("deleted a file of a save that was killed: %s", self._checkpoint.url_of(left.key))
 
     def _commit(self, metadata: bytes, sizes: dict[str, int]) -> None:
         """Writes the metadata. If it certainly was not written, deletes the files of this save."""
@@ -375,11 +377,11 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
                 error.add_note(unknown)
                 raise
             if found != metadata:
-                discard(self._checkpoint, sizes)
+                self._checkpoint.discard(sizes)
                 raise self._exists() from None
         except StoreError as error:
             if was_refused(error):
-                discard(self._checkpoint, sizes)
+                self._checkpoint.discard(sizes)
             else:
                 error.add_note(unknown)
             raise
@@ -404,7 +406,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         Raises:
             CheckpointError: A file of this save is missing, or has another size.
         """
-        listed = self._checkpoint.objects("", None if any("/" in name for name in sizes) else "/")
+        listed = self._checkpoint.objects("", _delimiter(sizes))
         # Listings may have no sizes.
         found = {info.key: sizes.get(info.key) if info.size is None else info.size for info in listed}
         lost = sorted(name for name, size in sizes.items() if found.get(name) != size)
@@ -437,7 +439,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         if not self._overwrite:
             return set()
         try:
-            files = files_of(self._checkpoint, self._metadata_name)
+            files = self._checkpoint.files_of(self._metadata_name)
         except CheckpointError as error:
             logger.warning("replacing %s; its old files are not deleted: %s", self.checkpoint_id, error)
             return set()
@@ -449,11 +451,20 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
 class NewFolderWriter(StorageWriter):
     """Writes into a folder that no other save has used, and whose objects the caller lists before it commits them."""
 
+    def __init__(self, url: str, counted: ByteProgress, config: StoreConfig | None) -> None:
+        super().__init__(url, config=config)
+        self._counted = counted
+
     def _previous(self, sizes: dict[str, int]) -> tuple[set[str], list[ObjectInfo]]:  # noqa: ARG002  nothing is there
         return set(), []
 
     def _tidy(self, sizes: dict[str, int], replaced: set[str], listed: list[ObjectInfo]) -> None:
         """Deletes nothing: the folder had no other files."""
+
+
+def _delimiter(names: Iterable[str]) -> str | None:
+    """Returns by what the folder is listed: objects in its subfolders only if a prefix names folders."""
+    return None if any("/" in name for name in names) else "/"
 
 
 def _check_written(reports: list[tuple[int, RankReport]], ranks: int) -> None:

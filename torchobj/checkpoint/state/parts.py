@@ -16,7 +16,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from torchobj.checkpoint.archive.entries import Path, name_of
+from torchobj.checkpoint.matching import Path, name_of
 from torchobj.checkpoint.state.digest import digest_of
 from torchobj.exceptions import CheckpointError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from torchobj.checkpoint.archive.entries import Path, name_of
+from torchobj.checkpoint.matching import Path, name_of
 from torchobj.checkpoint.state.digest import digest_of
 from torchobj.checkpoint.state.parts import PARAM_GROUPS, groups_of_own
 from torchobj.checkpoint.state.ranks import Ranks
@@ -21,7 +21,9 @@ __all__ = [
     "PARTS",
     "RANKS",
     "is_list_of_firsts",
+    "key_in",
     "own_state",
+    "paths_of",
     "value_at",
     "with_rank_states",
     "with_value",
@@ -54,9 +56,7 @@ def with_rank_states(tree: dict[Any, Any], metadata: Metadata, ranks: Ranks, sou
     Raises:
         CheckpointError: A state was saved in parts, by another number of ranks or by other ranks; the message names it.
     """
-    paths = metadata.planner_data or {}
-    for name in metadata.state_dict_metadata:
-        path = paths.get(name) or tuple(name.split("."))
+    for path in paths_of(metadata).values():
         top = next((top for top in tree if str(top) == path[0]), None)
         if path[-1] == RANKS and top is not None:
             # The groups of an optimizer that this rank does not have are of no use.
@@ -69,6 +69,12 @@ def with_rank_states(tree: dict[Any, Any], metadata: Metadata, ranks: Ranks, sou
                 raise _of_other_ranks(path[:-3], saved, ranks, source)
             tree = with_value(tree, path[:-3], {PARTS: {firsts[ranks.number]: value}})
     return tree
+
+
+def paths_of(metadata: Metadata) -> dict[str, Path]:
+    """Returns the keys that lead to each entry of a checkpoint; strings, except for indices of lists."""
+    paths = metadata.planner_data or {}
+    return {name: paths.get(name) or tuple(name.split(".")) for name in metadata.state_dict_metadata}
 
 
 def is_list_of_firsts(path: Path) -> bool:
@@ -156,20 +162,22 @@ def _is_absent(states: Any, ranks: Ranks) -> bool:
 def value_at(tree: Any, path: Path) -> Any:
     """Returns the value at a path as it is kept among those of all ranks; None if there is none."""
     for name in path:
-        if not isinstance(tree, Mapping) or (key := _key(tree, name)) not in tree:
+        if not isinstance(tree, Mapping) or (key := key_in(tree, name)) not in tree:
             return None
         tree = tree[key]
     return NONE if tree is None else tree
 
 
-def _key(tree: Mapping[Any, Any], name: Any) -> Any:
-    """Returns the key with a name, which may be that of a checkpoint, a string; the name if no key has it."""
-    return name if name in tree else next((found for found in tree if str(found) == name), name)
+def key_in(tree: Any, name: Any) -> Any:
+    """Returns the key of a mapping for a name, which a checkpoint has as a string; the name if no key has it."""
+    if isinstance(tree, Mapping) and name not in tree:
+        return next((found for found in tree if str(found) == name), name)
+    return name
 
 
 def with_value(tree: Mapping[Any, Any], path: Path, value: Any) -> dict[Any, Any]:
     """Returns a tree with a value at a path."""
-    name, *rest = _key(tree, path[0]), *path[1:]
+    name, *rest = key_in(tree, path[0]), *path[1:]
     inner = tree.get(name)
     below = inner if isinstance(inner, Mapping) else {}
     return {**tree, name: with_value(below, tuple(rest), value) if rest else value}

@@ -4,9 +4,9 @@ import datetime
 import io
 import pickle
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchobj import _torchobj
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 
-__all__ = ["RankGoneError", "Ranks", "check_same", "packed", "portable", "unpacked"]
+__all__ = ["Meeting", "RankGoneError", "Ranks", "check_same", "packed", "portable", "unpacked"]
 
 #: Timeout of a rank that waits for another one, which may be saving. A killed rank is detected immediately; the job's
 #: launcher detects a lost host. No save takes a day: a terabyte at 100 Mbit/s takes 22 hours.
@@ -26,7 +26,6 @@ class RankGoneError(CheckpointError):
 
 
 _Own = TypeVar("_Own")
-_Result = TypeVar("_Result")
 #: What is sent of an error.
 _Sent: TypeAlias = tuple[str, bytes] | None
 
@@ -137,111 +136,110 @@ class Ranks:
             traceback.clear_frames(lost.__traceback__)
             raise RankGoneError(self._gone) from lost
 
-    def all_reduce(self, own: Callable[[], _Own], combine: Callable[[list[_Own]], _Result]) -> _Result:
-        """Combines values of all ranks on the first one: one gather to it, and one broadcast from it.
+    @contextmanager
+    def meeting(self) -> Iterator["Meeting"]:
+        """Lets all ranks meet, once: at the end of the block every rank has the same result, or an error.
 
-        As a phase of `torch.distributed.checkpoint`.
-
-        Args:
-            own: Returns the value of this rank, which can be pickled. Tensors are sent by `packed`.
-            combine: Called on the first rank with the values of all ranks, by rank number. Its result contains only
-                types that all ranks can unpickle.
-
-        Returns:
-            The result of `combine`, on all ranks.
+        A meeting is one gather to the first rank, and one broadcast from it, as a phase of
+        `torch.distributed.checkpoint`. An error in the block, on any rank, is raised on all of them.
 
         Raises:
-            BaseException: That of `own` on this rank, or on the first rank where it failed; or that of `combine`.
-            Exception: A value cannot be pickled, or not be unpickled on the first rank. All of these are raised on all
-                ranks.
-            RankGoneError: Another rank does not respond.
+            BaseException: The error of this rank, or else that of the first rank that has one.
+            Exception: A value or the result cannot be pickled, or not be unpickled where it is received.
+            RankGoneError: Another rank does not respond, and this one has no error.
+
+        Example:
+            >>> with Ranks().meeting() as meeting:
+            ...     values = meeting.gather(3)
+            ...     if values is not None:
+            ...         meeting.result = sum(values)
+            >>> meeting.result
+            3
         """
+        meeting, error = Meeting(self), None  # type: Meeting, BaseException | None
         try:
-            value = own()
-        except BaseException as error:
-            self._combined(error, None, combine)
-            raise
-        return self._combined(None, value, combine)
-
-    def _combined(self, error: BaseException | None, value: Any, combine: Callable[[list[Any]], _Result]) -> _Result:
-        """Raises an error of a rank, or returns what the first rank makes of the values."""
-        if not self.several:
-            if error is not None:
-                raise error
-            return combine([value])
-        data = b""
-        if error is None:
-            # Pickled before the collective: if a rank failed in it, the others would wait.
-            try:
-                data = pickle.dumps(value)
-            except BaseException as failed:  # noqa: BLE001  all ranks raise it
-                error = failed
-        gathered: list[Any] | None = [None] * self.count if self.is_first else None
-        outcome = _Outcome()
-        sent: list[tuple[_Sent, bytes]] = [(None, b"")]
-        try:
-            with self.collective():
-                own = _sent(error), data
-                torch.distributed.gather_object(own, gathered, group=self.group, group_dst=0)
-                if gathered is not None:
-                    outcome = _outcome(gathered, combine)
-                    sent = [(_sent(outcome.error), outcome.data)]
-                torch.distributed.broadcast_object_list(sent, group=self.group, group_src=0)
-        except RankGoneError as gone:
-            # A collective of `state_dict`, for example, fails with a RuntimeError of torch if a rank is gone.
-            is_of_torch = type(error) is RuntimeError or isinstance(error, torch.distributed.DistError)
-            if error is None or is_of_torch:
-                raise gone from error or gone.__cause__
-            raise error from gone
-        if not self.is_first:
-            [(failed_there, data)] = sent
-            outcome = _Outcome(_received(failed_there), None, data)
-        if (failure := error or outcome.error) is not None:
-            raise failure
-        return cast("_Result", outcome.result if self.is_first else pickle.loads(outcome.data))  # noqa: S301  of this job
-
-    def gather(self, value: _Own) -> list[_Own]:
-        """Returns the values of all ranks, by rank number. Raises as `all_reduce`."""
-        return self.all_reduce(lambda: value, list)
+            yield meeting
+        except BaseException as failed:  # noqa: BLE001  all ranks raise it
+            error = failed
+        meeting.end(error)
 
     def agree(self, error: BaseException | None) -> None:
-        """Waits for all ranks, and raises if one has an error: this rank's, or that of the first such rank.
+        """Meets with nothing but an error of this rank, or None. Raises as `meeting`."""
+        Meeting(self).end(error)
 
-        Raises:
-            BaseException: The error.
-            RankGoneError: This rank has no error, and another rank does not respond.
+
+class Meeting:
+    """What one rank gives to a meeting of all ranks, and gets from it. Created by `Ranks.meeting`."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        #: Whether the gather has begun, and whether it has ended.
+        self._began = self._gathered = False
+        #: What all ranks get: set by the first one, in the block, of types that all ranks can unpickle.
+        self.result: Any = None
+
+    def gather(self, value: _Own) -> list[_Own] | None:
+        """Sends a value to the first rank. At most once in a meeting, in which only the first rank then has work to do.
+
+        Args:
+            value: Value of this rank, which can be pickled. Tensors are sent by `packed`.
+
+        Returns:
+            On the first rank the values of all ranks, by rank number; None on the others.
         """
-        self._combined(error, None, lambda _: None)
+        if not self._ranks.several:
+            return [value]
+        # Before the collective: if a rank failed in it, the others would wait.
+        found = self._gather(None, pickle.dumps(value))
+        return None if found is None else [pickle.loads(data) for data in found]  # noqa: S301  of the ranks of this job
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Waits for all ranks at the end of the block, and raises as `agree` if it failed on one of them."""
+    def _gather(self, error: BaseException | None, data: bytes) -> list[bytes] | None:
+        """Sends the error of this rank, or its value. Raises the first error on the first rank."""
+        ranks, own = self._ranks, (_sent(error), data)
+        gathered: list[Any] | None = [None] * ranks.count if ranks.is_first else None
+        self._began = True
+        with ranks.collective():
+            torch.distributed.gather_object(own, gathered, group=ranks.group, group_dst=0)
+        self._gathered = True
+        for sent, _ in gathered or ():
+            if (failed := _received(sent)) is not None:
+                raise error or failed
+        return None if gathered is None else [data for _, data in gathered]
+
+    def end(self, error: BaseException | None) -> None:
+        """Ends the meeting, with an error of this rank or without one. Raises as `Ranks.meeting`."""
+        # If the gather failed, the other ranks learn of it by the connections, or this one is interrupted.
+        if self._ranks.several and self._began == self._gathered:
+            try:
+                error = self._exchange(error)
+            except RankGoneError as gone:
+                # A collective of `state_dict`, for example, fails with a RuntimeError of torch if a rank is gone.
+                is_of_torch = type(error) is RuntimeError or isinstance(error, torch.distributed.DistError)
+                if error is None or is_of_torch:
+                    raise gone from error or gone.__cause__
+                raise error from gone
+        if error is not None:
+            raise error
+
+    def _exchange(self, error: BaseException | None) -> BaseException | None:
+        """Sends the result of the first rank, or its error. Returns that of this rank, or else that of the first."""
+        ranks, data = self._ranks, b""
         try:
-            yield
-        except BaseException as error:
-            self.agree(error)
-            raise
-        self.agree(None)
-
-
-class _Outcome(NamedTuple):
-    """What the first rank made of the values of all ranks."""
-
-    error: BaseException | None = None
-    result: Any = None
-    data: bytes = b""
-    """The result, pickled."""
-
-
-def _outcome(gathered: Sequence[tuple[_Sent, bytes]], combine: Callable[[list[Any]], Any]) -> _Outcome:
-    error: BaseException | None = next((_received(sent) for sent, _ in gathered if sent is not None), None)
-    if error is not None:
-        return _Outcome(error)
-    try:
-        result = combine([pickle.loads(data) for _, data in gathered])  # noqa: S301  of the ranks of this job
-        return _Outcome(None, result, pickle.dumps(result))
-    except BaseException as failed:  # noqa: BLE001  all ranks raise it
-        return _Outcome(failed)
+            if not self._gathered:
+                self._gather(error, b"")
+            if ranks.is_first and error is None:
+                data = pickle.dumps(self.result)
+        except BaseException as failed:
+            if self._began != self._gathered:
+                raise
+            error = failed
+        sent = [(_sent(error), data)]
+        with ranks.collective():
+            torch.distributed.broadcast_object_list(sent, group=ranks.group, group_src=0)
+        [(failure, data)] = sent
+        if not ranks.is_first and failure is None and error is None:
+            self.result = pickle.loads(data)  # noqa: S301  of this job
+        return error or (None if ranks.is_first else _received(failure))
 
 
 def check_same(settings: Sequence[Mapping[str, str]]) -> None:

@@ -18,7 +18,6 @@ Who saves what, if there are several ranks:
 """
 
 import collections
-import functools
 import itertools
 import logging
 import pickle
@@ -33,8 +32,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchobj.checkpoint.archive.device_memory import check_memory
-from torchobj.checkpoint.archive.entries import Path, name_of
 from torchobj.checkpoint.archive.pickling import refused_global
+from torchobj.checkpoint.matching import Path, name_of
 from torchobj.checkpoint.state.digest import digest_of
 from torchobj.checkpoint.state.parts import (
     PARAM_GROUPS,
@@ -113,7 +112,7 @@ class StateToSave(NamedTuple):
 
 
 def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> StateToSave:
-    """Takes the state of the objects of a save. Collective: one `Ranks.all_reduce`, or two if ranks may have parts.
+    """Takes the state of the objects of a save. Collective: one meeting, or two if ranks may have parts.
 
     Warns of values that a restore with `weights_only=True` will refuse; once for each entry.
 
@@ -133,9 +132,7 @@ def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> S
         CheckpointError: The memory of a tensor was freed; the message names it.
         Exception: A state cannot be pickled. Every error is raised on all ranks.
     """
-    own: list[tuple[TakenState, _Compared]] = []
-
-    def compared() -> _OfRank:
+    with ranks.meeting() as meeting:
         # On all ranks: `state_dict` may be collective.
         taken = take_state(state, sharded=sharded)
         # Only what this rank writes.
@@ -146,12 +143,10 @@ def state_to_save(state: Mapping[Any, Any], ranks: Ranks, *, sharded: bool) -> S
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 warn_once(PROCESS, "restore needs weights_only=False for entry %r (%s)", name, kind)
         found = _compared(taken) if ranks.several else _Compared(_OfRank({}, {}, []), {}, {})
-        own.append((taken, found))
-        return found.sent
-
-    differences = ranks.all_reduce(compared, functools.partial(_differences, sharded=sharded))
-    [(taken, found)] = own
-    return _to_save(taken, found, differences, ranks, sharded=sharded)
+        of_all = meeting.gather(found.sent)
+        if of_all is not None:
+            meeting.result = _differences(of_all, sharded=sharded)
+    return _to_save(taken, found, meeting.result, ranks, sharded=sharded)
 
 
 def take_state(state: Mapping[Any, Any], *, sharded: bool) -> TakenState:
@@ -420,8 +415,9 @@ def _parts(
     """Returns the parts of the states at these paths, unless they are replicas. Collective."""
     if not paths:
         return {}
-    found = ranks.all_reduce(lambda: (_described(taken, paths), modules), list)
-    of_all, modules_of_all = [own for own, _ in found], [of_rank for _, of_rank in found]
+    with ranks.meeting() as meeting:
+        meeting.result = meeting.gather((_described(taken, paths), modules))
+    of_all, modules_of_all = zip(*meeting.result, strict=True)
     own = of_all[ranks.number]
     parts = {}
     for path in paths:

@@ -10,15 +10,25 @@ import math
 import operator
 import re
 import reprlib
-import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from torchobj.checkpoint.checkpoint_dir import is_canonical
+from torchobj.checkpoint.leftovers import Attempt
 from torchobj.exceptions import ConfigError
 
-__all__ = ["DIGITS", "STATE_FILE", "Attempt", "Commit", "Kind", "StoredObject", "check_size", "checked_step"]
+__all__ = [
+    "DIGITS",
+    "STATE_FILE",
+    "Commit",
+    "Kind",
+    "StoredObject",
+    "attempt_of",
+    "check_size",
+    "checked_step",
+    "folder_of",
+]
 
 #: Version of the format; other versions are refused.
 _FORMAT = 1
@@ -58,27 +68,15 @@ def checked_step(step: Any) -> int:
     return number
 
 
-class Attempt(NamedTuple):
-    """One attempt to save a step."""
+def folder_of(attempt: Attempt[int]) -> str:
+    """Returns the prefix of the keys of an attempt's data, with the slash, below the manager's URL."""
+    return f"steps/{attempt.checkpoint:0{DIGITS}}-{attempt.nonce}/"
 
-    step: int
-    nonce: str
 
-    @classmethod
-    def new(cls, step: int) -> "Attempt":
-        """Returns an attempt with a new nonce."""
-        return cls(step, secrets.token_hex(16))
-
-    @property
-    def folder(self) -> str:
-        """Prefix of the keys of its data, with the slash, below the manager's URL."""
-        return f"steps/{self.step:0{DIGITS}}-{self.nonce}/"
-
-    @classmethod
-    def of_key(cls, key: str) -> "Attempt | None":
-        """Returns the attempt that owns a key; None unless it is a canonical path below the folder of an attempt."""
-        found = _DATA_KEY.fullmatch(key)
-        return cls(int(found[1]), found[2]) if found is not None and is_canonical(found[3]) else None
+def attempt_of(key: str) -> Attempt[int] | None:
+    """Returns the attempt that owns a key; None unless it is a canonical path below the folder of an attempt."""
+    found = _DATA_KEY.fullmatch(key)
+    return Attempt(int(found[1]), found[2]) if found is not None and is_canonical(found[3]) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class StoredObject:
 class Commit:
     """The content of a commit object."""
 
-    attempt: Attempt
+    attempt: Attempt[int]
     kind: Kind
     """`state`: one file of `torch.save`. `dcp`: a folder of `torch.distributed.checkpoint`."""
     objects: tuple[StoredObject, ...]
@@ -112,7 +110,7 @@ class Commit:
     @property
     def step(self) -> int:
         """The step."""
-        return self.attempt.step
+        return self.attempt.checkpoint
 
     def to_json(self) -> bytes:
         """Returns the commit object. Infinite metrics are strings and NaN is null, because JSON has no such numbers."""
@@ -174,7 +172,7 @@ def _wrong(name: str, value: Any) -> ValueError:
     return ValueError(f"its {name} is {reprlib.repr(value)}")
 
 
-def _attempt(step: Any, nonce: Any, expected: int) -> Attempt:
+def _attempt(step: Any, nonce: Any, expected: int) -> Attempt[int]:
     if type(step) is not int or step != expected:
         raise _wrong("step", step)
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
@@ -192,13 +190,13 @@ def _metric(value: Any) -> float:
     return float(value)
 
 
-def _stored_object(item: Any, attempt: Attempt) -> StoredObject:
+def _stored_object(item: Any, attempt: Attempt[int]) -> StoredObject:
     if not {"key", "size"} <= item.keys() <= {"key", "size", "etag", "crc32"}:
         raise _wrong("object", item)
     key, etag = item["key"], item.get("etag")
     # An object of another attempt, or of another tool, would be deleted with this step.
-    if Attempt.of_key(key) != attempt:
-        raise ValueError(f"it names {reprlib.repr(key)}, which is not below {attempt.folder}")
+    if attempt_of(key) != attempt:
+        raise ValueError(f"it names {reprlib.repr(key)}, which is not below {folder_of(attempt)}")
     if len(key.encode()) > _MAX_KEY_BYTES:
         raise ValueError(f"it names {reprlib.repr(key)}, which is longer than {_MAX_KEY_BYTES} bytes")
     if etag is not None and not isinstance(etag, str):

@@ -14,13 +14,13 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from torchobj._torchobj import Buffer
-from torchobj.checkpoint.checkpoint_dir import CheckpointDir
-from torchobj.checkpoint.steps.commit import DIGITS, Attempt, Commit, check_size
+from torchobj.checkpoint.leftovers import Attempt, AttemptsDir, Leftover
+from torchobj.checkpoint.steps.commit import DIGITS, Commit, attempt_of, check_size, folder_of
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     BucketNotFoundError,
@@ -63,13 +63,15 @@ class UnreadableCommitError(CheckpointError):
     """A commit object is not valid."""
 
 
-class Commits(CheckpointDir):
+class Commits(AttemptsDir[int]):
     """The folder of a manager: the commit objects, and the objects that they name.
 
     Args:
         url: `s3://bucket/folder`, `gs://bucket/folder`, `file:///folder` or `memory://name/folder`.
         config: How the store is reached.
     """
+
+    _below = "steps/"
 
     def __init__(self, url: str, config: StoreConfig | None) -> None:
         super().__init__(url, config)
@@ -89,10 +91,6 @@ class Commits(CheckpointDir):
     def committed(self) -> dict[int, ObjectInfo]:
         """Returns the commit objects of the committed steps, ascending. One listing."""
         return {step: info for step, info in self._commit_objects() if info.size != 0}
-
-    def deleted(self) -> list[tuple[int, ObjectInfo]]:
-        """Returns the empty commit objects of interrupted deletes, by step. One listing."""
-        return [(step, info) for step, info in self._commit_objects() if info.size == 0]
 
     def _commit_objects(self) -> list[tuple[int, ObjectInfo]]:
         objects = sorted(self.objects("commits/"), key=lambda info: info.key)
@@ -273,7 +271,7 @@ class Commits(CheckpointDir):
         Tested once, with an object in the folder of an attempt of its own.
         """
         if self._is_delete_conditional is None:
-            name = Attempt.new(0).folder + "probe"
+            _, name = self.probe()
             self.store.put(self.key(name), b"probe")
             try:
                 self.store.delete(self.key(name), if_version=self._no_version)
@@ -318,8 +316,68 @@ class Commits(CheckpointDir):
 
     def owned(self, names: Iterable[str]) -> list[str]:
         """Returns the names that belong to attempts, without files that are reached through a symbolic link."""
-        below = (name.removeprefix("steps/") for name in names if Attempt.of_key(name) is not None)
+        below = (name.removeprefix("steps/") for name in names if attempt_of(name) is not None)
         return [f"steps/{name}" for name in without_links(self.root and self.root / "steps", below)]
+
+    def attempt_of(self, name: str) -> Attempt[int] | None:
+        """Returns the attempt that owns an object of data."""
+        return attempt_of(name)
+
+    def probe(self) -> tuple[Attempt[int], str]:
+        """Returns a new attempt of step 0, and the name of an object of it."""
+        attempt = Attempt.new(0)
+        return attempt, f"{folder_of(attempt)}probe"
+
+    def uncommitted(self, attempts: set[Attempt[int]]) -> set[Attempt[int]]:
+        """Returns the attempts that no commit object names. The data of one that cannot be read is kept."""
+        found = self.committed()
+        known = {commit.step: commit.attempt for commit in self.readable(found)}
+        unread = found.keys() - known.keys()
+        left = {each for each in attempts if each.checkpoint not in unread and known.get(each.checkpoint) != each}
+        # A listing may be old, as that of a gateway with a cache: each commit object is read.
+        return {each for each in left if not self._may_be_committed(each)}
+
+    def _may_be_committed(self, attempt: Attempt[int]) -> bool:
+        try:
+            return self.read(attempt.checkpoint).attempt == attempt
+        except ObjectNotFoundError:
+            return False
+        except UnreadableCommitError:
+            return True
+
+    def written(self, delimiter: str | None = None) -> list[Leftover]:
+        """Lists the data of all attempts, and the empty commit objects of interrupted deletes, without a nonce."""
+        empty = [(step, info) for step, info in self._commit_objects() if info.size == 0]
+        deleted = [Leftover(info.key, Attempt(step, ""), 0, info.last_modified, None) for step, info in empty]
+        return super().written(delimiter) + deleted
+
+    def left(self, written: Collection[Leftover]) -> list[Leftover]:
+        """Returns what is left of attempts, and the empty commit objects."""
+        data = [each for each in written if each.attempt.nonce]
+        return super().left(data) + [each for each in written if not each.attempt.nonce]
+
+    def remove(self, left: list[Leftover]) -> list[Leftover]:
+        """Deletes objects, and aborts uploads. Returns them."""
+        for each in left:
+            if not each.attempt.nonce:
+                # It deletes the empty commit object of a step.
+                self.find_commit(each.attempt.checkpoint)
+        super().remove([each for each in left if each.attempt.nonce])
+        return left
+
+    def sweep_after(self, attempt: Attempt[int]) -> list[Leftover]:
+        """Deletes the leftovers of attempts that are a day older than `attempt`, which was committed. Returns them.
+
+        Once for this object: later leftovers are of processes that run now.
+        """
+        if self.is_swept:
+            return []
+        self.is_swept = True
+        listed = [(attempt_of(info.key), info) for info in self.objects("steps/")]
+        # The data of a step that was replaced although its commit could not be read is left for `sweep`.
+        step = attempt.checkpoint
+        others = [info for own, info in listed if own == attempt or own is None or own.checkpoint != step]
+        return self.sweep_expired(others, {info.key for own, info in listed if own == attempt})
 
     def pointer(self) -> str | None:
         """Returns the version of `latest.json`; None if it does not exist."""

@@ -1,34 +1,32 @@
 """Checkpoints by step: saved whole or not at all, found, restored, and deleted by rules.
 
 The manager runs one save at a time. A save is one object (`pending_save`): `state` takes the state of the objects,
-`staging` copies or watches it, `save` or `dcp.storage` writes it, `commits` stores the commit objects, `ranks` gives
-all ranks one outcome, `retention` selects the steps to delete, and `leftovers` finds the data of interrupted saves. A
-restore is that of one file or of state shards (`restore`).
+`staging` copies or watches it, `save` or `dcp.storage` writes it, `commits` stores the commit objects and finds what
+interrupted saves left, `ranks` gives all ranks one outcome, and `retention` selects the steps to delete. A restore is
+that of one file or of state shards (`restore`).
 """
 
 import contextlib
-import functools
 import operator
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
 
 from torchobj.checkpoint.archive.load import effective_weights_only, load_counted
+from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.state.rank_states import own_state
 from torchobj.checkpoint.state.ranks import Ranks, check_same
 from torchobj.checkpoint.state.staging import Stager
-from torchobj.checkpoint.steps import leftovers
-from torchobj.checkpoint.steps.commit import STATE_FILE, Commit, checked_step
+from torchobj.checkpoint.steps.commit import STATE_FILE, Commit, checked_step, folder_of
 from torchobj.checkpoint.steps.commits import Commits
-from torchobj.checkpoint.steps.leftovers import Leftover
 from torchobj.checkpoint.steps.pending_save import PendingSave, SaveHandle
 from torchobj.checkpoint.steps.restore import restore_file, restore_shards
 from torchobj.checkpoint.steps.retention import KeepBest, Retention
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
-from torchobj.store.transfers import ProgressOption, byte_progress
+from torchobj.store.transfers import ByteProgress, ProgressOption
 
 __all__ = ["CheckpointManager"]
 
@@ -290,15 +288,20 @@ class CheckpointManager:
             StoreError: The data cannot be read. `into` may be restored in part.
         """
         settings = self._settings("restore", step=step)
-        found = self._ranks.all_reduce(lambda: settings, functools.partial(self._found, step))
-        source, folder = f"{self.url}, step {found.step}", f"{self.url}/{found.attempt.folder}"
-        with self._ranks.together():
+        with self._ranks.meeting() as meeting:
+            of_all = meeting.gather(settings)
+            if of_all is not None:
+                check_same(of_all)
+                meeting.result = self._found(step)
+        found: Commit = meeting.result
+        source, folder = f"{self.url}, step {found.step}", f"{self.url}/{folder_of(found.attempt)}"
+        with self._ranks.meeting():
             self._check_restore(found, into, map_location, source)
             weights_only = effective_weights_only(weights_only is not False)
-            counted = byte_progress(progress)
+            counted = ByteProgress(progress)
         try:
             if into is None:
-                with self._ranks.together():
+                with self._ranks.meeting():
                     url = folder + STATE_FILE
                     loaded = load_counted(
                         url, map_location, weights_only=weights_only, config=self._config, counted=counted
@@ -314,9 +317,8 @@ class CheckpointManager:
                 )
         except ObjectNotFoundError as gone:
             raise CheckpointError(f"{source}: committed, but its data is gone: {gone}") from gone
-        with self._ranks.together():
-            if counted is not None:
-                counted.finish()
+        with self._ranks.meeting():
+            counted.finish()
         return into
 
     def _check_restore(self, found: Commit, into: Any, map_location: Any, source: str) -> None:
@@ -331,8 +333,7 @@ class CheckpointManager:
         if into is not None and map_location is not None:
             raise ConfigError("map_location= and into= exclude each other: tensors stay on their devices")
 
-    def _found(self, step: int | Literal["latest"], settings: Sequence[Mapping[str, str]]) -> Commit:
-        check_same(settings)
+    def _found(self, step: int | Literal["latest"]) -> Commit:
         if not isinstance(step, str) and not hasattr(step, "__index__"):
             raise ConfigError(f"step is a {type(step).__name__}: must be an int or 'latest'; pass a state as into=")
         if isinstance(step, str) and step != "latest":
@@ -369,7 +370,7 @@ class CheckpointManager:
 
         A running save of another process looks the same: compare `modified`.
         """
-        return leftovers.leftovers(self._commits)
+        return self._commits.leftovers()
 
     def sweep(self, older_than_s: float = 3600.0) -> list[Leftover]:
         """Deletes leftovers. Call it on one rank.
@@ -383,7 +384,7 @@ class CheckpointManager:
         """
         if older_than_s < 0:
             raise ConfigError(f"older_than_s={older_than_s!r}: must be 0 or more seconds")
-        return leftovers.sweep(self._commits, older_than_s)
+        return self._commits.sweep_idle(older_than_s)
 
     def wait(self) -> None:
         """Waits for a background save.

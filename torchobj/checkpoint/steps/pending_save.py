@@ -7,7 +7,6 @@ step's or a leftover.
 """
 
 import contextlib
-import functools
 import logging
 import os
 import threading
@@ -21,17 +20,16 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from torchobj.checkpoint.archive.entries import flattened
-from torchobj.checkpoint.archive.save import save
+from torchobj.checkpoint.archive.save import save_counted
 from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.storage import NewFolderWriter
-from torchobj.checkpoint.leftovers import running, under_way
+from torchobj.checkpoint.leftovers import Attempt, running, under_way
 from torchobj.checkpoint.state.ranks import RankGoneError, Ranks, check_same, packed, unpacked
 from torchobj.checkpoint.state.staging import Stager, Watch, planned
 from torchobj.checkpoint.state.taken import state_to_save
-from torchobj.checkpoint.steps.commit import STATE_FILE, Attempt, Commit, Kind, StoredObject, checked_step
+from torchobj.checkpoint.steps.commit import STATE_FILE, Commit, Kind, StoredObject, attempt_of, checked_step, folder_of
 from torchobj.checkpoint.steps.commits import Commits, CommittedByAnotherError, UnreadableCommitError
-from torchobj.checkpoint.steps.leftovers import sweep_expired
 from torchobj.checkpoint.steps.retention import Retention, expired
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
@@ -45,7 +43,7 @@ from torchobj.exceptions import (
 )
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
-from torchobj.store.transfers import ProgressOption, counters_to
+from torchobj.store.transfers import ByteProgress, ProgressOption
 from torchobj.warn_once import warn_once
 
 __all__ = ["PendingSave", "SaveHandle"]
@@ -102,18 +100,18 @@ class PendingSave:
         #: The existing commit of the step, which will be replaced, and the version of its commit object.
         self._replaced: Commit | None = None
         self._replaced_version: str | None = None
-        self._progress = progress
-
-        def checked() -> Mapping[str, str]:
+        with ranks.meeting() as meeting:
             if error is not None:
                 raise error
             writers.check_connected()
             self.step, self._metrics = checked_step(step), _checked_metrics(metrics)
             check_condition(overwrite, None)
-            counters_to(progress)
-            return settings
-
-        self._attempt = ranks.all_reduce(checked, functools.partial(self._begin, overwrite))
+            self._counted = ByteProgress(progress)
+            of_all = meeting.gather(settings)
+            if of_all is not None:
+                check_same(of_all)
+                meeting.result = self._begin(overwrite=overwrite)
+        self._attempt: Attempt[int] = meeting.result
         # Created on the thread of the caller, together.
         _ = writers.group
         self._state: Any = None
@@ -125,9 +123,8 @@ class PendingSave:
         #: Whether the commit object was written, or may have been.
         self._is_committed = self._may_be_committed = False
 
-    def _begin(self, overwrite: bool, settings: Sequence[Mapping[str, str]]) -> Attempt:  # noqa: FBT001  `partial` passes it
+    def _begin(self, *, overwrite: bool) -> Attempt[int]:
         """Returns a new attempt, and keeps what it replaces."""
-        check_same(settings)
         commits, step = self._commits, self.step
         found = commits.find_commit(step)
         if found is None:
@@ -162,15 +159,15 @@ class PendingSave:
         """
         found = state_to_save(state, self._ranks, sharded=self._sharded)
 
-        def staged_shard() -> bytes:
+        with self._ranks.meeting() as meeting:
             if self._sharded:
                 if copy is False:
                     raise ConfigError("stage=False: a sharded state is always copied first")
                 flattened(found.tree)
                 self._state = stager.stage_shard(found.tree) if copy else found.tree
-            return packed(found.values)
-
-        def staged_file(sent: list[bytes]) -> None:
+            sent = meeting.gather(packed(found.values))
+            if sent is None:
+                return
             values = list(map(unpacked, sent))
             if self._sharded:
                 self._state = found.with_values(self._state, values)
@@ -182,8 +179,6 @@ class PendingSave:
                 self._watch = Watch(self._state.tensors, found.tensors)
             else:
                 self._state = stager.stage(tree) if copy else tree
-
-        self._ranks.all_reduce(staged_shard, staged_file)
 
     def run(self) -> None:
         """Writes and commits the step, and deletes old ones; with one outcome on all ranks.
@@ -223,17 +218,17 @@ class PendingSave:
 
     def write(self) -> None:
         """Writes the data: this rank's state shard, or the file of the first rank."""
-        folder = f"{self._commits.url}/{self._attempt.folder}"
+        folder = f"{self._commits.url}/{folder_of(self._attempt)}"
         if self._sharded:
             # By default torch divides the entries of one object among ranks, which would mix replicas that differ.
             planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-            writer = NewFolderWriter(folder, progress=self._progress, config=self._config)
+            writer = NewFolderWriter(folder, self._counted, self._config)
             with self._writers.collective():
                 save_shards(self._state, storage_writer=writer, planner=planner, process_group=self._writers.group)
             self._crc32s, self._sizes = {**writer.checksums, METADATA: None}, writer.sizes
         elif self._ranks.is_first:
             with self._watch:
-                save(self._state, folder + STATE_FILE, config=self._config, progress=self._progress)
+                save_counted(self._state, folder + STATE_FILE, config=self._config, counted=self._counted)
 
     def commit(self) -> None:
         """Writes the commit object, which names what was written.
@@ -260,10 +255,10 @@ class PendingSave:
 
     def _written(self) -> tuple[StoredObject, ...]:
         """Returns the attempt's objects. All of them belong to it, because its nonce is unique."""
-        commits, folder = self._commits, self._attempt.folder
+        commits, folder = self._commits, folder_of(self._attempt)
         crc32s = self._crc32s
         # Without markers of folders, and other keys that a commit cannot name.
-        found = [info for info in commits.objects(folder) if Attempt.of_key(info.key) == self._attempt]
+        found = [info for info in commits.objects(folder) if attempt_of(info.key) == self._attempt]
         names = [info.key.removeprefix(folder) for info in found]
         # Listings may have no sizes.
         sizes = [commits.store.head(commits.key(info.key)).size if info.size is None else info.size for info in found]
@@ -284,7 +279,7 @@ class PendingSave:
         if getattr(error, "code", None) == "NoSuchUpload":
             error.add_note("another process aborted the upload: did it call sweep with too small an age?")
         try:
-            self._commits.delete(info.key for info in self._commits.objects(self._attempt.folder))
+            self._commits.delete(info.key for info in self._commits.objects(folder_of(self._attempt)))
         except TorchobjError as left:
             logger.warning("the data of step %d is left for sweep(): %s", self.step, left)
 
@@ -313,7 +308,7 @@ class PendingSave:
                     permission,
                 )
         try:
-            for item in sweep_expired(commits, self._attempt):
+            for item in commits.sweep_after(self._attempt):
                 logger.info("%s: deleted %s, which a save of step %d left", commits.url, item.key, item.step)
         except TorchobjError as error:
             warn_once(commits.once, "%s: what killed saves left was not deleted: %s", commits.url, error)
@@ -329,7 +324,7 @@ class PendingSave:
             logger.warning(message, commits.url, self.step, above[-1], above)
         if best and any(commit.step == self.step and best.metric not in commit.metrics for commit in committed):
             warn_once(commits.once, "%s: a step was saved without the metric %r of keep_best", commits.url, best.metric)
-        saving = {attempt.step for attempt in running() if isinstance(attempt, Attempt)}
+        saving = {attempt.checkpoint for attempt in running()}
         old = set(expired(committed, self._rules, {self.step, *saving}))
         return [commit for commit in committed if commit.step in old]
 

@@ -23,11 +23,19 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from torchobj.checkpoint.archive.entries import Path, flattened, listed, name_of, unfillable, wrapper_remedy
+from torchobj.checkpoint.archive.entries import flattened
 from torchobj.checkpoint.archive.load import load_counted
 from torchobj.checkpoint.dcp.storage import StorageReader
+from torchobj.checkpoint.matching import UNREAD, Accepts, Differences, Pair, Part, Path, TensorOutline, assign, match
 from torchobj.checkpoint.state.parts import paths_of_tensors
-from torchobj.checkpoint.state.rank_states import PARTS, is_list_of_firsts, own_state, with_rank_states
+from torchobj.checkpoint.state.rank_states import (
+    PARTS,
+    is_list_of_firsts,
+    key_in,
+    own_state,
+    paths_of,
+    with_rank_states,
+)
 from torchobj.checkpoint.state.ranks import Ranks
 from torchobj.checkpoint.state.staging import with_containers
 from torchobj.checkpoint.state.taken import take_state
@@ -45,7 +53,6 @@ logger = logging.getLogger("torchobj")
 _OWN_STRUCTURE = (torch.nn.Module, torch.optim.Optimizer)
 
 _LOAD_MODULE = torch.nn.Module.load_state_dict
-_TO_EMPTY = "; to_empty() of its module gives it memory"
 
 
 def restore_file(
@@ -56,7 +63,7 @@ def restore_file(
     source: str,
     *,
     weights_only: bool,
-    counted: ByteProgress | None = None,
+    counted: ByteProgress,
 ) -> None:
     """Restores a state from the file in a folder. Collective. Reads only the entries of `into`; `counted` counts bytes.
 
@@ -64,59 +71,56 @@ def restore_file(
     not have a state yet, are read into new memory.
 
     Raises:
-        CheckpointError: As for `_check`, before anything is changed, and for `_assign`.
+        CheckpointError: As for `_matched`, before anything is changed, and for `_fill`.
         ConfigError: A tensor of `into` is sharded among ranks.
         Exception: A rank could not read. Every error is raised on all ranks.
     """
     load = functools.partial(
         load_counted, folder + STATE_FILE, weights_only=weights_only, config=config, counted=counted
     )
-    with ranks.together():
+    with ranks.meeting():
         taken = take_state(into, sharded=False)
         # Names that are not strings cannot be selected: then the whole file is loaded.
         has_names = all(isinstance(name, str) for name in into)
         in_place = {name: value for name, value in into.items() if has_names and _is_memory(value)}
         others = {name: value for name, value in into.items() if name not in in_place}
-        loaded: Any = {}
-        if others:
-            names = others.keys() if has_names else None
-            loaded = _load_entries(load, names, source=source)
-            if isinstance(loaded, dict):
-                # Without entries that are not asked for, which may be of another number of ranks.
-                loaded = {name: loaded[name] for name in others if name in loaded}
-            loaded = own_state(loaded, ranks, source, taken.tree)
-            _check(others, loaded, source)
+        loaded, pairs = _matching_entries(load, others, taken.tree, ranks, source)
         if in_place:
             memory: Any = {name: taken.tree[name] for name in in_place}
             try:
                 load(map_location=None, keys=list(in_place), into=memory)
             except ConfigError as error:
-                # A module casts values of another dtype, and ranks may have tensors of their own; `_check` reports
-                # other differences.
+                # A module casts values of another dtype, and ranks may have tensors of their own; other differences
+                # are found now.
                 logger.debug("%s: not read in place: %s", source, error)
-                memory = _load_entries(load, in_place, source=source)
-                memory = own_state(memory, ranks, source, taken.tree)
-                _check(in_place, memory, source)
+                memory, more = _matching_entries(load, in_place, taken.tree, ranks, source)
+                pairs += more
             loaded |= memory
-        _assign(into, loaded, source)
+        _fill(into, loaded, pairs, source)
 
 
-def _load_entries(load: Callable[..., Any], names: Collection[str] | None, *, source: str) -> Any:
-    """Loads entries of a file, or all of them.
+def _matching_entries(
+    load: Callable[..., Any], into: Mapping[Any, Any], existing: Mapping[Any, Any], ranks: Ranks, source: str
+) -> tuple[Any, list[Pair]]:
+    """Loads the entries of a file that objects are restored from, with their tensors on the CPU.
 
     Raises:
-        CheckpointError: The file does not have all of them.
+        CheckpointError: They do not match.
     """
-    if names is None:
-        return load(map_location="cpu", keys=None, into=None)
+    if not into:
+        return {}, []
+    names = sorted(into) if all(isinstance(name, str) for name in into) else None
     try:
-        return load(map_location="cpu", keys=sorted(names), into=None)
+        loaded = load(map_location="cpu", keys=names, into=None)
     except ConfigError:
-        saved = load(map_location="meta", keys=None, into=None)
-        missing = sorted(name for name in names if name not in saved)
-        if not missing:
-            raise
-        raise CheckpointError(f"{source}: has no {', '.join(missing)}; it has {', '.join(map(str, saved))}") from None
+        # Raises if one of them is missing.
+        _matched(dict.fromkeys(into), load(map_location="meta", keys=None, into=None), source)
+        raise
+    if isinstance(loaded, dict):
+        # Without entries that are not asked for, which may be of another number of ranks.
+        loaded = {name: loaded[name] for name in into if name in loaded}
+    loaded = own_state(loaded, ranks, source, existing)
+    return loaded, _matched(into, loaded, source)
 
 
 def _is_memory(value: Any) -> bool:
@@ -126,111 +130,42 @@ def _is_memory(value: Any) -> bool:
     return isinstance(value, Mapping) and not is_stateful(value) and all(map(_is_memory, value.values()))
 
 
-def _check(into: Mapping[Any, Any], saved: Any, source: str) -> None:
-    """Checks that a saved state fits the objects to restore.
-
-    Entries that `into` does not have are ignored at the top, but not in nested mappings.
+def _matched(into: Mapping[Any, Any], saved: Any, source: str) -> list[Pair]:
+    """Returns the tensors of the objects to restore that belong to no object, with the saved ones.
 
     Args:
         into: A dict as passed to `CheckpointManager.restore`, or a part of it.
-        saved: The saved state.
+        saved: The saved state, which may have more entries at the top.
         source: The checkpoint, for errors.
 
     Raises:
-        CheckpointError: A value is missing, unknown, or differs in shape or dtype.
+        CheckpointError: The state does not match.
     """
-    try:
-        _check_entries(into, saved, ())
-    except CheckpointError as error:
-        raise CheckpointError(f"{source}: {error}") from None
+    found = match(Part(_to_fill(into)), saved)
+    if isinstance(found, Differences):
+        raise CheckpointError(f"{source}: {found}")
+    return found
 
 
-def _check_entries(into: Mapping[Any, Any], saved: Any, path: Path) -> None:
-    if not isinstance(saved, Mapping):
-        raise _difference(name_of(path) or "the state", saved, "dict")
-    for key, value in into.items():
-        name = name_of((*path, key))
-        if key not in saved:
-            remedy = wrapper_remedy(into.keys() - saved.keys(), saved.keys() - into.keys())
-            raise CheckpointError(f"has no {name}; it has {', '.join(map(str, saved)) or 'nothing'}{remedy}")
-        if isinstance(value, torch.Tensor):
-            _check_tensor(value, saved[key], name)
-        elif isinstance(value, torch.nn.Module):
-            _check_module(value, saved[key], name)
-        elif isinstance(value, torch.optim.Optimizer):
-            _check_optimizer(value, saved[key], name)
-        elif isinstance(value, Mapping) and not is_stateful(value):
-            _check_entries(value, saved[key], (*path, key))
-    if path and (unknown := [name_of((*path, key)) for key in saved if key not in into]):
-        raise CheckpointError(f"has {listed(unknown)}, which into does not have")
+def _to_fill(value: Any) -> Any:
+    """Returns the tree that a saved state must match, so that `load_state_dict` of objects accepts it."""
+    if isinstance(value, torch.nn.Module):
+        # Its own method copies, and casts other dtypes; others may assign what is loaded.
+        copies = type(value).load_state_dict is _LOAD_MODULE
+        state = value.state_dict()
+        tensors = {key: each for key, each in state.items() if isinstance(each, torch.Tensor)}
+        accepted = {key: Accepts(tuple(each.shape), each if copies else None) for key, each in tensors.items()}
+        return dict.fromkeys(state, Accepts()) | accepted
+    if isinstance(value, torch.optim.Optimizer):
+        groups = [[Accepts(memory=each) for each in group["params"]] for group in value.param_groups]
+        return Part(param_groups=[Part(params=each) for each in groups])
+    if isinstance(value, Mapping) and not is_stateful(value):
+        return {key: _to_fill(inner) for key, inner in value.items()}
+    return value if isinstance(value, torch.Tensor) else Accepts()
 
 
-def _difference(name: str, saved: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"{name} is a {type(saved).__name__} there, and a {expected} here")
-
-
-def _check_tensor(tensor: torch.Tensor, saved: Any, name: str) -> None:
-    if not isinstance(saved, torch.Tensor):
-        raise _difference(name, saved, "tensor")
-    if (tensor.shape, tensor.dtype) != (saved.shape, saved.dtype):
-        saved_is, tensor_is = (f"{tuple(each.shape)} {each.dtype}" for each in (saved, tensor))
-        raise CheckpointError(f"{name} is {saved_is} there, and {tensor_is} here")
-    if not saved.is_meta and (reason := unfillable(tensor)):
-        raise CheckpointError(f"{name}: {reason}{_TO_EMPTY if tensor.is_meta else ''}")
-
-
-def _check_module(module: torch.nn.Module, saved: Any, name: str) -> None:
-    own = module.state_dict()
-    if not isinstance(saved, Mapping):
-        raise _difference(name, saved, "module")
-    missing, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
-    if missing or unknown:
-        remedy = wrapper_remedy(missing, unknown)
-        raise CheckpointError(f"{name} is of another module: missing {missing}, unknown {unknown}{remedy}")
-    for key, tensor in own.items():
-        # A module casts other dtypes, but accepts no other shape.
-        if isinstance(tensor, torch.Tensor) and getattr(saved[key], "shape", None) != tensor.shape:
-            shape = tuple(getattr(saved[key], "shape", ()))
-            raise CheckpointError(f"{name}.{key} is {shape} there, and {tuple(tensor.shape)} here")
-    if not any(isinstance(value, torch.Tensor) and value.is_meta for value in saved.values()):
-        _check_memory(module, name)
-
-
-def _check_memory(value: Any, name: str) -> None:
-    """Checks that no tensor is on meta, into which torch copies nothing, without an error.
-
-    Raises:
-        CheckpointError: One is.
-    """
-    tensors: dict[str, Any] = {}
-    if isinstance(value, torch.Tensor):
-        tensors[name] = value
-    elif isinstance(value, torch.optim.Optimizer):
-        tensors = {f"a parameter of {name}": each for group in value.param_groups for each in group["params"]}
-    elif isinstance(value, torch.nn.Module) and type(value).load_state_dict is _LOAD_MODULE:
-        # Others may assign what is loaded.
-        tensors = {f"{name}.{key}": each for key, each in value.state_dict().items()}
-    elif isinstance(value, Mapping) and not is_stateful(value):
-        for key, inner in value.items():
-            _check_memory(inner, f"{name}.{key}" if name else str(key))
-    for key, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor) and tensor.is_meta:
-            raise CheckpointError(f"{key}: {unfillable(tensor)}{_TO_EMPTY}")
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, saved: Any, name: str) -> None:
-    """Checks what `load_state_dict` of torch's optimizers checks."""
-    groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
-    if not isinstance(groups, list):
-        raise _difference(name, saved, "optimizer")
-    saved_counts, counts = ([len(group["params"]) for group in each] for each in (groups, optimizer.param_groups))
-    if saved_counts != counts:
-        raise CheckpointError(f"{name} has groups of {saved_counts} parameters there, and of {counts} here")
-    _check_memory(optimizer, name)
-
-
-def _assign(into: MutableMapping[Any, Any], saved: Mapping[Any, Any], source: str, path: Path = ()) -> None:
-    """Restores objects from a saved state that `_check` has checked.
+def _fill(into: MutableMapping[Any, Any], saved: Mapping[Any, Any], pairs: Sequence[Pair], source: str) -> None:
+    """Restores objects from a saved state that matches.
 
     Tensors are copied into existing tensors, objects with `load_state_dict` load their state, mappings are entered, and
     other values are replaced.
@@ -238,24 +173,15 @@ def _assign(into: MutableMapping[Any, Any], saved: Mapping[Any, Any], source: st
     Raises:
         CheckpointError: The `load_state_dict` of an object fails.
     """
-    for key, value in list(into.items()):
-        if key not in saved:
-            continue
-        if isinstance(value, torch.Tensor):
+    with torch.no_grad():
+        for pair in pairs:
             # The same tensor if it was read in place.
-            if value is not saved[key]:
-                with torch.no_grad():
-                    value.copy_(saved[key])
-        elif is_stateful(value):
-            try:
-                value.load_state_dict(saved[key])
-            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                message = f"{name_of((*path, key))}: {type(value).__name__} refuses its state"
-                raise CheckpointError(f"{source}: {message}; earlier entries are restored: {error}") from error
-        elif isinstance(value, Mapping):
-            _assign(value, saved[key], source, (*path, key))  # type: ignore[arg-type]
-        else:
-            into[key] = saved[key]
+            if pair.target is not pair.source:
+                pair.target.copy_(pair.source)
+    try:
+        assign(into, saved, objects=True)
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from error.__cause__
 
 
 def restore_shards(
@@ -266,7 +192,7 @@ def restore_shards(
     source: str,
     *,
     weights_only: bool,
-    counted: ByteProgress | None = None,
+    counted: ByteProgress,
 ) -> None:
     """Restores a state from a folder. Collective. `counted` counts the bytes of this rank.
 
@@ -276,32 +202,31 @@ def restore_shards(
         CheckpointError: The state does not match, or `weights_only` refuses a value; no tensor was changed.
         Exception: A rank could not read.
     """
-    reader = _Reader(folder, config=config)
-    reader.counted = counted
-
-    with ranks.together():
+    reader = _Reader(folder, counted, config)
+    with ranks.meeting() as meeting:
         metadata = reader.read_metadata()
-        try:
-            _check_memory(into, "")
-        except CheckpointError as error:
-            raise CheckpointError(f"{source}: {error}") from None
+        own_tree = take_state(into, sharded=True).tree
+        # Only memory can differ.
+        _matched(into, own_tree, source)
         # Copied, because `state_dict` may return containers that the object uses.
-        existing = _copy_containers(take_state(into, sharded=True).tree)
+        existing = _copy_containers(own_tree)
         tree = with_rank_states(existing, metadata, ranks, source)
         checkpoint = _Checkpoint(metadata, source)
         entries = checkpoint.fit(into, tree)
-    # A rank that has a part of the state does not have the entries of other parts.
-    of_all = ranks.gather(checkpoint.contained(entries))
-    with ranks.together():
-        checkpoint.match(into, tree, entries, of_all)
+        # A rank that has a part of the state does not have the entries of other parts.
+        of_all = meeting.gather(checkpoint.contained(entries))
+        if of_all is not None:
+            meeting.result = numpy.bitwise_or.reduce(of_all)
+    with ranks.meeting():
+        checkpoint.match(into, tree, entries, meeting.result)
     _load_items(tree, reader, LoadItemType.BYTE_IO, ranks, source, weights_only=weights_only)
-    with ranks.together():
+    with ranks.meeting():
         # Copied: tensors are read by the checkpoint's names, which `tree` has.
         own = own_state(_copy_containers(tree), ranks, source, existing)
-        _check(into, own, source)
+        pairs = _matched(into, own, source)
     _load_items(tree, reader, LoadItemType.TENSOR, ranks, source, weights_only=weights_only)
-    with ranks.together():
-        _assign(into, own, source)
+    with ranks.meeting():
+        _fill(into, own, pairs, source)
 
 
 def _copy_containers(tree: Any) -> Any:
@@ -324,18 +249,20 @@ def _load_items(
 class _Reader(StorageReader):
     """Reads the metadata once, and counts the bytes of several loads."""
 
-    _metadata: Metadata | None = None
-    counted: ByteProgress | None = None
+    def __init__(self, folder: str, counted: ByteProgress, config: StoreConfig | None) -> None:
+        super().__init__(folder, config=config)
+        self._counted = counted
+        self._known: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Returns the metadata of the checkpoint."""
-        if self._metadata is None:
-            self._metadata = super().read_metadata(*args, **kwargs)
-        return self._metadata
+        if self._known is None:
+            self._known = super().read_metadata(*args, **kwargs)
+        return self._known
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Loads the items of one kind."""
-        return self._load(plan, planner, self.counted)
+        return self._load(plan, planner)
 
 
 class _Planner(DefaultLoadPlanner):
@@ -366,15 +293,8 @@ class _Planner(DefaultLoadPlanner):
         *outer, last = self.mappings[name]
         inner: Any = self.original_state_dict
         for key in outer:
-            inner = inner[_actual_key(inner, key)]
-        inner[_actual_key(inner, last)] = loaded
-
-
-def _actual_key(container: Any, key: Any) -> Any:
-    """Returns the key of a mapping for a name of torch, which converts keys to strings."""
-    if isinstance(container, Mapping) and key not in container:
-        return next((found for found in container if str(found) == key), key)
-    return key
+            inner = inner[key_in(inner, key)]
+        inner[key_in(inner, last)] = loaded
 
 
 class _Checkpoint:
@@ -389,11 +309,9 @@ class _Checkpoint:
         self._source = source
         #: Size and dtype of tensors, by name.
         self._described = metadata.state_dict_metadata
-        paths = metadata.planner_data or {}
-        #: Whether the checkpoint has them; otherwise indices of lists are strings.
-        self._has_paths = bool(paths)
-        #: The keys that lead to an entry; strings, except for indices of lists.
-        self._paths: dict[str, Path] = {name: paths.get(name) or tuple(name.split(".")) for name in self._described}
+        self._paths = paths_of(metadata)
+        #: Whether the checkpoint has paths; otherwise indices of lists are strings.
+        self._has_paths = bool(metadata.planner_data)
 
     def fit(self, into: Mapping[Any, Any], tree: dict[Any, Any]) -> dict[str, Any]:
         """Gives `tree` the entries that the checkpoint has for some values, and returns all entries by name.
@@ -416,43 +334,35 @@ class _Checkpoint:
         except ConfigError as error:
             raise CheckpointError(f"{self._source}: two entries of into have the same name: {error}") from error
 
-    def contained(self, entries: Mapping[str, Any]) -> bytes:
+    def contained(self, entries: Mapping[str, Any]) -> Any:
         """Returns a bit for each entry of the checkpoint: whether it is one of these."""
-        return numpy.packbits([name in entries for name in self._described]).tobytes()
+        return numpy.packbits([name in entries for name in self._described])
 
-    def match(
-        self, into: Mapping[Any, Any], tree: dict[Any, Any], entries: Mapping[str, Any], of_all: Sequence[bytes]
-    ) -> None:
+    def match(self, into: Mapping[Any, Any], tree: dict[Any, Any], entries: Mapping[str, Any], of_all: Any) -> None:
         """Compares the entries of this rank with those of the checkpoint.
 
         Args:
             into: The objects to restore.
             tree: Their state.
             entries: What `fit` returned.
-            of_all: What `contained` returned on each rank.
+            of_all: The bits of `contained` that any rank has.
 
         Raises:
             CheckpointError: Entries are missing, or no rank has them, or they differ in shape or dtype.
         """
-        bits = numpy.bitwise_or.reduce([numpy.frombuffer(bits, numpy.uint8) for bits in of_all])
-        on_any = dict(zip(self._described, numpy.unpackbits(bits).tolist(), strict=False))
-        tops, given = {path[0] for path in self._paths.values()}, list(map(str, tree))
-        for top in given:
-            if top not in tops and any(name == top or name.startswith(f"{top}.") for name in entries):
-                raise CheckpointError(f"{self._source}: has no {top}; it has {', '.join(sorted(map(str, tops)))}")
-        missing = sorted(entries.keys() - self._described.keys())
-        unknown = [name for name, path in self._paths.items() if path[0] in given and not on_any[name]]
-        unknown = [name for name in unknown if not is_list_of_firsts(self._paths[name])]
-        differences = [f"{name} is not in the checkpoint" for name in missing]
-        differences += [f"{name} is only in the checkpoint" for name in unknown]
+        on_any = dict(zip(self._described, numpy.unpackbits(of_all).tolist(), strict=False))
+        tops, given = dict.fromkeys(path[0] for path in self._paths.values()), list(map(str, tree))
+        # A value without an entry, such as an empty mapping, need not be there.
+        held = [top for top in given if any(f"{name}.".startswith(f"{top}.") for name in entries)]
+        found = match(Part(dict.fromkeys(held, Accepts())), tops)
+        unknown = (name for name, path in self._paths.items() if path[0] in given and not on_any[name])
+        names = {*entries, *(name for name in unknown if not is_list_of_firsts(self._paths[name]))}
+        outline = {name: _outline(self._described[name]) for name in self._described if name in names}
         direct = {id(tensor) for tensor in _direct_tensors(into)}
-        for name, value in entries.items():
-            if name in self._described:
-                difference = _item_difference(value, self._described[name], is_direct=id(value) in direct)
-                differences += [f"{name} is {difference}"] if difference else []
-        if differences:
-            remedy = wrapper_remedy(missing, unknown)
-            raise CheckpointError(f"{self._source}: does not match: {listed(differences)}{remedy}")
+        if not isinstance(found, Differences):
+            found = match({name: _to_read(value, direct) for name, value in entries.items()}, outline)
+        if isinstance(found, Differences):
+            raise CheckpointError(f"{self._source}: {found}")
 
     def _fit_optimizers(self, into: Mapping[Any, Any], tree: Any, outer: Path) -> None:
         for key, value in into.items():
@@ -528,7 +438,8 @@ class _Checkpoint:
             if not isinstance(described, TensorStorageMetadata):
                 return None
             # A tensor, or what is sharded as one.
-            if callable(getattr(value, "size", None)) and not _item_difference(value, described, is_direct=True):
+            is_tensor = callable(getattr(value, "size", None))
+            if is_tensor and not isinstance(match(_to_read(value, {id(value)}), _outline(described)), Differences):
                 return value
             return torch.zeros(described.size, dtype=described.properties.dtype, device="cpu")
         if all(isinstance(key, int) for key in saved):
@@ -547,7 +458,7 @@ class _Checkpoint:
         for key in [key for key, each in entries.items() if str(key) not in saved and not _is_empty(each)]:
             del entries[key]
         for name, inner in saved.items():
-            key = _actual_key(entries, name)
+            key = key_in(entries, name)
             entries[key] = self._replaced(inner, entries.get(key))
         return entries
 
@@ -570,24 +481,25 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_empty, value.values()))
 
 
-def _item_difference(value: Any, described: Any, *, is_direct: bool) -> str:
-    """Returns how a value differs from its entry in the checkpoint; empty if it can be restored.
+def _outline(described: Any) -> Any:
+    """Returns the outline of an entry of the metadata."""
+    if isinstance(described, TensorStorageMetadata):
+        return TensorOutline(described.properties.dtype, tuple(described.size), described.properties.layout)
+    return UNREAD
+
+
+def _to_read(value: Any, direct: Collection[int]) -> Any:
+    """Returns what an entry of the checkpoint must match to be read into a value of an object's state.
 
     Args:
-        value: The value of an object's state, or of a tensor that belongs to no object.
-        described: The entry.
-        is_direct: Whether it is such a tensor.
+        value: The value.
+        direct: The ids of tensors that belong to no object.
     """
-    if not isinstance(described, TensorStorageMetadata):
-        # A tensor of an object's state may have been another value in the saving process.
-        return "not a tensor there, and a tensor here" if is_direct else ""
-    if not isinstance(value, torch.Tensor):
-        return "" if callable(getattr(value, "size", None)) else f"a tensor there, and a {type(value).__name__} here"
-    saved, own = (described.size, described.properties.dtype), (value.size(), value.dtype)
-    # Modules and optimizers cast other dtypes, but accept no other shape.
-    if saved[0] == own[0] and (saved[1] == own[1] or not is_direct):
-        return ""
-    return f"{tuple(saved[0])} {saved[1]} there, and {tuple(own[0])} {own[1]} here"
+    if isinstance(value, torch.Tensor):
+        # Modules and optimizers cast other dtypes, but accept no other shape.
+        return value if id(value) in direct else Accepts(tuple(value.shape))
+    # What is sharded as a tensor may be no tensor itself.
+    return Accepts() if callable(getattr(value, "size", None)) else value
 
 
 def _direct_tensors(value: Any) -> list[torch.Tensor]:
