@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.utils.data
 
-from torchobj.datasets.wrappers import object_finder
+from torchobj.datasets.wrappers import objects_are_known
 from torchobj.exceptions import ConfigError
 from torchobj.loader._attach import attach_torch_loader, torch_loader_of
 from torchobj.loader.loader import AnnouncingLoader
@@ -129,10 +129,7 @@ class LoaderLogCallback(TrainerCallback):
 
 def _rest_of(loader: Any) -> Iterator[Any]:
     """The batches that a loader will request after its first one. Drawing from the result announces them."""
-    find_objects = (
-        None if isinstance(loader.dataset, torch.utils.data.IterableDataset) else object_finder(loader.dataset)
-    )
-    if find_objects is None or isinstance(getattr(loader, "_ahead", None), Lookahead):
+    if not objects_are_known(loader.dataset) or isinstance(getattr(loader, "_ahead", None), Lookahead):
         return iter(())
     attach_torch_loader(loader)
     batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -141,7 +138,7 @@ def _rest_of(loader: Any) -> Iterator[Any]:
         return iter(())
     # The batch that was returned, the one that Accelerate holds back, and those that workers have.
     begun = 2 + loader.num_workers * (loader.prefetch_factor or 0)
-    return iter(Lookahead(_Later(batches, begun), find_objects, loader=loader._meter.loader))
+    return iter(Lookahead(_Later(batches, begun), loader.dataset, loader=loader._meter.loader))
 
 
 class _Later:

@@ -18,7 +18,7 @@ import torchobj
 from tests.support import warm_python
 from tests.support.prefetching import Taken
 from tests.support.ranks import environment_of, job_store
-from torchobj.datasets.map_style import MapStyleDataset
+from torchobj.datasets.samples import MapStyleDataset
 from torchobj.reading import lookahead_warning
 from torchobj.warn_once import FORKED, PROCESS
 

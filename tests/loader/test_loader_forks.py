@@ -120,7 +120,7 @@ def test_a_child_continues_an_iterable_whose_memory_its_parent_has_reused(tmp_pa
             return bytes(readers[0])
 
     def start():
-        return iter(data) if kind == "listed" else Named()._torchobj_in_order(in_order(len(urls)))
+        return iter(data) if kind == "listed" else Named()._torchobj.in_order(in_order(len(urls)))
 
     whole = list(start())
     iterator = start()

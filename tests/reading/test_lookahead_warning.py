@@ -26,8 +26,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def dataset(folder, transform=key_and_bytes):
-    return torchobj.ObjectMapDataset(f"file://{folder}/", transform=transform)
+def dataset(folder, transform=key_and_bytes, **settings):
+    return torchobj.ObjectMapDataset(f"file://{folder}/", transform=transform, **settings)
 
 
 class Wrapped(torch.utils.data.Dataset):
@@ -183,7 +183,6 @@ def test_a_loop_over_named_objects_is_warned_too(folder, fresh_log, make, settin
 
 
 def test_a_range_reader_announces_nothing_and_warns_of_nothing(folder, fresh_log):
-    data = dataset(folder, lambda reader: reader.key)
-    data._reader_constructor = torchobj.S3ReaderConstructor.range_based()
+    data = dataset(folder, lambda reader: reader.key, reader_constructor=torchobj.S3ReaderConstructor.range_based())
     assert len(list(plain(data))) == COUNT // 4
     assert fresh_log.read_text() == ""

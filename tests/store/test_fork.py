@@ -14,7 +14,7 @@ import torchobj
 from tests.support.forking import in_child
 from tests.support.interrupting import interrupted
 from tests.support.long_tables import GCS_IN_MATRIX
-from torchobj.datasets.listing import DatasetListing
+from torchobj.datasets.listing import PrefixListing
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -227,14 +227,14 @@ def test_ctrl_c_interrupts_any_blocking_call_at_once(bucket, control):
 
 
 def test_a_child_lists_a_dataset_that_another_thread_is_listing_at_the_fork(bucket, store, monkeypatch):
-    lists, began, go = DatasetListing._load, threading.Event(), threading.Event()
+    lists, began, go = PrefixListing._load, threading.Event(), threading.Event()
 
     def blocking_listing(self):
         began.set()
         go.wait()
         return lists(self)
 
-    monkeypatch.setattr(DatasetListing, "_load", blocking_listing)
+    monkeypatch.setattr(PrefixListing, "_load", blocking_listing)
     dataset = bucket.map_dataset(f"{bucket.url}/", config=bucket.config)
     thread = threading.Thread(target=len, args=(dataset,))
     thread.start()

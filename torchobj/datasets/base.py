@@ -1,11 +1,7 @@
-"""The base class of map-style and iterable datasets: URLs, listing, transform, kind of reader, and failed samples.
+"""What map-style and iterable datasets of objects share: URLs, listing, transform, and kind of reader."""
 
-The datasets decide the order of samples and the handling of failures.
-"""
-
-import operator
 import os
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, Self, TypedDict, Unpack
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,17 +10,15 @@ from typing_extensions import TypeVar
 from torchobj._torchobj import ObjectReader
 from torchobj.config import StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets.failures import Failure, FailurePolicy, OnError, OnIterableError
-from torchobj.datasets.listing import DatasetListing, ManifestFile, Objects, OnChange
+from torchobj.datasets.failures import OnError, OnIterableError
+from torchobj.datasets.listing import Listing, ManifestFile, Objects, OnChange, listing_of
+from torchobj.datasets.samples import Sample_co
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import url_of_file
 from torchobj.ranks.sharding import Uneven
-from torchobj.reading.reader_constructor import ReaderConstructor
+from torchobj.reading.reader import ManifestReader
+from torchobj.reading.reader_constructor import SEQUENTIAL, ReaderConstructor
 from torchobj.urls import SCHEMES, Url, parse_url
-
-#: Type of the samples of a dataset, for type checkers.
-Sample_co = TypeVar("Sample_co", covariant=True, default=Any)
-
 
 Sample = TypeVar("Sample", default=Any)
 
@@ -50,70 +44,39 @@ class Options(TypedDict, Generic[Sample], total=False):
     uneven: Uneven
 
 
-def identity(reader: ObjectReader) -> ObjectReader:
+def identity(item: Any) -> Any:
     """The default transform."""
-    return reader
+    return item
 
 
-def position_of(index: Any, samples: Sized) -> int:
-    """The position of sample `index`, as `positions_of` returns it."""
-    return positions_of([index], samples)[0]
+class _ListedObjects:
+    """A source whose samples are the objects of a listing."""
 
-
-def positions_of(indices: Sequence[Any], samples: Sized) -> list[int]:
-    """The positions of samples, starting at 0. Negative indices count from the end. Takes the length once.
-
-    Raises:
-        TypeError: An index is not an integer.
-        IndexError: There is no such sample.
-    """
-    length, positions = len(samples), []
-    for index in indices:
-        try:
-            number = operator.index(index)
-        except TypeError:
-            raise TypeError(f"index {index!r}: must be an int") from None
-        if not -length <= number < length:
-            raise IndexError(f"index {number} of {length} samples")
-        positions.append(number % length)
-    return positions
-
-
-class ListedDataset(Generic[Sample_co]):
-    """A dataset of objects, or of shards, that are listed at the first use."""
-
-    _listing: DatasetListing
-    _transform: Callable[[Any], Any]
-    _failures: FailurePolicy
-
-    def _set_listing(self, listing: DatasetListing, transform: Callable[[Any], Any] | None) -> None:
+    def __init__(self, listing: Listing, transform: Callable[[ObjectReader], Any] | None) -> None:
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         self._listing, self._transform = listing, transform or identity
 
-    def __repr__(self) -> str:
-        # A subclass may not have called super().__init__().
-        described = [repr(self._listing), *self._options()] if "_listing" in self.__dict__ else ["not set up"]
-        return f"<{type(self).__name__} {', '.join(described)}>"
+    def __len__(self) -> int:
+        return len(self._listing.manifest())
 
-    def _options(self) -> list[str]:
-        """Further contents of `repr`."""
-        return []
+    def reader(self) -> ManifestReader:
+        return self._listing.reader()
 
-    @property
-    def manifest(self) -> Manifest:
-        """The objects or shards, listed at the first access. An access before the loop lists once for all workers."""
-        return self._listing.manifest()
+    def keys(self, position: int) -> tuple[int]:
+        return (position,)
 
-    @property
-    def failed_samples(self) -> int:
-        """Number of samples that failed so far, in this process and its DataLoader workers."""
-        return self._failures.count
+    def build(self, _: int, readers: Sequence[ObjectReader]) -> Any:
+        return self._transform(readers[0])
+
+    def configs(self) -> list[StoreConfig]:
+        return self._listing.configs
 
 
-class PerObjectDataset(ListedDataset[Sample_co]):
+class PerObjectDataset(Generic[Sample_co]):
     """A dataset of one sample per object, whose objects are listed, named, or of a manifest."""
 
-    _reader_constructor: ReaderConstructor
+    _listing: Listing
+    _source: _ListedObjects
     #: The constructor of torchobj's class: that of a subclass may have other arguments.
     _construct: ClassVar[Callable[..., None]]
     #: The schemes of the URLs that it accepts.
@@ -183,14 +146,31 @@ class PerObjectDataset(ListedDataset[Sample_co]):
 
     def _set_up(
         self,
-        listing: DatasetListing,
+        source: Objects,
         transform: Callable[[ObjectReader], Any] | None,
+        config: StoreConfig | None,
         reader_constructor: ReaderConstructor | None,
+        **options: Any,
     ) -> None:
-        is_reader = reader_constructor is None or isinstance(reader_constructor, ReaderConstructor)
-        check("reader_constructor", reader_constructor, "from S3ReaderConstructor, or None", ok=is_reader)
-        self._set_listing(listing, transform)
-        self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
+        """Sets the arguments that map-style and iterable datasets share. `options` are those of `listing_of`."""
+        kind = SEQUENTIAL if reader_constructor is None else reader_constructor
+        check("reader_constructor", kind, "from S3ReaderConstructor, or None", ok=isinstance(kind, ReaderConstructor))
+        self._listing = listing_of(source, self._parse, config, kind=kind, **options)
+        self._source = _ListedObjects(self._listing, transform)
+
+    def __repr__(self) -> str:
+        # A subclass may not have called super().__init__().
+        described = [repr(self._listing), *self._options()] if "_listing" in self.__dict__ else ["not set up"]
+        return f"<{type(self).__name__} {', '.join(described)}>"
+
+    def _options(self) -> list[str]:
+        """Further contents of `repr`."""
+        return []
+
+    @property
+    def manifest(self) -> Manifest:
+        """The objects, listed at the first access. An access before the loop lists once for all workers."""
+        return self._listing.manifest()
 
     @property
     def region(self) -> str | None:
@@ -210,23 +190,3 @@ class PerObjectDataset(ListedDataset[Sample_co]):
 
     def _object_schemes(self) -> set[str]:
         return self._listing.schemes if len(self._schemes) > 1 else set(self._schemes)
-
-    def _torchobj_build(
-        self, position: int, read: ObjectReader | Exception, url_of: Callable[[int], str] | None = None
-    ) -> Any | Failure:
-        """Transforms a reader to a sample. An exception of the transform has a note that names the sample.
-
-        Args:
-            position: Number of the object.
-            read: Its reader, or the exception in place of it.
-            url_of: Returns the URL of an object. None: that of the listing.
-        """
-        if isinstance(read, Exception):
-            return Failure((url_of or self._url_of)(position), read)
-        try:
-            return self._transform(read)
-        except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
-            return Failure.noted(error, "in the transform", (url_of or self._url_of)(position), position)
-
-    def _url_of(self, index: int) -> str:
-        return self.manifest.url(index)

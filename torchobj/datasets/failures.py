@@ -107,17 +107,20 @@ class FailurePolicy:
         """Number of samples that failed so far."""
         return self._failed.total()
 
-    def sample(self, index: int, failure: Failure, others: Iterable[Any | Failure] = ()) -> Any:
-        """The sample in place of a failed one, or `SKIPPED` without a replacement.
+    def sample(self, index: int, found: Any | Failure, others: Iterable[Any | Failure] = ()) -> Any:
+        """The sample, or one in place of a failed one, or `SKIPPED` without a replacement.
 
         Args:
             index: Index of the sample.
-            failure: The failure.
+            found: The sample, or its failure.
             others: The samples, or their failures, that `replace` tries in this order.
 
         Raises:
             Exception: That of the failure, or of the user's callable.
         """
+        if not isinstance(found, Failure):
+            return found
+        failure = found
         if failure.url is None:
             raise failure.exception()
         if self._counts_raised or self.on_error != "raise":

@@ -1,6 +1,5 @@
 """Iterable datasets: yield the objects in order, read ahead, and divide them among ranks and workers on request."""
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,16 +12,16 @@ from torchobj._torchobj import ObjectReader
 from torchobj.config import StoreConfig
 from torchobj.config.checks import check_kinds
 from torchobj.datasets import undivided
-from torchobj.datasets.base import PerObjectDataset, Sample_co
-from torchobj.datasets.failures import Failure, OnIterableError
-from torchobj.datasets.listing import DatasetListing, OnChange
+from torchobj.datasets.base import PerObjectDataset
+from torchobj.datasets.failures import OnIterableError
+from torchobj.datasets.listing import OnChange, PrefixListing
 from torchobj.datasets.passes import PassDataset, PassIterator
+from torchobj.datasets.samples import ReadSample, Sample_co, Samples
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import key_filter
 from torchobj.ranks import broadcast
 from torchobj.ranks.sample_ranks import SampleRanks, callers
 from torchobj.ranks.sharding import Shard, Uneven, in_order, shuffled
-from torchobj.reading.read_ahead import IndexedReader, read_listed
 from torchobj.reading.reader_constructor import ReaderConstructor
 
 __all__ = ["ObjectIterableDataset"]
@@ -122,20 +121,18 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
     ) -> None:
         ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
         chosen = key_filter(glob, suffixes, limit)
-        listing = DatasetListing.of(
-            source,
-            self._parse,
-            config,
-            chosen=chosen,
-            on_change=on_change,
-            allow_empty=allow_empty,
-        )
-        self._set_up(listing, transform, reader_constructor)
+        options = {"chosen": chosen, "on_change": on_change, "allow_empty": allow_empty}
+        self._set_up(source, transform, config, reader_constructor, **options)
         self._set_up_passes(on_error, ranks)
         self.shuffle, self.seed, self.uneven = shuffle, seed, uneven
         self._check()
 
     _construct = __init__
+
+    @property
+    def failed_samples(self) -> int:
+        """Number of samples that failed so far, in this process and its DataLoader workers."""
+        return self._failures.count
 
     @override
     def prepare(self) -> None:
@@ -155,19 +152,19 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         self._warn_of_repeated_samples(self._listing.name)
         if self._is_of_loader():
             self.note_whole_pass()
-        shard, epoch, kind = self._shard(), self._pass_epoch(), self._reader_constructor
-        pages = self._listing.pages() if shard == Shard() and not self.shuffle else None
-        if pages is not None:
+        shard, epoch, samples = self._shard(), self._pass_epoch(), Samples(self._source, self._failures)
+        listing, is_whole = self._listing, shard == Shard() and not self.shuffle
+        if isinstance(listing, PrefixListing) and is_whole and (pages := listing.pages()) is not None:
             position = self._start(self._shape(shard, None), epoch)
-            listed = _read_while_listing(self._listing, pages, kind, position["done"])
-            return PassIterator(self, position, listed, functools.partial(self._sample, pages.url))
-        reader = self._listing.reader()
-        manifest = reader.manifest
+            listed = _read_while_listing(samples, listing, pages, position["done"])
+            return PassIterator(self, position, listed, samples.sample)
+        reader = listing.reader()
+        objects = len(reader.manifest)
         broadcast.confirm()
-        position = self._start(self._shape(shard, len(manifest)), epoch)
-        order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
-        readers = read_listed(reader, shard.select(order, self.uneven)[position["done"] :], kind)
-        return PassIterator(self, position, readers, functools.partial(self._sample, manifest.url))
+        position = self._start(self._shape(shard, objects), epoch)
+        order = shuffled(objects, self.seed, epoch) if self.shuffle else in_order(objects)
+        left = shard.select(order, self.uneven)[position["done"] :]
+        return PassIterator(self, position, samples.read_in_order(left, reader), samples.sample)
 
     def note_whole_pass(self) -> None:
         """Warns once if several ranks yield all objects, and the caller has not said so. Before workers are started."""
@@ -184,11 +181,6 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
             return worker.dataset is self
         return any(module == _FETCHER and frame.f_locals.get("dataset") is self for module, frame in callers())
 
-    def _sample(self, url_of: Callable[[int], str], read: IndexedReader) -> Any:
-        index, reader = read
-        built = self._torchobj_build(index, reader, url_of)
-        return self._failures.sample(index, built) if isinstance(built, Failure) else built
-
     def _shape(self, shard: Shard, objects: int | None) -> dict[str, Any]:
         """The parameters of a pass, on which its position depends. `objects` is None during the listing."""
         shape: dict[str, Any] = {
@@ -203,13 +195,13 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
 
 
 def _read_while_listing(
-    listing: DatasetListing, pages: "_torchobj.ManifestPages", kind: ReaderConstructor, begin: int
-) -> Iterator[IndexedReader]:
-    """Readers of the objects of a listing in progress, from number `begin` on, page by page in its order."""
+    samples: Samples[int], listing: PrefixListing, pages: "_torchobj.ManifestPages", begin: int
+) -> Iterator[ReadSample]:
+    """The objects of a listing in progress, from number `begin` on, page by page in its order."""
     before = 0
     for page in pages:
         skipped = min(len(page), max(0, begin - before))
-        for index, reader in read_listed(listing.reader_of(Manifest(page)), in_order(len(page))[skipped:], kind):
-            yield before + index, reader
+        for read in samples.read_in_order(in_order(len(page))[skipped:], listing.reader_of(Manifest(page))):
+            yield read._replace(position=before + read.position)
         before += len(page)
-    listing.keep(pages)
+    listing.keep(Manifest(pages.whole()))

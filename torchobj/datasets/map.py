@@ -1,20 +1,15 @@
 """Map-style datasets: one object is one sample."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
-
-from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import StoreConfig
-from torchobj.datasets.base import PerObjectDataset, Sample_co
+from torchobj.datasets.base import PerObjectDataset
 from torchobj.datasets.failures import FailurePolicy, OnError
-from torchobj.datasets.listing import DatasetListing, OnChange
-from torchobj.datasets.map_style import MapStyleDataset
+from torchobj.datasets.listing import OnChange
+from torchobj.datasets.samples import MapStyleDataset, Sample_co, Samples
 from torchobj.manifest import Manifest
 from torchobj.manifest.manifest import key_filter
-from torchobj.ranks.sharding import Order
-from torchobj.reading.read_ahead import read_listed
 from torchobj.reading.reader_constructor import ReaderConstructor
 
 __all__ = ["ObjectMapDataset"]
@@ -79,16 +74,9 @@ class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
         reader_constructor: ReaderConstructor | None = None,
     ) -> None:
         chosen = key_filter(glob, suffixes, limit)
-        listing = DatasetListing.of(
-            source,
-            self._parse,
-            config,
-            chosen=chosen,
-            on_change=on_change,
-            allow_empty=allow_empty,
-        )
-        self._set_up(listing, transform, reader_constructor)
-        self._failures = FailurePolicy.of_map_style(on_error)
+        options = {"chosen": chosen, "on_change": on_change, "allow_empty": allow_empty}
+        self._set_up(source, transform, config, reader_constructor, **options)
+        self._torchobj = Samples(self._source, FailurePolicy.of_map_style(on_error))
 
     _construct = __init__
 
@@ -97,35 +85,3 @@ class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
 
     def __iter__(self) -> Iterator[Sample_co]:
         return (self[index] for index in range(len(self)))
-
-    @property
-    @override
-    def _torchobj_failures(self) -> FailurePolicy:
-        return self._failures
-
-    @override
-    def _torchobj_read(self, positions: list[int]) -> list[Any]:
-        reader, kind = self._listing.reader(), self._reader_constructor
-        if kind.whole:
-            return reader.read(positions, return_errors=self._failures.on_error != "raise")
-        return [reader.open(position, kind) for position in positions]
-
-    @override
-    def _torchobj_read_in_order(self, order: Order) -> Iterator[tuple[int, Any]]:
-        return read_listed(self._listing.reader(), order, self._reader_constructor)
-
-    @override
-    def _torchobj_is_announced(self) -> bool:
-        return self._reader_constructor.whole
-
-    @override
-    def _torchobj_to_announce(self, positions: list[int]) -> list[tuple[int, int]]:
-        return self._listing.reader().to_announce(positions) if self._reader_constructor.whole else []
-
-    @override
-    def _torchobj_prepare(self) -> None:
-        self._listing.reader()
-
-    @override
-    def _torchobj_configs(self) -> list[StoreConfig]:
-        return self._listing.configs

@@ -11,9 +11,9 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.config.checks import check
-from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import SKIPPED, FailurePolicy, OnIterableError
 from torchobj.datasets.rank_passes import RankPasses
+from torchobj.datasets.samples import Sample_co
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks, callers
 from torchobj.ranks.sharding import Shard

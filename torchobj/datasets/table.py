@@ -13,10 +13,10 @@ from typing_extensions import override
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets.base import Sample_co
 from torchobj.datasets.csv_table import CsvFormat, csv_format, csv_table
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.objects import ObjectDataset
+from torchobj.datasets.samples import Sample_co
 from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError, ParquetError
 from torchobj.manifest.manifest import url_of_file
 from torchobj.parquet.arrow import import_arrow
@@ -114,7 +114,7 @@ class TableDataset(ObjectDataset[Sample_co]):
         self._classes = _class_names(table, chosen)
 
     def __repr__(self) -> str:
-        on_error = self._torchobj_failures.on_error
+        on_error = self._torchobj.failures.on_error
         return f"<{type(self).__name__} of {self._name}, {len(self)} rows, on_error={on_error!r}>"
 
     def __len__(self) -> int:

@@ -8,43 +8,24 @@ import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch.utils.data
 
-from torchobj.datasets.base import PerObjectDataset, Sample_co, positions_of
-from torchobj.datasets.map_style import MapStyleDataset
+from torchobj.datasets.base import PerObjectDataset
 from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.passes import PassDataset
+from torchobj.datasets.samples import MapStyleDataset, is_overridden, positions_of
 from torchobj.ranks.sharding import Order
+from torchobj.reading.reader import Objects
 
 #: Maximum number of items of a container among which datasets are looked for, and of all values of a dataset that are
 #: looked at, before each epoch: more than these are samples.
 _MAX_HELD, _MAX_SEARCHED = 1000, 10_000
 
-#: Pairs of source number and index, which identify objects for the prefetcher.
-Objects = list[tuple[int, int]]
-ObjectFinder = Callable[[Sequence[int]], Objects]
-
-
-class CompositeDataset(torch.utils.data.Dataset[Sample_co]):
-    """A dataset whose samples are those of other datasets."""
-
-    #: The other datasets.
-    datasets: list[Any]
-
-    def prepare(self) -> None:
-        """Creates what workers inherit, once the other datasets have done so."""
-
-    def _is_overridden(self) -> bool:
-        """Whether a subclass of users may return other samples."""
-        return False
-
-    def _located(self, positions: Order) -> tuple[Order, Order]:
-        """The dataset of each position, by its number, and the position in it. For map-style datasets."""
-        raise NotImplementedError
+ObjectFinder = Callable[[Sequence[Any]], Objects]
 
 
 class Parts(NamedTuple):
@@ -57,13 +38,16 @@ class Parts(NamedTuple):
     """
     is_exact: bool
     """Whether its samples are those of the parts: a subclass may return others."""
+    is_announced: bool = True
+    """Whether its samples consist of the objects of the parts."""
+    prepare: Callable[[], Any] = lambda: None
+    """Creates what workers inherit, once the parts have done so."""
 
 
+@functools.singledispatch
 def parts_of(dataset: Any) -> Parts | None:
-    """The datasets that a dataset consists of; None if it does not wrap others."""
+    """The datasets that a dataset consists of; None if it does not wrap others. Mixtures register their functions."""
     is_torchs = type(dataset) in _TORCHS
-    if isinstance(dataset, CompositeDataset):
-        return Parts(dataset.datasets, dataset._located, not dataset._is_overridden())
     if isinstance(dataset, torch.utils.data.Subset):
         return Parts([dataset.dataset], functools.partial(_in_subset, dataset), is_torchs)
     if isinstance(dataset, torch.utils.data.ConcatDataset):
@@ -111,39 +95,46 @@ def max_in_flight_of(dataset: Any) -> int | None:
 def _configs_of(dataset: Any) -> list[Any]:
     """The configurations of the stores of a dataset of torchobj."""
     if isinstance(dataset, MapStyleDataset):
-        return dataset._torchobj_configs()
+        return dataset._torchobj.source.configs()
     return dataset._listing.configs if isinstance(dataset, PerObjectDataset) else []
 
 
-def object_finder(dataset: Any) -> ObjectFinder | None:
-    """A function from indices of `dataset` to objects; None if the objects are not known.
-
-    It raises an IndexError or a TypeError for what is not an index.
-    """
+def objects_are_known(dataset: Any) -> bool:
+    """Whether `object_finder` finds objects of the samples. Does no I/O."""
     if isinstance(dataset, torch.utils.data.IterableDataset):
-        return None
+        return False
     if isinstance(dataset, MapStyleDataset):
         # A subclass of users may return other samples, but of the objects that it names.
-        is_known = isinstance(dataset, ObjectDataset) or not dataset._torchobj_is_overridden()
-        return (lambda indices: dataset._torchobj_to_announce(positions_of(indices, dataset))) if is_known else None
+        return isinstance(dataset, ObjectDataset) or not is_overridden(dataset)
     parts = parts_of(dataset)
-    if parts is None or (isinstance(dataset, CompositeDataset) and not parts.is_exact):
-        return None
+    return parts is not None and parts.is_announced and any(map(objects_are_known, parts.datasets))
+
+
+def object_finder(dataset: Any) -> ObjectFinder:
+    """A function from indices of `dataset` to objects, for one pass: lists and reads what it depends on now.
+
+    It raises an IndexError or a TypeError for what is not an index. Objects that are not known are left out.
+    """
+    if not objects_are_known(dataset):
+        return lambda _: []
+    length, parts = len(dataset), parts_of(dataset)
+    if parts is None:
+        find = dataset._torchobj.object_finder()
+        return lambda indices: find(positions_of(indices, length))
     finders = [object_finder(part) for part in parts.datasets]
-    if all(find is None for find in finders):
-        return None
-    return lambda indices: _objects(parts, finders, positions_of(indices, dataset))
+    return lambda indices: _objects(parts.located, finders, positions_of(indices, length))
 
 
-def _objects(parts: Parts, finders: list[ObjectFinder | None], positions: list[int]) -> Objects:
-    if parts.located is None:
-        return [pair for find in finders if find is not None for pair in find(positions)]
-    members, numbers = parts.located(np.array(positions, dtype=np.int64))
+def _objects(
+    located: Callable[[Order], tuple[Order, Order]] | None, finders: list[ObjectFinder], positions: list[int]
+) -> Objects:
+    if located is None:
+        return [pair for find in finders for pair in find(positions)]
+    members, numbers = located(np.array(positions, dtype=np.int64))
     found: Objects = []
-    located = zip(members.tolist(), numbers.tolist(), strict=True)
-    for member, group in itertools.groupby(located, key=operator.itemgetter(0)):
-        if (find := finders[member]) is not None:
-            found += find([number for _, number in group])
+    pairs = zip(members.tolist(), numbers.tolist(), strict=True)
+    for member, group in itertools.groupby(pairs, operator.itemgetter(0)):
+        found += finders[member]([number for _, number in group])
     return found
 
 
@@ -152,25 +143,24 @@ def prepare_workers(dataset: Any) -> None:
 
     A dataset of another library, or of the user, may have datasets of torchobj as attributes, in containers too.
     """
-    for each in _all_within(dataset, set()):
-        if isinstance(each, MapStyleDataset):
-            each._torchobj_prepare()
-        else:
-            each.prepare()
+    _prepare(dataset, set())
 
 
-def _all_within(dataset: Any, seen: set[int]) -> Iterator[Any]:
-    """The datasets of torchobj within a dataset, and itself, from the inside."""
+def _prepare(dataset: Any, seen: set[int]) -> None:
+    """Prepares the datasets within a dataset, and then itself."""
     if id(dataset) in seen:
         return
     seen.add(id(dataset))
     parts = parts_of(dataset)
-    is_own = isinstance(dataset, (MapStyleDataset, PassDataset, CompositeDataset))
-    inner = parts.datasets if parts is not None else [] if is_own else _held(dataset, seen)
-    for part in inner:
-        yield from _all_within(part, seen)
-    if is_own:
-        yield dataset
+    if isinstance(dataset, MapStyleDataset):
+        dataset._torchobj.prepare()
+    elif isinstance(dataset, PassDataset) and parts is None:
+        dataset.prepare()
+    else:
+        for part in _held(dataset, seen) if parts is None else parts.datasets:
+            _prepare(part, seen)
+        if parts is not None:
+            parts.prepare()
 
 
 def _held(dataset: Any, seen: set[int]) -> list[Any]:

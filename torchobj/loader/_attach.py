@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch.utils.data
 
-from torchobj.datasets.wrappers import object_finder
+from torchobj.datasets.wrappers import objects_are_known
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterator import MeteredIterator
 from torchobj.loader.loader import AnnouncingLoader
@@ -74,7 +74,7 @@ def attach_torch_loader(loader: Any, lookahead: int | None = None) -> None:
     within = torch_loader_of(loader)
     if isinstance(within, AnnouncingLoader):
         return
-    if object_finder(within.dataset) is None:
+    if not objects_are_known(within.dataset):
         raise ConfigError(
             f"attach: torchobj does not know which objects the samples of {type(within.dataset).__name__} consist of; "
             "use a dataset of torchobj with a length, or torch's Subset, ConcatDataset or StackDataset of one"

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch.utils.data
 
-from torchobj.datasets.wrappers import ObjectFinder, object_finder, prepare_workers
+from torchobj.datasets.wrappers import objects_are_known, prepare_workers
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.reading import lookahead_warning
 from torchobj.warn_once import PROCESS, warn_once
@@ -66,21 +66,21 @@ class LookaheadBatchSampler(torch.utils.data.BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         # The warning about `attach` is not needed here.
         lookahead_warning.disable()
-        find_objects = self._find_objects() if self.announces and self.lookahead != 0 else None
-        if find_objects is None:
+        dataset = self._known_dataset() if self.announces and self.lookahead != 0 else None
+        if dataset is None:
             return super().__iter__()
         plain = torch.utils.data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
-        return iter(Lookahead(plain, find_objects, self.lookahead))
+        return iter(Lookahead(plain, dataset, self.lookahead))
 
-    def _find_objects(self) -> ObjectFinder | None:
+    def _known_dataset(self) -> Any:
+        """The dataset, if its objects are known, once it is prepared; otherwise None."""
         dataset = _dataset_of(self.sampler) if self.dataset is None else self.dataset
-        find_objects = None if dataset is None else object_finder(dataset)
-        if find_objects is not None:
+        if dataset is not None and objects_are_known(dataset):
             # This is called before workers are started.
             prepare_workers(dataset)
-        else:
-            _warn_unknown_objects(type(self.sampler).__name__ if dataset is None else type(dataset).__name__)
-        return find_objects
+            return dataset
+        _warn_unknown_objects(type(self.sampler).__name__ if dataset is None else type(dataset).__name__)
+        return None
 
 
 def _dataset_of(sampler: Any) -> Any:

@@ -15,7 +15,7 @@ import torch.utils.data
 from typing_extensions import TypeVar
 
 from torchobj.datasets.base import PerObjectDataset
-from torchobj.datasets.wrappers import ObjectFinder, manifest_digest, max_in_flight_of, object_finder, prepare_workers
+from torchobj.datasets.wrappers import manifest_digest, max_in_flight_of, objects_are_known, prepare_workers
 from torchobj.decode import libraries
 from torchobj.exceptions import ConfigError
 from torchobj.loader import whole_pass
@@ -80,21 +80,19 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
             return sampler
         if self._ahead is None or self._ahead.sampler is not sampler:
-            self._ahead = Lookahead(sampler, self._find_objects(sampler), self.lookahead, self._meter.loader)
+            indexed = self.dataset if self._announces(sampler) else None
+            self._ahead = Lookahead(sampler, indexed, self.lookahead, self._meter.loader)
         return self._ahead
 
-    def _find_objects(self, sampler: Any) -> ObjectFinder | None:
-        """The function that finds the objects to announce; None if nothing is announced and the sampler is not drawn
-        ahead.
-        """
+    def _announces(self, sampler: Any) -> bool:
+        """Whether the sampler is drawn ahead and its objects are announced."""
         if self.lookahead == 0:
-            return None
-        find_objects = object_finder(self.dataset)
-        if find_objects is None:
+            return False
+        if not objects_are_known(self.dataset):
             _warn_unknown_objects(type(self.dataset).__name__)
-        else:
-            _disable_announcements(sampler)
-        return find_objects
+            return False
+        _disable_announcements(sampler)
+        return True
 
     @property
     def _start_method(self) -> str:
@@ -184,7 +182,7 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         unread = None
         if prefetcher_is_refused():
             unread = "the system refused the shared memory for it (see the log)"
-        elif isinstance(sampler, Lookahead) and sampler.find_objects is None:
+        elif isinstance(sampler, Lookahead) and sampler.indexed is None:
             unread = self._reason_unread(sampler.sampler)
         text = report(
             self.stats(),
@@ -202,12 +200,12 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         """The reason why the samples of `sampler` are not read ahead."""
         if self.lookahead == 0:
             return "lookahead=0 is set"
-        if object_finder(self.dataset) is None:
+        if not objects_are_known(self.dataset):
             return f"torchobj does not know which objects the samples of {type(self.dataset).__name__} consist of"
         return f"{type(sampler).__name__} may not allow its indices to be drawn ahead"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Created again on demand; `find_objects` may not be picklable.
+        # Created again on demand; its iterators may not be picklable.
         return {name: value for name, value in self.__dict__.items() if name != "_ahead"}
 
 
@@ -323,10 +321,10 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         batches = 0 if self._pass is None else self._pass.batches
         return f"<{type(self).__name__} of {dataset}, {shape}, {batches} batches returned>"
 
-    def _find_objects(self, sampler: Any) -> ObjectFinder | None:
+    def _announces(self, sampler: Any) -> bool:
         if self.lookahead is None and self.num_workers == 0 and not _is_drawn_ahead_by_default(sampler):
-            return None
-        return super()._find_objects(sampler)
+            return False
+        return super()._announces(sampler)
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]  # torch's iterator, within
         broadcast.confirm()

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from torchobj import _torchobj
-from torchobj.datasets.wrappers import ObjectFinder
+from torchobj.datasets.wrappers import ObjectFinder, object_finder
 from torchobj.exceptions import ConfigError, TorchobjError
 from torchobj.loader.iterator import LoaderPass
 from torchobj.loader.order.position import Order, in_batches, load
@@ -64,7 +64,7 @@ class Lookahead:
 
     Args:
         sampler: The sampler to draw from.
-        find_objects: Maps indices to objects. Without it nothing is announced or drawn ahead.
+        indexed: The dataset of its indices. Without it nothing is announced or drawn ahead.
         max_items: Maximum number of items drawn ahead; None for as many as fit the memory budget.
         loader: Number of the loader whose counters the reads belong to; 0 for none.
     """
@@ -76,10 +76,8 @@ class Lookahead:
         created: Self = object.__new__(kind)
         return created
 
-    def __init__(
-        self, sampler: Any, find_objects: ObjectFinder | None, max_items: int | None = None, loader: int = 0
-    ) -> None:
-        self.sampler, self.find_objects, self.max_items, self.loader = sampler, find_objects, max_items, loader
+    def __init__(self, sampler: Any, indexed: Any, max_items: int | None = None, loader: int = 0) -> None:
+        self.sampler, self.indexed, self.max_items, self.loader = sampler, indexed, max_items, loader
         #: The pass of the next iterator, of a loader of torchobj. Others save the states of the sampler.
         self.loader_pass: LoaderPass | None = None
         #: If not None, receives the number of samples of each item of the latest pass that the loader has requested.
@@ -258,7 +256,8 @@ class DrawnItems:
 
     def __init__(self, lookahead: Lookahead, sampler: Any = None) -> None:
         """Of `sampler`; None: of that of `lookahead`."""
-        self._find_objects, self._loader = lookahead.find_objects, lookahead.loader
+        self._indexed, self._loader = lookahead.indexed, lookahead.loader
+        self._find_objects: ObjectFinder | None = None
         self._state = Order.states if lookahead.loader_pass is None else Order.state
         self._announcer: _torchobj.Announcer | None = None
         self._check = _AnnouncementCheck()
@@ -298,9 +297,10 @@ class DrawnItems:
         return 0 if self._announcer is None else self._announcer.requested()
 
     def _announce(self, indices: list[Any]) -> int:
-        if self._find_objects is None:
+        if self._indexed is None:
             return 0
         try:
+            self._find_objects = self._find_objects or object_finder(self._indexed)
             objects = self._find_objects(indices)
         except TorchobjError:
             # An error of the listing.
@@ -314,7 +314,7 @@ class DrawnItems:
         return len(objects)
 
     def _stop_announcing(self) -> None:
-        self._find_objects = None
+        self._indexed = self._find_objects = None
         if self._announcer is not None:
             self._announcer.cancel()
             self._announcer = None

@@ -6,7 +6,7 @@ import torch.utils.data
 
 from torchobj.datasets import undivided
 from torchobj.datasets.iterable import ObjectIterableDataset
-from torchobj.datasets.wrappers import datasets_within, object_finder
+from torchobj.datasets.wrappers import datasets_within, object_finder, objects_are_known
 from torchobj.workers import process
 
 _ADVICE = (
@@ -43,11 +43,11 @@ def _yields_all(loader: Any) -> bool:
 
 def _samples(dataset: Any) -> str | None:
     """Identifies the samples: their number, and some of them. None if their objects are not known."""
-    find, length = object_finder(dataset), len(dataset)
-    if find is None or length == 0:
+    length = len(dataset) if objects_are_known(dataset) else 0
+    if length == 0:
         return None
     # Not only the first and the last one: folds of a cross-validation have these in common.
     numbers = dict.fromkeys(number * (length - 1) // (_COMPARED - 1) for number in range(_COMPARED))
-    compared = [reference for _, reference in find(list(numbers))]
+    compared = [reference for _, reference in object_finder(dataset)(list(numbers))]
     listings = [getattr(inner, "_listing", None) for inner in datasets_within(dataset)]
     return f"{length} {compared} {[listing.named for listing in listings if listing is not None]}"

@@ -17,19 +17,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch.utils.data
 
 from torchobj import _torchobj
-from torchobj._torchobj import ObjectReader
-from torchobj.ranks.sharding import Order
-from torchobj.reading.reader import DatasetReader, Key, ManifestReader
-from torchobj.reading.reader_constructor import ReaderConstructor
+from torchobj.reading.reader import DatasetReader, Key
 from torchobj.workers.context import setting
 from torchobj.workers.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.workers.shared_values import of_loader
-
-#: Number of objects per request to the prefetcher.
-_GROUP_OBJECTS = 32
-
-#: Share of the announced bytes that a worker requests at a time, and holds until they are used.
-_GROUP_SHARE = 0.25
 
 #: Number of objects announced per message, so that the first message of an epoch is fast.
 _MESSAGE_OBJECTS = 1024
@@ -47,8 +38,6 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
-
-IndexedReader = tuple[int, ObjectReader | Exception]
 
 _Item = TypeVar("_Item")
 
@@ -77,28 +66,6 @@ def grouped(sized: Iterable[tuple[_Item, int]], max_items: int, max_bytes: int) 
         total += size
     if group:
         yield group, total
-
-
-def read_listed(reader: ManifestReader, order: Order, kind: ReaderConstructor) -> Iterator[IndexedReader]:
-    """Readers of the objects of a manifest in this order, with their indices; exceptions in place of objects that
-    cannot be read.
-    """
-    if not kind.whole:
-        yield from ((index, reader.open(index, kind)) for index in map(int, order))
-        return
-
-    def charged() -> Iterator[tuple[int, int]]:
-        source = reader.source()
-        for start in range(0, len(order), _GROUP_OBJECTS):
-            indices = order[start : start + _GROUP_OBJECTS].tolist()
-            yield from zip(indices, [0] * len(indices) if source is None else source.charges(indices), strict=True)
-
-    def groups(limit: int) -> Iterator[Group[int]]:
-        return (Group(*group) for group in grouped(charged(), _GROUP_OBJECTS, int(limit * _GROUP_SHARE)))
-
-    for group, readers in read_ahead(reader, groups):
-        for index in group.keys:
-            yield index, next(readers)
 
 
 def read_ahead(

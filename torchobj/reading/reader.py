@@ -4,8 +4,11 @@
 """
 
 import multiprocessing
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
+
+from typing_extensions import override
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
@@ -24,6 +27,12 @@ from torchobj.workers.memory_budget import budget_bytes, record_refusal, start_p
 #: What identifies an object: its index in a manifest, or an `ObjectRef`.
 Key = TypeVar("Key")
 
+#: Pairs of source number and index, which identify objects for the prefetcher.
+Objects = list[tuple[int, int]]
+
+#: Assumed size of an object whose size is not known.
+_ASSUMED_BYTES = 1 << 20
+
 
 class DatasetReader(Generic[Key]):
     """Reads the objects of a dataset through the prefetcher of the process in which the dataset was created.
@@ -34,6 +43,10 @@ class DatasetReader(Generic[Key]):
 
     #: The objects, if they are identified by their index.
     manifest: Manifest | None = None
+    #: Whether `read` reads objects whole; otherwise its readers fetch what is read of them.
+    is_whole = True
+    #: Maximum number of bytes that are requested together when objects are read in order, within the memory budget.
+    group_bytes = sys.maxsize
 
     def __init__(self) -> None:
         # By number of the process, because a fork copies it. Only setdefault writes, which is atomic, so that no lock
@@ -46,8 +59,16 @@ class DatasetReader(Generic[Key]):
         """Creates the source, given a budget in bytes for the prefetcher."""
         raise NotImplementedError
 
-    def _read_directly(self, keys: Sequence[Key], *, return_errors: bool) -> list[Any]:
+    def _read_directly(self, keys: Sequence[Key]) -> list[Any]:
         """As `read`, without the prefetcher."""
+        raise NotImplementedError
+
+    def url_of(self, key: Key) -> str:
+        """The URL of an object."""
+        raise NotImplementedError
+
+    def sizes(self, keys: Sequence[Key]) -> list[int]:
+        """The memory in bytes that each object takes, as far as it is known."""
         raise NotImplementedError
 
     def source(self) -> "_torchobj.ObjectSource | None":
@@ -87,24 +108,28 @@ class DatasetReader(Generic[Key]):
             return None
         return self._sources[own]
 
-    def read(self, keys: Sequence[Key], *, return_errors: bool = True) -> list[Any]:
-        """Readers of objects, read concurrently. Announced objects may be in memory already.
+    def read(self, keys: Sequence[Key]) -> list[Any]:
+        """Readers of objects, read concurrently, with an exception in place of each object that cannot be read.
 
-        Args:
-            keys: The objects.
-            return_errors: Whether exceptions are returned in place of objects that cannot be read.
+        Announced objects may be in memory already.
         """
         source = self.source()
         if source is not None and source.announced():
-            return source.read(keys, return_errors)  # type: ignore[arg-type]  # the keys of this source
-        return self._read_directly(keys, return_errors=return_errors)
+            return source.read(keys, return_errors=True)  # type: ignore[arg-type]  # the keys of this source
+        return self._read_directly(keys)
 
-    def to_announce(self, keys: Sequence[Key]) -> list[tuple[int, int]]:
-        """Objects in the form in which a loader announces them, immediately. Empty in workers, which do not announce,
-        and without a prefetcher.
+    def object_finder(self) -> Callable[[list[Key]], Objects]:
+        """The function that returns objects as a loader announces them, immediately. Called when a pass begins.
+
+        It returns none in workers, which do not announce, and without a prefetcher.
         """
         source = self.source()
-        return [] if source is None else source.to_announce(keys)  # type: ignore[arg-type]  # as above
+        if source is None or source.owner != _torchobj.process_number() or not self.is_whole:
+            return lambda _: []
+        if self.manifest is None:
+            return source.to_announce  # type: ignore[return-value]  # the keys of this source
+        number = source.number
+        return lambda keys: [(number, key) for key in keys]  # type: ignore[misc]  # indices
 
     def __getstate__(self) -> dict[str, Any]:
         spawning = process.is_pickling_for_spawn()
@@ -127,16 +152,24 @@ class ManifestReader(DatasetReader[int]):
         manifest: The objects.
         configs: The configurations of their stores by the base of their URLs.
         config: The configuration of other stores.
+        kind: Kind of the readers.
         pinned: Whether an object must have the size and version of the manifest.
     """
 
     manifest: Manifest
 
     def __init__(
-        self, manifest: Manifest, configs: Mapping[str, StoreConfig], config: StoreConfig, *, pinned: bool
+        self,
+        manifest: Manifest,
+        configs: Mapping[str, StoreConfig],
+        config: StoreConfig,
+        kind: ReaderConstructor,
+        *,
+        pinned: bool,
     ) -> None:
         super().__init__()
         self.manifest, self._configs, self._config, self._pinned = manifest, dict(configs), config, pinned
+        self._kind, self.is_whole = kind, kind.whole
         self._stores: list[_torchobj.NativeStore] | None = None
 
     def stores(self) -> "list[_torchobj.NativeStore]":
@@ -148,20 +181,35 @@ class ManifestReader(DatasetReader[int]):
             ]
         return self._stores
 
+    @override
     def _create_source(self, budget: int) -> "_torchobj.ObjectSource":
         return _torchobj.ObjectSource.of_manifest(self.manifest, self.stores(), budget, self._pinned)
 
-    def _read_directly(self, keys: Sequence[int], *, return_errors: bool) -> list[Any]:
-        return self.manifest.read(self.stores(), keys, return_errors, self._pinned)
+    @override
+    def read(self, keys: Sequence[int]) -> list[Any]:
+        return super().read(keys) if self.is_whole else [self._open(key) for key in keys]
 
-    def open(self, index: int, kind: ReaderConstructor) -> ObjectReader:
+    @override
+    def _read_directly(self, keys: Sequence[int]) -> list[Any]:
+        return self.manifest.read(self.stores(), keys, True, self._pinned)  # noqa: FBT003  positional in Rust
+
+    def _open(self, index: int) -> ObjectReader:
         """A reader that fetches what is read of an object. Sends no request."""
         base, key, _, version = self.manifest.entry(index)
         store = self.stores()[self.manifest.bases().index(base)]
         bucket, pinned = parse_url(f"{base}/").bucket, version if self._pinned else None
         return ObjectReader.open(
-            store, self.manifest.url(index), bucket, key, kind.jump_bytes, kind.ahead_bytes, pinned
+            store, self.url_of(index), bucket, key, self._kind.jump_bytes, self._kind.ahead_bytes, pinned
         )
+
+    @override
+    def url_of(self, key: int) -> str:
+        return self.manifest.url(key)
+
+    @override
+    def sizes(self, keys: Sequence[int]) -> list[int]:
+        source = self.source()
+        return [0] * len(keys) if source is None else source.charges(keys)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_stores": None}
@@ -174,6 +222,9 @@ class RefReader(DatasetReader[ObjectRef]):
         config: The argument of the dataset; prefixes of the configuration file apply within it.
     """
 
+    # The sizes of objects may be assumed.
+    group_bytes = 16 << 20
+
     def __init__(self, config: StoreConfig | None) -> None:
         super().__init__()
         self.config = config = store_config(config)
@@ -181,9 +232,24 @@ class RefReader(DatasetReader[ObjectRef]):
         #: By prefix of a URL, the longest first; the last one, with "", is for all others.
         self._configs = [(prefix, resolve(prefix, config)) for prefix in prefixes]
 
+    @override
     def _create_source(self, budget: int) -> "_torchobj.ObjectSource":
         return _torchobj.ObjectSource.of_refs(self._configs, budget)
 
-    def _read_directly(self, keys: Sequence[ObjectRef], *, return_errors: bool) -> list[Any]:
-        assert return_errors  # noqa: S101  the only kind of read by reference
+    @override
+    def _read_directly(self, keys: Sequence[ObjectRef]) -> list[Any]:
         return _torchobj.read_refs(self._configs, keys)
+
+    @override
+    def url_of(self, key: ObjectRef) -> str:
+        return key.url
+
+    @override
+    def sizes(self, keys: Sequence[ObjectRef]) -> list[int]:
+        return list(map(_size_of, keys))
+
+
+def _size_of(ref: ObjectRef) -> int:
+    """Number of bytes to read, or an assumption."""
+    end = ref.size if ref.end is None else ref.end
+    return _ASSUMED_BYTES if end is None else max(0, end - ref.start)

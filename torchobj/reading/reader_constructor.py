@@ -18,3 +18,6 @@ class ReaderConstructor:
     def whole(self) -> bool:
         """Whether the object is read whole, before the transform is called."""
         return self.name == "sequential"
+
+
+SEQUENTIAL = ReaderConstructor("sequential")

@@ -9,11 +9,12 @@ from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import StoreConfig
-from torchobj.datasets.base import Options, PerObjectDataset, Sample, Sample_co
+from torchobj.datasets.base import Options, PerObjectDataset, Sample
 from torchobj.datasets.failures import OnError, OnIterableError
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.listing import OnChange
 from torchobj.datasets.map import ObjectMapDataset
+from torchobj.datasets.samples import Sample_co
 from torchobj.exceptions import ConfigError
 from torchobj.manifest import Manifest
 from torchobj.ranks.sharding import Uneven

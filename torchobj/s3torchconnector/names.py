@@ -8,7 +8,7 @@ import math
 from torchobj._torchobj import ObjectReader
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError, StoreError
-from torchobj.reading.reader_constructor import ReaderConstructor
+from torchobj.reading.reader_constructor import SEQUENTIAL, ReaderConstructor
 from torchobj.s3torchconnector.client_config import S3ClientConfig, connector_config
 from torchobj.store.file_objects import ObjectWriter, open_reader
 from torchobj.urls import parse_url
@@ -47,7 +47,7 @@ class S3ReaderConstructor:
     @staticmethod
     def sequential() -> ReaderConstructor:
         """The whole object is read, concurrently with the other objects of its batch. The default."""
-        return ReaderConstructor("sequential")
+        return SEQUENTIAL
 
     @staticmethod
     def range_based(buffer_size: int | None = None) -> ReaderConstructor:

@@ -16,7 +16,6 @@ from tests.support.orders import COUNT, KINDS, dataset, elastic, gained, loader_
 from tests.support.prefetching import all_free, stats
 from tests.support.stateful import ItsOwnIterator
 from torchobj.datasets.iterable import ObjectIterableDataset
-from torchobj.datasets.wrappers import object_finder
 from torchobj.exceptions import ConfigError
 from torchobj.loader.lookahead import Lookahead
 from torchobj.warn_once import PROCESS
@@ -326,7 +325,7 @@ class AheadStateful(torchdata.stateful_dataloader.StatefulDataLoader):
     def _index_sampler(self):
         sampler = super()._index_sampler
         if self.ahead is None:
-            self.ahead = Lookahead(sampler, object_finder(self.dataset))
+            self.ahead = Lookahead(sampler, self.dataset)
         return self.ahead
 
 

@@ -12,10 +12,10 @@ from typing_extensions import override
 from torchobj._torchobj import ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, failed_items
 from torchobj.datasets.failures import OnIterableError
-from torchobj.datasets.listing import DatasetListing, Shards
+from torchobj.datasets.listing import Shards, listing_of
+from torchobj.datasets.samples import Sample_co
 from torchobj.exceptions import ParquetError
 from torchobj.parquet.arrow import import_arrow
 from torchobj.parquet.row_groups import (
@@ -180,7 +180,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         self._footers: tuple[Any, list[_Unit]] | None = None
         self._batch_rows, self._format = batch_rows, format
         self._set_up(
-            DatasetListing.of(Shards(checked_urls(urls), _SUFFIXES), parse_url, config),
+            listing_of(Shards(checked_urls(urls), _SUFFIXES), parse_url, config),
             transform=transform,
             shuffle=shuffle,
             shuffle_buffer=shuffle_buffer,

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from torchobj.datasets.containers.tar_samples import Decode, warn_of_decode
-from torchobj.datasets.listing import BY_WORKERS, DatasetListing
+from torchobj.datasets.listing import BY_WORKERS, Listing
 from torchobj.ranks import broadcast
 from torchobj.shards.index import TarIndex
 from torchobj.shards.index_file import TarShard
@@ -26,7 +26,7 @@ class SharedIndex:
 
     def __init__(
         self,
-        listing: DatasetListing,
+        listing: Listing,
         given: TarIndex | str | os.PathLike[str] | None = None,
         decode: Decode | None = None,
     ) -> None:

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from torchobj.config.checks import check
-from torchobj.datasets.base import ListedDataset, Sample_co
+from torchobj.datasets.base import identity
 from torchobj.datasets.containers.shuffle_buffer import ShuffleBuffer
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
-from torchobj.datasets.listing import DatasetListing
+from torchobj.datasets.listing import Listing
 from torchobj.datasets.passes import PassDataset, PassIterator
+from torchobj.datasets.samples import Sample_co
+from torchobj.manifest import Manifest
 from torchobj.ranks import broadcast
 from torchobj.ranks.sample_ranks import SampleRanks
 from torchobj.ranks.sharding import (
@@ -74,7 +76,7 @@ def failed_items(url: str, unit: int, segment: int, samples: range, error: Excep
         yield StreamItem(SampleId(unit, number), error, (*after, 0))
 
 
-class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
+class StreamDataset(PassDataset[Sample_co]):
     """Base class of datasets that read shards as streams.
 
     Attributes:
@@ -88,7 +90,7 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
 
     def _set_up(
         self,
-        listing: DatasetListing,
+        listing: Listing,
         *,
         transform: Callable[[Any], Any] | None,
         shuffle: bool,
@@ -101,16 +103,30 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
         is_size = isinstance(shuffle_buffer, int) and not isinstance(shuffle_buffer, bool) and shuffle_buffer >= 0
         check("shuffle_buffer", shuffle_buffer, "a number of samples, 0 or more", ok=is_size)
         check("shuffle", shuffle, "True or False", ok=isinstance(shuffle, bool))
-        self._set_listing(listing, transform)
+        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        self._listing, self._transform = listing, transform or identity
         self._shuffle, self._shuffle_buffer = shuffle, shuffle_buffer
         self.seed, self.uneven = seed, uneven
         self._reader = RefReader(listing.config)
         self._set_up_passes(on_error, ranks)
         self._check()
 
-    def _options(self) -> list[str]:
+    def __repr__(self) -> str:
+        # A subclass may not have called super().__init__().
+        if "_listing" not in self.__dict__:
+            return f"<{type(self).__name__} not set up>"
         order = f"shuffle_buffer={self._shuffle_buffer}, seed={self.seed}, uneven={self.uneven!r}"
-        return [order, f"epoch {self._epoch.next()}"]
+        return f"<{type(self).__name__} {self._listing!r}, {order}, epoch {self._epoch.next()}>"
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shards, listed at the first access. An access before the loop lists once for all workers."""
+        return self._listing.manifest()
+
+    @property
+    def failed_samples(self) -> int:
+        """Number of samples that failed so far, in this process and its DataLoader workers."""
+        return self._failures.count
 
     @override
     def prepare(self) -> None:
@@ -285,15 +301,15 @@ class StreamDataset(ListedDataset[Sample_co], PassDataset[Sample_co]):
         return PassIterator(self, position, stream if buffer is None else buffer, self._sample, within)
 
     def _sample(self, item: StreamItem) -> Any:
-        value = item.value
-        if not isinstance(value, Exception):
-            try:
-                return self._finished(value)
-            except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
-                failure = Failure.noted(error, "in the transform", self._unit_url(item.id.unit), item.id.sample)
-        else:
-            failure = Failure(self._unit_url(item.id.unit), value.with_traceback(None))
-        return self._failures.sample(item.id.sample, failure)
+        (unit, number, *_), value = item.id, item.value
+        try:
+            is_failed = isinstance(value, Exception)
+            sample: Any = (
+                Failure(self._unit_url(unit), value.with_traceback(None)) if is_failed else self._finished(value)
+            )
+        except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
+            sample = Failure.noted(error, "in the transform", self._unit_url(unit), number)
+        return self._failures.sample(number, sample)
 
 
 class _Stream(Iterator[StreamItem]):

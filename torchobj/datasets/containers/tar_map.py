@@ -9,12 +9,12 @@ from typing_extensions import override
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.shared_index import SharedIndex
 from torchobj.datasets.containers.tar_samples import Decode, Sample, check_decode, decoded
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.listing import DatasetListing, Shards
+from torchobj.datasets.listing import Shards, listing_of
 from torchobj.datasets.objects import ObjectDataset
+from torchobj.datasets.samples import Sample_co
 from torchobj.shards.index import TarIndex
 from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls
 from torchobj.urls import parse_url
@@ -82,14 +82,13 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         check("index", index, "a TarIndex, or the path or URL of its file", ok=is_index)
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         self._decode, self.transform = check_decode(decode), transform
-        shards = Shards(checked_urls(urls), TAR_SUFFIXES)
-        self._listing = DatasetListing(config, parse_url, shards)
+        self._listing = listing_of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config)
         super().__init__(config=self._listing.config, on_error=on_error)
         self._index = SharedIndex(self._listing, index, self._decode)
 
     def __repr__(self) -> str:
         shown = ", ".join(filter(None, (self._listing.name, repr(self._index), self._listing.skipped)))
-        return f"<{type(self).__name__} of {shown}, on_error={self._torchobj_failures.on_error!r}>"
+        return f"<{type(self).__name__} of {shown}, on_error={self._torchobj.failures.on_error!r}>"
 
     @property
     def index(self) -> TarIndex:
@@ -101,11 +100,6 @@ class TarMapDataset(ObjectDataset[Sample_co]):
             StoreError: A shard or the index cannot be read.
         """
         return self._index.get()
-
-    @override
-    def _torchobj_prepare(self) -> None:
-        super()._torchobj_prepare()
-        self._index.get()
 
     def __len__(self) -> int:
         """Number of samples."""

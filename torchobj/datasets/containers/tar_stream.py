@@ -11,12 +11,12 @@ from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets.base import Sample_co
 from torchobj.datasets.containers.shared_index import SharedIndex
 from torchobj.datasets.containers.stream import SampleId, StreamDataset, StreamItem, failed_items
 from torchobj.datasets.containers.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.datasets.failures import OnIterableError
-from torchobj.datasets.listing import DatasetListing, Shards
+from torchobj.datasets.listing import Shards, listing_of
+from torchobj.datasets.samples import Sample_co
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest import Manifest
 from torchobj.ranks.sample_ranks import SampleRanks
@@ -145,7 +145,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         # Number of samples of the shards before each, once they were counted.
         self._starts: Order = np.zeros(0, dtype=np.int64)
         self._checked = False
-        listing = DatasetListing.of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config)
+        listing = listing_of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config)
         self._index = SharedIndex(listing)
         self._set_up(
             listing,

@@ -9,14 +9,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from typing_extensions import override
-
 from torchobj._torchobj import ManifestBuilder, ObjectRef
 from torchobj.config import StoreConfig
-from torchobj.datasets.base import Sample_co
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.listing import DatasetListing
+from torchobj.datasets.listing import listing_of
 from torchobj.datasets.objects import ObjectDataset
+from torchobj.datasets.samples import Sample_co
 from torchobj.manifest import Manifest
 from torchobj.urls import parse_object_url, parse_url
 
@@ -51,7 +49,7 @@ class Arrangement:
 
 class FolderDataset(ObjectDataset[Sample_co]):
     """A map-style dataset of the objects in a folder, which is listed at the first use, pickled and shared as a
-    `DatasetListing`. A subclass defines `_arranged`.
+    `Listing`. A subclass defines `_arranged`.
     """
 
     def __init__(self, url: str, config: StoreConfig | None, on_error: OnError) -> None:
@@ -59,12 +57,12 @@ class FolderDataset(ObjectDataset[Sample_co]):
         # A slash at the end of the URL may be missing.
         parsed = parse_url(url)
         self._folder = parsed if parsed.key.endswith("/") or not parsed.key else parsed._replace(key=f"{parsed.key}/")
-        self._listing = DatasetListing(config, parse_url, str(self._folder))
+        self._listing = listing_of(str(self._folder), parse_url, config)
         self._arrangement: Arrangement | None = None
 
     def __repr__(self) -> str:
         described = ", ".join([repr(self._listing), *self._options()])
-        return f"<{type(self).__name__} {described}, on_error={self._torchobj_failures.on_error!r}>"
+        return f"<{type(self).__name__} {described}, on_error={self._torchobj.failures.on_error!r}>"
 
     def _options(self) -> list[str]:
         """Further contents of `repr`."""
@@ -84,11 +82,6 @@ class FolderDataset(ObjectDataset[Sample_co]):
         if self._arrangement is None:
             self._arrangement = self._arranged()
         return self._arrangement
-
-    @override
-    def _torchobj_prepare(self) -> None:
-        super()._torchobj_prepare()
-        self._found()
 
     def _names(self, folder: str = "") -> Iterator[tuple[int, str]]:
         """The index in the listing, and the key after the folder, of each object below it.

@@ -10,11 +10,11 @@ from typing_extensions import override
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets.base import Sample_co, position_of
 from torchobj.datasets.containers.tar_samples import Sample
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.folders.folder import Arrangement, FolderDataset
 from torchobj.datasets.listing import ALLOWED
+from torchobj.datasets.samples import Sample_co, positions_of
 from torchobj.exceptions import ObjectNotFoundError
 
 __all__ = ["GroupDataset"]
@@ -147,7 +147,7 @@ class GroupDataset(FolderDataset[Sample_co]):
         Raises:
             IndexError: There is no such sample.
         """
-        first, suffix = position_of(index, self) * len(self.fields), next(iter(self.fields.values()))
+        first, suffix = positions_of([index], len(self))[0] * len(self.fields), next(iter(self.fields.values()))
         return self._found().key(first)[len(self._folder.key) :].removesuffix(suffix)
 
     @override

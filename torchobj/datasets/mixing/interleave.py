@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj.config.checks import check
-from torchobj.datasets.base import Sample_co, positions_of
 from torchobj.datasets.containers.shuffle_buffer import mixed_seed, mixed_word
 from torchobj.datasets.mixing.member_passes import IterableMember, MapMember, Member, samples_of
 from torchobj.datasets.passes import PassDataset, PassIterator
-from torchobj.datasets.wrappers import CompositeDataset
+from torchobj.datasets.samples import Sample_co, positions_of
+from torchobj.datasets.wrappers import Parts, parts_of
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks
 from torchobj.ranks.sharding import Order
@@ -126,7 +126,7 @@ class Draws:
         return bisect.bisect_right(self._ends, (mixed_word(self._seed, number) >> 11) * 2.0**-53)
 
 
-class _Factory(CompositeDataset[Sample_co]):
+class _Factory(torch.utils.data.Dataset[Sample_co]):
     """Creates mixtures. A class of its own, so that the signature of `InterleaveDataset` is that of its constructor."""
 
     def __new__(cls, datasets: Sequence[Any] = (), *_: Any, **__: Any) -> Self:
@@ -278,10 +278,6 @@ class MapInterleaveDataset(InterleaveDataset[Sample_co]):
                 "rank, world_size, mesh: the sampler divides map-style datasets; pass them to ElasticDistributedSampler"
             )
 
-    @override
-    def prepare(self) -> None:
-        len(self.mixture.lengths)
-
     @property
     def mixture(self) -> Mixture:
         """The order of the mixture. The first access reads the lengths."""
@@ -310,13 +306,9 @@ class MapInterleaveDataset(InterleaveDataset[Sample_co]):
         sample: Sample_co = self.datasets[member][number]
         return sample
 
-    @override
-    def _is_overridden(self) -> bool:
-        return type(self).__getitem__ is not MapInterleaveDataset.__getitem__
-
     def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
         """The samples of a batch. Each dataset reads its part concurrently. Called by DataLoader."""
-        if self._is_overridden():
+        if _is_overridden(self):
             return [self[index] for index in indices]
         located = self.located(indices)
         parts: dict[int, list[int]] = {}
@@ -327,12 +319,22 @@ class MapInterleaveDataset(InterleaveDataset[Sample_co]):
 
     def located(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """The dataset of each sample, by its number, and the index in it."""
-        members, numbers = self._located(np.array(positions_of(indices, self), dtype=np.int64))
+        members, numbers = self.mixture.located(np.array(positions_of(indices, len(self)), dtype=np.int64))
         return list(zip(members.tolist(), numbers.tolist(), strict=True))
 
-    @override
-    def _located(self, positions: Order) -> tuple[Order, Order]:
-        return self.mixture.located(positions)
+
+def _is_overridden(dataset: MapInterleaveDataset[Any]) -> bool:
+    """Whether a subclass of users returns other samples."""
+    return type(dataset).__getitem__ is not MapInterleaveDataset.__getitem__
+
+
+@parts_of.register
+def _parts_of_map_style(dataset: MapInterleaveDataset) -> Parts:
+    def located(positions: Order) -> tuple[Order, Order]:
+        return dataset.mixture.located(positions)
+
+    is_exact = not _is_overridden(dataset)
+    return Parts(dataset.datasets, located, is_exact, is_exact, lambda: dataset.mixture)
 
 
 class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample_co]):
@@ -406,6 +408,11 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
                 whole[0],
                 parts,
             )
+
+
+@parts_of.register
+def _parts_of_iterable(dataset: IterableInterleaveDataset) -> Parts:
+    return Parts(dataset.datasets, None, is_exact=False)
 
 
 class _MixedMembers(Iterator[Member]):

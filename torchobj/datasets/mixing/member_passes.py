@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from torchobj.datasets.map_style import MapStyleDataset
 from torchobj.datasets.passes import DatasetPass, PassDataset, in_epoch, warn_of_replay
+from torchobj.datasets.samples import MapStyleDataset, is_overridden
 from torchobj.datasets.wrappers import parts_of
 from torchobj.ranks.sample_ranks import SampleRanks, members_divided_by
 from torchobj.ranks.sharding import Order, Shard, in_order
@@ -184,8 +184,8 @@ def ordered_samples(dataset: Any, order: Order) -> Iterator[Any]:
             return ordered_samples(parts.datasets[0], positions)
         samples = [ordered_samples(part, positions[members == at]) for at, part in enumerate(parts.datasets)]
         return _Merged(samples, members)
-    if isinstance(dataset, MapStyleDataset) and not dataset._torchobj_is_overridden():
-        return dataset._torchobj_in_order(order)
+    if isinstance(dataset, MapStyleDataset) and not is_overridden(dataset):
+        return dataset._torchobj.in_order(order)
     return _Requested(dataset, order)
 
 

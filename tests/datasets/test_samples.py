@@ -1,0 +1,63 @@
+"""The samples of a dataset are found, read, built and replaced in one place."""
+
+import copy
+
+import pytest
+
+import torchobj
+from torchobj.datasets.wrappers import object_finder
+from torchobj.exceptions import ObjectNotFoundError
+
+COUNT = 6
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(COUNT):
+        (tmp_path / f"{number}").write_bytes(bytes([number]))
+    return tmp_path
+
+
+class Named(torchobj.ObjectDataset):
+    def __init__(self, folder, factor=1):
+        super().__init__()
+        self.folder, self.factor = folder, factor
+
+    def __len__(self):
+        return COUNT
+
+    def objects_at(self, index):
+        return [torchobj.ObjectRef(f"file://{self.folder}/{index}")]
+
+    def build(self, index, readers):
+        return readers[0].read()[0] * self.factor
+
+
+def test_the_listing_is_resolved_once_for_the_announcements_of_a_pass(folder, monkeypatch):
+    dataset, calls = torchobj.ObjectMapDataset(f"file://{folder}/"), []
+    listing, resolve = dataset._listing, dataset._listing.reader
+    monkeypatch.setattr(listing, "reader", lambda: calls.append(None) or resolve())
+    find = object_finder(dataset)
+    resolved = len(calls)
+    source = resolve().source()
+    assert [find([0, 5]), find([-1]), find([2, 3])] == [
+        [(source.number, index) for index in indices] for indices in ([0, 5], [5], [2, 3])
+    ]
+    assert resolved == len(calls) > 0
+    with pytest.raises(IndexError, match=f"index {COUNT} of {COUNT} samples"):
+        find([COUNT])
+
+
+def test_a_copy_of_a_dataset_builds_its_own_samples(folder):
+    dataset = Named(folder)
+    other = copy.copy(dataset)
+    other.factor = 10
+    assert (dataset[3], other[3], other.__getitems__([1, -1])) == (3, 30, [10, 50])
+
+
+@pytest.mark.parametrize("kind", [torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset])
+def test_an_object_that_cannot_be_read_is_named_by_its_sample(folder, kind):
+    url = f"file://{folder}/missing"
+    with pytest.raises(ObjectNotFoundError) as raised:
+        list(kind.from_objects([f"file://{folder}/0", url]))
+    assert raised.value.__notes__ == [f"in the read of sample 1, {url}"]
