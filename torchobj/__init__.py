@@ -2,11 +2,11 @@
 
 `Store` reads, writes and lists a bucket (`store`) · `files` transfers whole files and folders · `decode` turns objects
 into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`datasets`) of a `Manifest` (`manifest`)
-or of tar shards (`shards`), which a `DataLoader` reads ahead (`loader`) · `save`, `load` and `CheckpointManager` are
-for checkpoints (`checkpoint`) · `metrics` counts requests (`telemetry`) · `StoreConfig` holds the settings (`config`) ·
-exceptions are in `exceptions`, URLs in `urls`. `fsspec`, `wds`, `lightning`, `transformers` and `otel` connect other
-libraries. The names of s3torchconnector (`s3torchconnector`), such as `S3Checkpoint`, are attributes too, but `dir()`
-omits them.
+or of tar shards (`shards`), which a `DataLoader` reads ahead (`loader`) · `save`, `load`, `stream_tensors` and
+`CheckpointManager` are for weights and checkpoints (`checkpoint`) · `metrics` counts requests (`telemetry`) ·
+`StoreConfig` holds the settings (`config`) · exceptions are in `exceptions`, URLs in `urls`. `fsspec`, `wds`,
+`lightning`, `transformers` and `otel` connect other libraries. The names of s3torchconnector (`s3torchconnector`), such
+as `S3Checkpoint`, are attributes too, but `dir()` omits them.
 
 Importing torchobj and using a store do not import torch; names that need it are loaded at their first use.
 """
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torchobj.checkpoint import CheckpointManager
     from torchobj.checkpoint.archive.load import load
     from torchobj.checkpoint.archive.save import save
+    from torchobj.checkpoint.safetensors.stream import stream_tensors
     from torchobj.datasets.containers.parquet import ParquetIterableDataset
     from torchobj.datasets.containers.tar_map import TarMapDataset
     from torchobj.datasets.containers.tar_stream import TarIterableDataset
@@ -83,6 +84,7 @@ _LAZY = {
     "attach": "torchobj.loader",
     "load": "torchobj.checkpoint.archive.load",
     "save": "torchobj.checkpoint.archive.save",
+    "stream_tensors": "torchobj.checkpoint.safetensors.stream",
 }
 
 #: Modules that are imported at their first use: those that need torch, and integrations, which need another library.
@@ -132,6 +134,7 @@ __all__ = [
     "open",
     "save",
     "set_memory_budget",
+    "stream_tensors",
 ]
 
 

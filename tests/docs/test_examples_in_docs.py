@@ -107,6 +107,12 @@ CHECKS = {
         "torchobj.CheckpointManager('s3://bucket/runs/7').steps() == [100, 200]",
         "weight.shape == (2, 2)",
     ],
+    "weights": [
+        "metadata == {'format': 'pt'}",
+        "sorted(state) == ['bias', 'weight']",
+        "name == 'weight'",
+        "bias.shape == (2,)",
+    ],
     "datasets": ["sorted(texts) == sorted([*(f'text {n}' for n in range(6)), 'text 3'])", "len(mixture) >= 6"],
     "tar-shards": ["len(batch['txt']) == 16", "sorted(labels) == sorted(number % 10 for number in range(300))"],
     "parquet": ["torch.equal(torch.cat(ids), torch.arange(1000))", "len(list(rows)) == 1000"],

@@ -56,6 +56,7 @@ from torchobj import (
     open,  # noqa: A004  the builtin's name, as in io and gzip
     save,
     set_memory_budget,
+    stream_tensors,
 )
 from torchobj.collate import RaggedBatch, default_collate, empty
 from torchobj.config import GCSCredentials, S3Credentials
@@ -233,6 +234,18 @@ def objects_as_files() -> None:
         assert_type(error, StoreError)
     except TorchobjError as error:
         assert_type(error.request_id, str | None)
+
+
+def weights() -> None:
+    """Files and folders of safetensors."""
+    tensors = {"weight": torch.ones(2)}
+    save(tensors, "s3://bucket/model.safetensors", metadata={"format": "pt"})
+    save(tensors, "s3://bucket/model/", format="safetensors", max_shard_bytes=5 << 30)
+    load("s3://bucket/weights.bin", "cpu", format="safetensors")
+    load("s3://bucket/weights.bin", format="gguf")  # type: ignore[arg-type]
+    for name, tensor in stream_tensors(["s3://bucket/model/"], device="cuda", keys=["model.layers.0"]):
+        assert_type(name, str)
+        assert_type(tensor, torch.Tensor)
 
 
 def steps(model: torch.nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints as objects: `torchobj.save`, `torchobj.load`, and `CheckpointManager`.
 
-`archive` is one `.pt` file, `state` what a save writes, and `dcp` a distributed checkpoint. `steps` has the checkpoints
-of a run. `matching` compares what one has with what is saved, and `leftovers` sweeps the data of interrupted saves.
-Modules that need torch are imported at first use.
+`archive` is one `.pt` file, `safetensors` files and folders of this format, `state` what a save writes, and `dcp` a
+distributed checkpoint. `steps` has the checkpoints of a run. `matching` compares what one has with what is saved, and
+`leftovers` sweeps the data of interrupted saves. Modules that need torch are imported at first use.
 """
 
 import importlib

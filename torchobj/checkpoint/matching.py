@@ -10,10 +10,22 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from torchobj.exceptions import CheckpointError
+from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.stateful import is_stateful
 
-__all__ = ["UNREAD", "Accepts", "Differences", "Pair", "Part", "Path", "TensorOutline", "assign", "match", "name_of"]
+__all__ = [
+    "UNREAD",
+    "Accepts",
+    "Differences",
+    "Pair",
+    "Part",
+    "Path",
+    "TensorOutline",
+    "assign",
+    "match",
+    "name_of",
+    "pairs_of",
+]
 
 #: The keys that lead from an object to one of its entries.
 Path: TypeAlias = tuple[Any, ...]
@@ -126,6 +138,19 @@ torch.float32 of shape (3,) in the checkpoint
     matching = _Matching()
     matching.match(tree, outline, ())
     return matching.differences or matching.pairs
+
+
+def pairs_of(into: Any, loaded: Any, url: str) -> list[Pair]:
+    """Returns the tensors to fill, and those of the file at `url` that fill them.
+
+    Raises:
+        ConfigError: Structure, shape or dtype differ; the message lists where.
+    """
+    found = match(into, loaded)
+    if isinstance(found, Differences):
+        is_part = isinstance(into, Mapping) and isinstance(loaded, Mapping) and into.keys() < loaded.keys()
+        raise ConfigError(f"{url}: {found}{f'; keys={list(into)!r} loads a part' if is_part else ''}")
+    return found
 
 
 class _Matching:

@@ -35,7 +35,10 @@ def tarred(buffer):
 
 HEADER = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 FILES = {
-    "safetensors": (len(HEADER).to_bytes(8, "little") + HEADER + b"\0\0\0\0", "looks like safetensors: read it with"),
+    "safetensors": (
+        len(HEADER).to_bytes(8, "little") + HEADER + b"\0\0\0\0",
+        "looks like safetensors: pass format='safetensors'",
+    ),
     "pickle 2": (pickle.dumps({"a": 1}, 2), "looks like a plain pickle: "),
     "pickle 5": (pickle.dumps({"a": 1}, 5), "use it for trusted files only"),
     "zip": (

@@ -26,7 +26,9 @@ from torchobj.checkpoint.archive.pickling import (
     uses_in,
 )
 from torchobj.checkpoint.archive.records import NotPlannableError, RecordRange, Records
-from torchobj.checkpoint.matching import Differences, Pair, assign, match
+from torchobj.checkpoint.matching import Pair, assign, pairs_of
+from torchobj.checkpoint.safetensors import load as safetensors
+from torchobj.checkpoint.safetensors import names
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.store.file_objects import open_reader, store_of
@@ -77,13 +79,18 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     verify: bool = True,  # noqa: FBT001, FBT002
     into: Any = None,
     *,
+    format: names.Format = None,  # noqa: A002  as in `save`
     progress: ProgressOption = None,
     config: StoreConfig | None = None,
 ) -> Any:
-    """Loads a file of `torch.save` or `torchobj.save`.
+    """Loads a file of `torch.save` or `torchobj.save`, or of safetensors.
 
     Tensors are read in parallel ranges directly into their final memory; the peak is at most 1.05 of the result. Files
     of torch before 1.6 and TorchScript archives are read by `torch.load`, which is logged.
+
+    A URL that ends with `.safetensors` is that of a file of safetensors. One that ends with a slash is that of a folder
+    with `model.safetensors.index.json`, whose files are loaded as one state, or with `model.safetensors`; the URL of
+    the index can be passed too. Headers are checked before they are trusted.
 
     Args:
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
@@ -93,21 +100,25 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
             `TORCH_FORCE_WEIGHTS_ONLY_LOAD` it is always True.
         keys: Load only these entries, named by the keys of mappings joined by ".": each selects the entry with this
             name and those whose name starts with it and ".", such as `model.layer1`. Other tensors are not read.
-        verify: Whether to compare the CRC-32 of each record with the file's. Files without CRC-32 load too.
+        verify: Whether to compare the CRC-32 of each record with the file's. Files without CRC-32 load too, such as all
+            files of safetensors.
         into: An object of the same structure: its tensors are filled in place, everything else is replaced.
             Differences are reported before the first byte is overwritten. If reading fails later, tensors may hold old
             and new bytes. A view of a part of a saved storage is verified in memory for the whole storage.
+        format: `"safetensors"`, or None: by the suffix of the URL.
         progress: Receives a `torchobj.files.Progress` of the bytes of tensors about every 0.1 s and at the end, in this
             thread; True shows a bar on stderr. An exception that it raises ends the load, as an error of a read does.
         config: Settings of the store.
 
     Returns:
-        The object; with `keys`, the same mappings with these entries only; with `into`, `into`.
+        The object; with `keys`, the same mappings with these entries only; with `into`, `into`. For safetensors an
+        `OrderedDict` of tensors, whose attribute `metadata` is the dict of the file's, or of the index's, metadata.
 
     Raises:
         ConfigError: The URL does not name an object, a key selects nothing, `into` does not match, or both of these
             variables are set.
-        CheckpointError: The file is not a checkpoint, is damaged, or is refused by `weights_only`.
+        CheckpointError: The file is not a checkpoint, is damaged, or is refused by `weights_only`; or an index names a
+            file that does not exist, or other tensors than it has.
         IntegrityError: The bytes of a tensor differ from what was saved; the message names it.
         StoreError: The store refused a request, or failed after all retries.
 
@@ -118,16 +129,21 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         {'a': tensor([1., 1.])}
     """
     counted = ByteProgress(progress)
-    loaded = load_counted(
-        url,
-        map_location,
-        weights_only=effective_weights_only(weights_only),
-        keys=keys,
-        verify=verify,
-        into=into,
-        config=config,
-        counted=counted,
-    )
+    if names.is_safetensors(url, format) or names.is_index(url) or names.is_folder(url):
+        # Such files contain no code that `weights_only` could refuse, and no checksums that `verify` could compare.
+        with profiled("torchobj.load"):
+            loaded = safetensors.load(url, map_location, keys=keys, into=into, config=config, counted=counted)
+    else:
+        loaded = load_counted(
+            url,
+            map_location,
+            weights_only=effective_weights_only(weights_only),
+            keys=keys,
+            verify=verify,
+            into=into,
+            config=config,
+            counted=counted,
+        )
     counted.finish()
     return loaded
 
@@ -166,7 +182,7 @@ def load_counted(
     if into is None:
         return loaded
     with torch.no_grad():
-        for pair in _matched(into, loaded, str(parsed)):
+        for pair in pairs_of(into, loaded, str(parsed)):
             pair.target.copy_(pair.source)
     return assign(into, loaded)
 
@@ -181,19 +197,6 @@ def _load_with_torch(url: str, config: StoreConfig | None, map_location: MapLoca
         except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
             # Raised by torch for a file that is damaged, or that it refuses.
             raise CheckpointError(f"{url}: {pickling.message_of(error)}") from error
-
-
-def _matched(into: Any, loaded: Any, url: str) -> list[Pair]:
-    """Returns the tensors to fill, and those that fill them: on meta if their bytes were not read yet.
-
-    Raises:
-        ConfigError: Structure, shape or dtype differ; the message lists where.
-    """
-    found = match(into, loaded)
-    if isinstance(found, Differences):
-        is_part = isinstance(into, Mapping) and isinstance(loaded, Mapping) and into.keys() < loaded.keys()
-        raise ConfigError(f"{url}: {found}{f'; keys={list(into)!r} loads a part' if is_part else ''}")
-    return found
 
 
 #: Storages on meta, by address: the key of each, and the storage, which keeps its address in use.
@@ -247,7 +250,7 @@ class _Plan:
         loaded = self._unpickled(self._needed([]), origins)
         if paths is not None:
             loaded = entries.selected(loaded, paths)
-        pairs = _matched(into, loaded, self._records.url)
+        pairs = pairs_of(into, loaded, self._records.url)
         with torch.no_grad():
             self._fill(pairs, origins)
         return assign(into, loaded)

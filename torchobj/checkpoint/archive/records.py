@@ -243,7 +243,7 @@ def _describe(head: bytes, size: int) -> str:
     """Describes a file by its first bytes, for an error; empty if the format is unknown."""
     header_bytes = int.from_bytes(head[:8], "little")
     if head[8:9] == b"{" and 2 <= header_bytes <= min(_SAFETENSORS_HEADER_BYTES, size - 8):
-        return "; it looks like safetensors: read it with safetensors.torch.load(torchobj.open(url).read())"
+        return "; it looks like safetensors: pass format='safetensors'"
     # A pickle of protocol 2 or later starts with the protocol number.
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
         hint = "pickle.load(torchobj.open(url)) reads it and runs code that it names: use it for trusted files only"

@@ -1,7 +1,10 @@
-"""`torchobj.save`: writes the file of `torch.save`, and sends parts of it in parallel from the tensors' own memory."""
+"""`torchobj.save`: writes the file of `torch.save`, and sends parts of it in parallel from the tensors' own memory.
+
+Objects that `torchobj.checkpoint.safetensors` plans are sent likewise.
+"""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +12,7 @@ import torch
 from torchobj import _torchobj
 from torchobj.checkpoint.archive.device_memory import BLOCK_BYTES, BLOCKS_BYTES, blocks_of, bytes_of, is_reachable
 from torchobj.checkpoint.archive.plan import Field, Plan, PlanError, plan_of
+from torchobj.checkpoint.safetensors import folder, names
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.store.conditions import check_condition
@@ -36,13 +40,16 @@ def save(
     obj: Any,
     url: str,
     *,
+    format: names.Format = None,  # noqa: A002  the word of torch.distributed.checkpoint
+    metadata: Mapping[str, str] | None = None,
+    max_shard_bytes: int | None = None,
     checksum: bool = True,
     overwrite: bool = True,
     if_version: str | None = None,
     progress: ProgressOption = None,
     config: StoreConfig | None = None,
 ) -> SavedObject:
-    """Saves an object as the file that `torch.save` writes.
+    """Saves an object as the file that `torch.save` writes, or tensors as that of `safetensors.torch.save_file`.
 
     Tensors are sent from their own memory in parallel parts, with the GIL released; many small tensors are copied
     first. At most 64 MiB are used in addition to the tensors. Tensors of other devices pass through 256 MiB, pinned for
@@ -51,24 +58,32 @@ def save(
 
     If torch's file cannot be planned, it is streamed through `torchobj.open`, and the reason is logged.
 
+    A folder of safetensors gets the names of `huggingface_hub.save_torch_state_dict`. Its index is written last, and
+    the weights that are in the folder are deleted first: after an error the folder has none.
+
     Args:
-        obj: Anything that `torch.save` accepts.
-        url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
-        checksum: Whether the file contains the CRC-32 of each tensor, as `torch.save` writes it.
+        obj: Anything that `torch.save` accepts; for safetensors a dict of contiguous tensors that share no memory.
+        url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`; for a folder of
+            safetensors with a slash at the end.
+        format: `"safetensors"`, or None: by the suffix `.safetensors` of the URL.
+        metadata: Metadata of files of safetensors, such as `{"format": "pt"}`.
+        max_shard_bytes: Maximum size of the tensors of a file in a folder of safetensors, unless one is larger. None:
+            one file, `model.safetensors`.
+        checksum: Whether the file contains the CRC-32 of each tensor, as `torch.save` writes it; not for safetensors.
         overwrite: If False, the object must not exist when the upload finishes.
-        if_version: The object must have this version when the upload finishes.
+        if_version: The object must have this version when the upload finishes; not for a folder.
         progress: Receives a `torchobj.files.Progress` as the file is sent, and at the end; True shows a bar on stderr.
             An exception that it raises ends the save: the bucket is unchanged, unless it is raised at the end. At most
             256 MiB are in flight with it, and count as done.
         config: Settings of the store.
 
     Returns:
-        URL, size in bytes and version of the object.
+        URL, size in bytes and version of the object; for a folder, of the last one: the index, or the only file.
 
     Raises:
-        ConfigError: The URL does not name an object, or an object that is named as a file of safetensors; or conditions
-            exclude each other.
-        CheckpointError: The memory of a tensor was freed.
+        ConfigError: The URL does not name an object, an argument is not for this format, safetensors cannot represent
+            `obj`, or conditions exclude each other.
+        CheckpointError: The memory of a tensor was freed, or tensors to save as safetensors share memory.
         PreconditionFailedError: The condition does not hold. This is also a `FileExistsError`.
         StoreError: The store refused a request, or failed after all retries.
         Exception: Pickling failed; nothing was sent.
@@ -78,6 +93,20 @@ def save(
         >>> save({"weight": torch.ones(3)}, "memory://example/saved.pt").url
         'memory://example/saved.pt'
     """
+    counted = ByteProgress(progress)
+    if names.is_safetensors(url, format):
+        return _save_safetensors(
+            obj,
+            url,
+            metadata,
+            max_shard_bytes,
+            overwrite=overwrite,
+            if_version=if_version,
+            config=config,
+            counted=counted,
+        )
+    if metadata is not None or max_shard_bytes is not None:
+        raise ConfigError(f"metadata={metadata!r}, max_shard_bytes={max_shard_bytes!r}: only for format='safetensors'")
     return save_counted(
         obj,
         url,
@@ -85,7 +114,7 @@ def save(
         overwrite=overwrite,
         if_version=if_version,
         config=config,
-        counted=ByteProgress(progress),
+        counted=counted,
     )
 
 
@@ -100,17 +129,12 @@ def save_counted(
     config: StoreConfig | None,
     counted: ByteProgress,
 ) -> SavedObject:
-    """`save` as a part of an operation, whose progress is `counted`. Arguments and errors are those of `save`.
+    """`save` of a file of torch as a part of an operation, whose progress is `counted`.
 
-    `obj` may also be the plan of a file.
+    Arguments and errors are those of `save`. `obj` may also be the plan of a file.
     """
     check_condition(overwrite, if_version)
-    parsed, store = store_of(url, config, is_written=True)
-    if parsed.key.lower().endswith(".safetensors"):
-        raise ConfigError(
-            f"{parsed}: this would be a file of torch.save, which readers of safetensors refuse; write "
-            "safetensors.torch.save(tensors) with torchobj.open, or choose another name, such as .pt"
-        )
+    parsed, _ = store_of(url, config, is_written=True)
     try:
         plan = obj if isinstance(obj, Plan) else plan_of(obj, copies_small=True, checksum=checksum)
     except PlanError as reason:
@@ -119,15 +143,56 @@ def save_counted(
             torch.save(obj, writer)
             size = writer.tell()
         counted.add(size)
-        counted.finish()
-        return SavedObject(str(parsed), size, writer.version)
+        saved = SavedObject(str(parsed), size, writer.version)
+    else:
+        counted.expect(plan.size)
+        saved = _sent(plan, url, overwrite=overwrite, if_version=if_version, config=config, counted=counted)
+    counted.finish()
+    return saved
+
+
+@profiled("torchobj.save")
+def _save_safetensors(
+    tensors: Any,
+    url: str,
+    metadata: Mapping[str, str] | None,
+    max_shard_bytes: int | None,
+    *,
+    overwrite: bool,
+    if_version: str | None,
+    config: StoreConfig | None,
+    counted: ByteProgress,
+) -> SavedObject:
+    check_condition(overwrite, if_version)
+    plans = folder.plans_of(tensors, url, metadata, max_shard_bytes)
+    if names.is_folder(url):
+        if if_version is not None:
+            raise ConfigError(f"if_version={if_version!r}: {url} is a folder, which has no version")
+        folder.clear(url, config, overwrite=overwrite)
+    counted.expect(sum(plan.size for _, plan in plans))
+    for each, plan in plans:
+        saved = _sent(plan, each, overwrite=overwrite, if_version=if_version, config=config, counted=counted)
+    counted.finish()
+    return saved
+
+
+def _sent(
+    plan: Plan,
+    url: str,
+    *,
+    overwrite: bool,
+    if_version: str | None,
+    config: StoreConfig | None,
+    counted: ByteProgress,
+) -> SavedObject:
+    """Sends an object."""
+    parsed, store = store_of(url, config, is_written=True)
     staged = not all(is_reachable(hole.storage.device) for hole in plan.holes)
     # With `progress`, a batch is written when those before it are sent, up to the limit.
     in_blocks = counted.arrived is not None
     limit_bytes = BLOCKS_BYTES // 2 if staged else BLOCKS_BYTES if in_blocks else None
     gather = _torchobj.NativeGather(store, parsed.key, NO_ATTRIBUTES, overwrite, if_version, limit_bytes)
     try:
-        counted.expect(plan.size)
         for batch in _batches(plan, in_blocks=in_blocks):
             gather.write(batch)
             counted.add(sum(4 if isinstance(piece, tuple) else memoryview(piece).nbytes for piece in batch))
@@ -135,7 +200,6 @@ def save_counted(
     except BaseException:
         gather.abort()
         raise
-    counted.finish()
     return SavedObject(str(parsed), size, version)
 
 
