@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from torchobj.datasets.folders.image_folder import ImageFolder
     from torchobj.datasets.iterable import ObjectIterableDataset
     from torchobj.datasets.map import ObjectMapDataset
-    from torchobj.datasets.mixing.interleave import InterleaveDataset
+    from torchobj.datasets.mixing.interleave import interleave
     from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.table import TableDataset
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
@@ -70,7 +70,6 @@ _LAZY = {
     "ElasticDistributedSampler": "torchobj.loader",
     "GroupDataset": "torchobj.datasets.folders.groups",
     "ImageFolder": "torchobj.datasets.folders.image_folder",
-    "InterleaveDataset": "torchobj.datasets.mixing.interleave",
     "LookaheadBatchSampler": "torchobj.loader",
     "ObjectDataset": "torchobj.datasets.objects",
     "ObjectIterableDataset": "torchobj.datasets.iterable",
@@ -82,6 +81,7 @@ _LAZY = {
     "TarIterableDataset": "torchobj.datasets.containers.tar_stream",
     "TarMapDataset": "torchobj.datasets.containers.tar_map",
     "attach": "torchobj.loader",
+    "interleave": "torchobj.datasets.mixing.interleave",
     "load": "torchobj.checkpoint.archive.load",
     "save": "torchobj.checkpoint.archive.save",
     "stream_tensors": "torchobj.checkpoint.safetensors.stream",
@@ -100,7 +100,6 @@ __all__ = [
     "GCSOptions",
     "GroupDataset",
     "ImageFolder",
-    "InterleaveDataset",
     "LookaheadBatchSampler",
     "Manifest",
     "ObjectDataset",
@@ -128,6 +127,7 @@ __all__ = [
     "files",
     "get",
     "get_many",
+    "interleave",
     "load",
     "load_config",
     "metrics",

@@ -105,7 +105,7 @@ WITHIN = {
         Within([inner], lambda each: each.held[0]), range(COUNT)
     ),
     "an iterable dataset": Streaming,
-    "a mixture": lambda inner: torchobj.InterleaveDataset([Streaming(inner)]),
+    "a mixture": lambda inner: torchobj.interleave([Streaming(inner)]),
 }
 
 

@@ -61,7 +61,7 @@ MAKERS = {
     "tar map": lambda folder: torchobj.TarMapDataset(f"file://{folder}/0.tar"),
     "parquet": lambda folder: torchobj.ParquetIterableDataset(f"file://{folder}/0.parquet", columns=["id"]),
     "batches": lambda folder: torchobj.ParquetIterableDataset(f"file://{folder}/", ["id"], 2),
-    "mixture": lambda folder: torchobj.InterleaveDataset(
+    "mixture": lambda folder: torchobj.interleave(
         [torchobj.TarIterableDataset(f"file://{folder}/0.tar"), range(4)], stopping_strategy="all_exhausted"
     ),
 }

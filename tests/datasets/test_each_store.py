@@ -84,7 +84,7 @@ def samples_of_all_kinds(url, config):
         "manifest": (of_manifest(url, config), int),
         "named": (Named(url, config), int),
         "interleaved": (
-            torchobj.InterleaveDataset([listed(url, config), in_order(url, config)], stopping_strategy="all_exhausted"),
+            torchobj.interleave([listed(url, config), in_order(url, config)], stopping_strategy="all_exhausted"),
             int,
         ),
         "images": (torchobj.ImageFolder(f"{url}/images", config=config), lambda sample: sample[1]),

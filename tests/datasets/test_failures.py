@@ -20,7 +20,7 @@ def parquet(url):
 
 
 def mixture(url):
-    return torchobj.InterleaveDataset([tar_stream(url), parquet(url)])
+    return torchobj.interleave([tar_stream(url), parquet(url)])
 
 
 def undecoded(url):

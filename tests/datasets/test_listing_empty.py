@@ -150,9 +150,9 @@ def test_a_mixture_raises_the_error_of_its_dataset(request):
     url = url_of(request, "train/a", "train/b")
     full, empty = (torchobj.ObjectMapDataset(f"{url}/{name}/") for name in ("train", "none"))
     with pytest.raises(ObjectNotFoundError, match="no objects"):
-        len(torchobj.InterleaveDataset([full, empty]))
+        len(torchobj.interleave([full, empty]))
     for kind in (torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset):
-        mixture = torchobj.InterleaveDataset([torchobj.ObjectIterableDataset(f"{url}/train/"), kind(f"{url}/none/")])
+        mixture = torchobj.interleave([torchobj.ObjectIterableDataset(f"{url}/train/"), kind(f"{url}/none/")])
         with pytest.raises(ObjectNotFoundError, match="no objects"):
             list(mixture)
 

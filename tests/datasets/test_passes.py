@@ -222,7 +222,7 @@ def test_a_pass_within_a_wrapper_is_read_again_in_the_same_order(folder, kind, m
 @pytest.mark.parametrize("mode", often(2, reversed(FEW)))
 def test_passes_over_a_mixture_and_of_its_datasets_have_orders_of_their_own(folder, mode):
     def mixed():
-        return torchobj.InterleaveDataset(
+        return torchobj.interleave(
             [samples_of(folder, limit=40), samples_of(folder)], stopping_strategy="all_exhausted"
         )
 
@@ -241,7 +241,7 @@ def test_passes_over_a_mixture_and_of_its_datasets_have_orders_of_their_own(fold
 def test_a_mixture_resumes_after_its_datasets_started_again(folder, epoch):
     def mixed():
         members = [samples_of(folder, limit=20), Wrapper(samples_of(folder, limit=30)), samples_of(folder, limit=90)]
-        return torchobj.InterleaveDataset(members, stopping_strategy="all_exhausted")
+        return torchobj.interleave(members, stopping_strategy="all_exhausted")
 
     before = mixed()
     for _ in range(epoch):
@@ -271,7 +271,7 @@ class WithEpochs(torch.utils.data.IterableDataset):
 
 
 def test_other_datasets_of_a_mixture_are_told_the_epoch_of_each_pass():
-    mixed = torchobj.InterleaveDataset([WithEpochs(), [9] * 6], stopping_strategy="all_exhausted")
+    mixed = torchobj.interleave([WithEpochs(), [9] * 6], stopping_strategy="all_exhausted")
     assert [each for each in mixed if each != 9] == [0, 0, 0, 1, 1, 1]
     assert [each for each in mixed if each != 9] == [1, 1, 1, 2, 2, 2]
 

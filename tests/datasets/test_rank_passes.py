@@ -38,7 +38,7 @@ def loader_with_a_worker(folder):
 
 
 def mixture(folder):
-    return torchobj.InterleaveDataset([dataset(folder), dataset(folder)])
+    return torchobj.interleave([dataset(folder), dataset(folder)])
 
 
 def begun(passes, batches):

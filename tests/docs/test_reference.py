@@ -38,8 +38,12 @@ MODULES = [
 ]
 #: Functions and classes of `torchobj.config` that other modules of the package use.
 INTERNAL = {"Prefix", "file_for", "resolve", "store_config"}  # fmt: skip
-#: Documented as what a method returns.
-RETURNED = {"torchobj.telemetry.table.LoaderStats"}
+#: Documented as what a method or function returns.
+RETURNED = {
+    "torchobj.datasets.mixing.interleave.IterableInterleaveDataset",
+    "torchobj.datasets.mixing.interleave.MapInterleaveDataset",
+    "torchobj.telemetry.table.LoaderStats",
+}
 
 
 def public_names():

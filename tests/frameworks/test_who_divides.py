@@ -67,7 +67,7 @@ def dataset(kind, folder, **given):
     if kind == "parquet":
         return torchobj.ParquetIterableDataset(f"file://{folder}/parquet/", transform=of_row, shuffle=True, **given)
     members = [dataset(each, folder) for each in ("tar", "parquet")]
-    return torchobj.InterleaveDataset(members, stopping_strategy="all_exhausted", **given)
+    return torchobj.interleave(members, stopping_strategy="all_exhausted", **given)
 
 
 def expected(kind):

@@ -95,7 +95,7 @@ def serve_sets(folder):
 
 def streams():
     """A loader over each dataset that has a state of its own."""
-    mixed = torchobj.InterleaveDataset([tar_samples(), rows()], [0.25, 0.75], seed=4)
+    mixed = torchobj.interleave([tar_samples(), rows()], [0.25, 0.75], seed=4)
     found = {"tar": tar_samples(), "rows": rows(), "mixed": mixed}
     return {name: torchobj.DataLoader(each, batch_size=2, collate_fn=plain) for name, each in found.items()}
 

@@ -124,7 +124,7 @@ def test_invalid_ranks_are_refused_by_every_iterable_dataset(given, message):
         lambda: torchobj.S3IterableDataset.from_objects(["s3://x/a"], **given),
         lambda: torchobj.TarIterableDataset("memory://x/", **given),
         lambda: torchobj.ParquetIterableDataset("memory://x/", **given),
-        lambda: torchobj.InterleaveDataset([torchobj.TarIterableDataset("memory://x/")], **given),
+        lambda: torchobj.interleave([torchobj.TarIterableDataset("memory://x/")], **given),
     ]
     for make in makers:
         with pytest.raises(exceptions.ConfigError, match=message):
@@ -139,7 +139,7 @@ def test_a_rank_without_division_is_refused_where_division_is_the_default():
 
 def test_a_mixture_of_map_style_datasets_names_the_sampler():
     with pytest.raises(exceptions.ConfigError, match="pass them to ElasticDistributedSampler"):
-        torchobj.InterleaveDataset([range(3)], rank=0, world_size=2)
+        torchobj.interleave([range(3)], rank=0, world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_ranks_of_a_mixture_apply_to_its_datasets_within_wrappers_too(folder, wo
 
     def part(rank):
         members = [Wrapper(dataset(folder)), torchobj.ObjectMapDataset(f"file://{folder}/", transform=number_of)]
-        mixed = torchobj.InterleaveDataset(members, stopping_strategy="all_exhausted", rank=rank, world_size=3)
+        mixed = torchobj.interleave(members, stopping_strategy="all_exhausted", rank=rank, world_size=3)
         return numbers(torchobj.DataLoader(mixed, batch_size=8, num_workers=workers))
 
     found = sorted(number for rank in range(3) for number in part(rank))
@@ -191,14 +191,14 @@ def test_ranks_of_a_mixture_apply_to_its_datasets_within_wrappers_too(folder, wo
 
 def test_a_dataset_of_a_mixture_keeps_its_own_rank(folder):
     own = dataset(folder, rank=1, world_size=3)
-    assert list(torchobj.InterleaveDataset([own], rank=0, world_size=2)) == list(range(1, COUNT, 3))
+    assert list(torchobj.interleave([own], rank=0, world_size=2)) == list(range(1, COUNT, 3))
 
 
 @pytest.mark.parametrize("kind", ["objects", "mixture"])
 def test_nothing_is_divided_if_division_is_switched_off(folder, kind):
     samples = named(folder, enable_sharding=kind == "mixture")
     if kind == "mixture":
-        samples = torchobj.InterleaveDataset([samples], enable_sharding=False)
+        samples = torchobj.interleave([samples], enable_sharding=False)
     with rank_of(1, 2):
         assert list(samples) == list(range(COUNT))
 

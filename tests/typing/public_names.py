@@ -16,7 +16,6 @@ from torchobj import (
     GCSOptions,
     GroupDataset,
     ImageFolder,
-    InterleaveDataset,
     LookaheadBatchSampler,
     Manifest,
     ObjectDataset,
@@ -50,6 +49,7 @@ from torchobj import (
     files,
     get,
     get_many,
+    interleave,
     load,
     load_config,
     metrics,
@@ -60,6 +60,7 @@ from torchobj import (
 )
 from torchobj.collate import RaggedBatch, default_collate, empty
 from torchobj.config import GCSCredentials, S3Credentials
+from torchobj.datasets.mixing.interleave import IterableInterleaveDataset, MapInterleaveDataset
 from torchobj.shards import TarIndex, TarWriter
 from torchobj.store import ListPage, UnfinishedUpload
 from torchobj.urls import Url, parse_url
@@ -275,12 +276,18 @@ def row_id(row: dict[str, int]) -> int:
     return row["id"]
 
 
-def mixtures(rows: ParquetIterableDataset[int]) -> None:
+def mixtures(rows: ParquetIterableDataset[int], images: ObjectMapDataset[int], other: TarMapDataset[int]) -> None:
     """Samples of several datasets."""
-    mixed: InterleaveDataset[int] = InterleaveDataset([rows, rows], [0.5, 0.5], stopping_strategy="all_exhausted")
-    mixed.set_epoch(1)
-    for sample in mixed:
+    mapped = interleave([images, other], [0.5, 0.5], stopping_strategy="all_exhausted")
+    assert_type(mapped, MapInterleaveDataset[int])
+    assert_type(mapped[0], int)
+    mixed = interleave([rows, images], seed=1, rank=0, world_size=2)
+    assert_type(mixed, MapInterleaveDataset[Any] | IterableInterleaveDataset[Any])
+    own = IterableInterleaveDataset[int]([rows, images], rank=0, world_size=2)
+    own.set_epoch(1)
+    for sample in own:
         assert_type(sample, int)
+    interleave([images], mode="x")  # type: ignore[call-overload]
 
 
 def shards() -> None:

@@ -1,4 +1,4 @@
-"""`InterleaveDataset` over map-style datasets: the order of Hugging Face, read ahead, resumed and elastic."""
+"""`interleave` over map-style datasets: the order of Hugging Face, read ahead, resumed and elastic."""
 
 import multiprocessing
 import pickle
@@ -59,7 +59,7 @@ def listed(folder, member):
 
 def mixed(folder, *args, **options):
     members = [listed(folder, 0), Named(folder, 1), Subset(listed(folder, 2), range(LENGTHS[2]))]
-    return torchobj.InterleaveDataset(members, *args, **options)
+    return torchobj.interleave(members, *args, **options)
 
 
 def expected(probabilities=None, lengths=LENGTHS, **options):
@@ -99,7 +99,7 @@ def test_positions_are_right_beyond_many_blocks(strategy):
 
     lengths, probabilities = (9_000, 70_000), [0.1, 0.9]
     members = [range(lengths[0]), range(1_000_000, 1_000_000 + lengths[1])]
-    dataset = torchobj.InterleaveDataset(members, probabilities, seed=1, stopping_strategy=strategy)
+    dataset = torchobj.interleave(members, probabilities, seed=1, stopping_strategy=strategy)
     parts = [hf.Dataset.from_dict({"id": list(member)}) for member in members]
     order = hf.interleave_datasets(parts, probabilities, seed=1, stopping_strategy=strategy)["id"]
     assert dataset.__getitems__(range(len(dataset))) == list(order)
@@ -108,10 +108,10 @@ def test_positions_are_right_beyond_many_blocks(strategy):
 
 
 def test_a_mixture_takes_a_byte_per_sample(folder):
-    dataset = torchobj.InterleaveDataset([range(1 << 20)] * 4, [0.25] * 4)
+    dataset = torchobj.interleave([range(1 << 20)] * 4, [0.25] * 4)
     assert dataset.mixture._drawn.nbytes == len(dataset)
     assert dataset.mixture._before.nbytes < len(dataset) / 50
-    assert torchobj.InterleaveDataset([range(1 << 40)] * 2)[(1 << 41) - 1] == (1 << 40) - 1
+    assert torchobj.interleave([range(1 << 40)] * 2)[(1 << 41) - 1] == (1 << 40) - 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -125,8 +125,8 @@ def test_every_read_of_a_shuffled_mixture_was_announced(folder, workers):
 
 
 def test_a_nested_mixture_in_torch_wrappers_is_announced(folder):
-    inner = torchobj.InterleaveDataset([listed(folder, 0), Named(folder, 1)])
-    outer = torchobj.InterleaveDataset([ConcatDataset([inner, listed(folder, 2)]), listed(folder, 0)])
+    inner = torchobj.interleave([listed(folder, 0), Named(folder, 1)])
+    outer = torchobj.interleave([ConcatDataset([inner, listed(folder, 2)]), listed(folder, 0)])
     loader = torchobj.DataLoader(Subset(outer, range(1, 30)), batch_size=4)
     with Taken() as taken:
         found = numbers(loader)
@@ -168,7 +168,7 @@ def test_it_works_in_spawned_workers(folder, method):
 
 def test_failed_samples_of_all_datasets_are_counted(folder):
     failing = torchobj.ObjectMapDataset(f"file://{folder}/0/", transform=fail, on_error=lambda *_: -1)
-    dataset = torchobj.InterleaveDataset([failing, listed(folder, 1)])
+    dataset = torchobj.interleave([failing, listed(folder, 1)])
     loader = torchobj.DataLoader(dataset, batch_size=2)
     assert numbers(loader).count(-1) == LENGTHS[0]
     assert loader.stats().failed_samples == LENGTHS[0]
@@ -179,17 +179,17 @@ def fail(reader):
 
 
 def test_the_kind_of_the_mixture_is_that_of_its_datasets(folder):
-    mapped = torchobj.InterleaveDataset([range(3), range(3)])
-    iterable = torchobj.InterleaveDataset([range(3), torchobj.ObjectIterableDataset(f"file://{folder}/0/")])
-    for dataset in (mapped, iterable):
-        assert isinstance(dataset, torchobj.InterleaveDataset)
+    mapped = torchobj.interleave([range(3), range(3)])
+    iterable = torchobj.interleave([range(3), torchobj.ObjectIterableDataset(f"file://{folder}/0/")])
+    assert (type(mapped), type(iterable)) == (MapInterleaveDataset, IterableInterleaveDataset)
     assert not isinstance(mapped, IterableDataset)
     assert isinstance(iterable, IterableDataset)
     assert not hasattr(iterable, "__len__")
     assert isinstance(pickle.loads(pickle.dumps(iterable)), IterableDataset)
     assert isinstance(mapped, torch.utils.data.Dataset)
+    assert repr(mapped) == "<MapInterleaveDataset of range, range, seed=0, stopping_strategy='first_exhausted'>"
     assert repr(iterable) == (
-        "<InterleaveDataset of range, ObjectIterableDataset, seed=0, stopping_strategy='first_exhausted'>"
+        "<IterableInterleaveDataset of range, ObjectIterableDataset, seed=0, stopping_strategy='first_exhausted'>"
     )
 
 
@@ -208,19 +208,19 @@ def test_the_kind_of_the_mixture_is_that_of_its_datasets(folder):
 )
 def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        torchobj.InterleaveDataset(*arguments)
+        torchobj.interleave(*arguments)
 
 
 def test_options_that_cannot_be_met_are_refused():
     with pytest.raises(ConfigError, match="stopping_strategy='last'"):
-        torchobj.InterleaveDataset([range(3)], stopping_strategy="last")
+        torchobj.interleave([range(3)], stopping_strategy="last")
     with pytest.raises(ConfigError, match="seed=-1"):
-        torchobj.InterleaveDataset([range(3)], seed=-1)
+        torchobj.interleave([range(3)], seed=-1)
     with pytest.raises(ConfigError, match="more than 0 with all_exhausted"):
-        torchobj.InterleaveDataset([range(3)] * 2, [1, 0], stopping_strategy="all_exhausted")
+        torchobj.interleave([range(3)] * 2, [1, 0], stopping_strategy="all_exhausted")
     with pytest.raises(ConfigError, match="datasets\\[1\\]: a range without samples"):
-        len(torchobj.InterleaveDataset([range(3), range(0)]))
-    assert list(torchobj.InterleaveDataset([range(3), range(3)], [1 - 1e-7, 0])) == [0, 1, 2]
+        len(torchobj.interleave([range(3), range(0)]))
+    assert list(torchobj.interleave([range(3), range(3)], [1 - 1e-7, 0])) == [0, 1, 2]
 
 
 class OfUsers(MapInterleaveDataset):
@@ -258,11 +258,23 @@ def loaded(dataset, workers=2):
 def test_a_subclass_of_map_style_datasets_has_their_methods(folder):
     mixed = OfUsers(Named(folder, 0), Named(folder, 2), factor=1)
     assert (type(mixed).__name__, isinstance(mixed, OfUsers), len(mixed)) == ("OfUsers", True, 2 * LENGTHS[2])
-    expected = list(torchobj.InterleaveDataset(mixed.datasets, stopping_strategy="all_exhausted"))
+    expected = list(torchobj.interleave(mixed.datasets, stopping_strategy="all_exhausted"))
     assert list(mixed) == expected == loaded(mixed) == list(pickle.loads(pickle.dumps(mixed)))
     with Taken() as taken:
         loaded(mixed)
     assert (taken.announced, taken.misses) == (len(expected), 0)
+
+
+def test_ranks_are_arguments_of_the_iterable_class_only():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rank'"):
+        MapInterleaveDataset([range(4)], rank=0, world_size=2)
+    of_ranks = [IterableInterleaveDataset([range(4)], rank=rank, world_size=2) for rank in range(2)]
+    assert sorted(sample for dataset in of_ranks for sample in dataset) == [0, 1, 2, 3]
+
+
+def test_the_map_style_class_refuses_an_iterable_dataset():
+    with pytest.raises(ConfigError, match="datasets\\[1\\]: is iterable; use IterableInterleaveDataset"):
+        OfUsers(range(3), Numbers(), factor=1)
 
 
 def test_a_subclass_with_an_iterable_dataset_is_iterable():
@@ -277,14 +289,12 @@ def test_a_subclass_with_an_iterable_dataset_is_iterable():
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_a_subclass_that_overrides_the_samples_returns_its_own(folder, context):
     mixed = Multiplied(Named(folder, 0), Named(folder, 1), factor=1000)
-    expected = [
-        1000 * sample for sample in torchobj.InterleaveDataset(mixed.datasets, stopping_strategy="all_exhausted")
-    ]
+    expected = [1000 * sample for sample in torchobj.interleave(mixed.datasets, stopping_strategy="all_exhausted")]
     assert list(mixed) == mixed.__getitems__(range(len(mixed))) == expected
     loader = torchobj.DataLoader(mixed, 3, num_workers=1, multiprocessing_context=context, lookahead=0)
     assert [sample for batch in loader for sample in batch.tolist()] == expected
     # Within another mixture too.
-    outer = torchobj.InterleaveDataset([mixed, Numbers()], stopping_strategy="all_exhausted")
+    outer = torchobj.interleave([mixed, Numbers()], stopping_strategy="all_exhausted")
     assert set(expected) <= set(outer)
 
 

@@ -1,4 +1,4 @@
-"""`InterleaveDataset` with iterable datasets: divided, read ahead, and resumed at any position."""
+"""`interleave` with iterable datasets: divided, read ahead, and resumed at any position."""
 
 import itertools
 import logging
@@ -132,7 +132,7 @@ def class_of(sample):
 
 def mixed(folder, probabilities=(0.2, 0.3, 0.3, 0.2), **options):
     members = [rows(folder), Counting(range(5_000, 5_050)), shards(folder)]
-    inner = torchobj.InterleaveDataset(members, stopping_strategy="all_exhausted")
+    inner = torchobj.interleave(members, stopping_strategy="all_exhausted")
     listed = torchobj.ObjectMapDataset(f"file://{folder}/2/", transform=value)
     members = [
         streamed(folder),
@@ -140,7 +140,7 @@ def mixed(folder, probabilities=(0.2, 0.3, 0.3, 0.2), **options):
         ConcatDataset([Subset(listed, range(40)), range(7_000, 7_020)]),
         inner,
     ]
-    return torchobj.InterleaveDataset(members, probabilities, stopping_strategy="all_exhausted", seed=2, **options)
+    return torchobj.interleave(members, probabilities, stopping_strategy="all_exhausted", seed=2, **options)
 
 
 def numbers(loader):
@@ -168,13 +168,13 @@ def test_samples_and_order_equal_those_of_hugging_face(strategy, lengths):
     parts = [hf.Dataset.from_dict({"id": list(each)}).to_iterable_dataset() for each in members]
     order = [sample["id"] for sample in hf.interleave_datasets(parts, stopping_strategy=strategy)]
     for kind in (Plain, Counting):
-        dataset = torchobj.InterleaveDataset([kind(each) for each in members], stopping_strategy=strategy)
+        dataset = torchobj.interleave([kind(each) for each in members], stopping_strategy=strategy)
         assert list(dataset) == order
 
 
 def test_samples_are_drawn_with_their_probabilities():
     members = [Plain(itertools.repeat(number)) for number in range(3)]
-    dataset = torchobj.InterleaveDataset(members, [0.6, 0.3, 0.1])
+    dataset = torchobj.interleave(members, [0.6, 0.3, 0.1])
     counts = Counter(itertools.islice(dataset, 20_000))
     assert [round(counts[number] / 20_000, 1) for number in range(3)] == [0.6, 0.3, 0.1]
 
@@ -187,7 +187,7 @@ def test_workers_divide_all_datasets_and_each_sample_is_there(folder, workers):
 
 def test_each_rank_and_worker_has_parts_of_its_own(folder, monkeypatch):
     def part(rank, worker):
-        dataset = torchobj.InterleaveDataset([rows(folder, seed=1), Named(folder, 1)])
+        dataset = torchobj.interleave([rows(folder, seed=1), Named(folder, 1)])
         # One of them ends first: the others' samples are compared below.
         for each in (dataset, dataset.datasets[0]):
             monkeypatch.setattr(each, "_shard", lambda: Shard(rank, 2, worker, 2))
@@ -233,7 +233,7 @@ def test_it_resumes_exactly_at_random_points(folder, workers, count):
 def test_it_resumes_after_every_sample_without_a_loader(folder, strategy):
     def dataset():
         members = [Plain(range(7)), Counting(range(100, 105)), range(200, 206), rows(folder)]
-        return torchobj.InterleaveDataset(members, [0.1, 0.1, 0.1, 0.7], seed=5, stopping_strategy=strategy)
+        return torchobj.interleave(members, [0.1, 0.1, 0.1, 0.7], seed=5, stopping_strategy=strategy)
 
     expected = list(dataset())
     before = dataset()
@@ -246,9 +246,9 @@ def test_it_resumes_after_every_sample_without_a_loader(folder, strategy):
 
 
 def test_a_state_of_another_mixture_is_refused(folder):
-    dataset = torchobj.InterleaveDataset([streamed(folder), range(9)], [0.5, 0.5])
+    dataset = torchobj.interleave([streamed(folder), range(9)], [0.5, 0.5])
     next(iter(dataset))
-    other = torchobj.InterleaveDataset([streamed(folder), range(9)], [0.4, 0.6])
+    other = torchobj.interleave([streamed(folder), range(9)], [0.4, 0.6])
     other.load_state_dict(dataset.state_dict())
     with pytest.raises(ConfigError, match="cannot be resumed"):
         next(iter(other))
@@ -258,7 +258,7 @@ def test_a_state_of_another_mixture_is_refused(folder):
 def test_all_datasets_are_read_ahead(folder, workers):
     listed = torchobj.ObjectMapDataset(f"file://{folder}/2/", transform=value)
     members = [streamed(folder), Named(folder, 1), Subset(listed, range(80))]
-    dataset = torchobj.InterleaveDataset(members, stopping_strategy="all_exhausted")
+    dataset = torchobj.interleave(members, stopping_strategy="all_exhausted")
     with Taken() as taken:
         found = numbers(torchobj.DataLoader(dataset, batch_size=4, num_workers=workers))
     assert len(set(found)) == 60 + 150 + 80
@@ -290,7 +290,7 @@ def test_iteration_continues_after_an_exception_of_a_dataset(folder):
         torchobj.ObjectIterableDataset(f"file://{folder}/0/", transform=fails_for_seven),
         torchobj.ObjectMapDataset(f"file://{folder}/1/", transform=fails_for_seven),
     ]
-    iterator = iter(torchobj.InterleaveDataset(members, stopping_strategy="all_exhausted"))
+    iterator = iter(torchobj.interleave(members, stopping_strategy="all_exhausted"))
     found, failed = [], 0
     while True:
         try:
@@ -306,14 +306,14 @@ def test_iteration_continues_after_an_exception_of_a_dataset(folder):
 def test_a_worker_without_samples_of_a_dataset_says_so(folder, caplog):
     members = [Plain(()), Named(folder, 1)]
     with caplog.at_level(logging.WARNING, "torchobj"):
-        assert list(torchobj.InterleaveDataset(members)) == []
-    assert "datasets[0] of an InterleaveDataset has no samples for worker 0: its mixture ends" in caplog.text
-    assert len(set(torchobj.InterleaveDataset(members, stopping_strategy="all_exhausted"))) == LENGTHS[1]
+        assert list(torchobj.interleave(members)) == []
+    assert "datasets[0] of a mixture has no samples for worker 0: its mixture ends" in caplog.text
+    assert len(set(torchobj.interleave(members, stopping_strategy="all_exhausted"))) == LENGTHS[1]
 
 
 def test_an_iterable_dataset_can_be_there_once_only(folder):
     same = streamed(folder)
     with pytest.raises(ConfigError, match="datasets\\[1\\] is datasets\\[0\\]"):
-        torchobj.InterleaveDataset([same, same])
+        torchobj.interleave([same, same])
     with pytest.raises(ConfigError, match="datasets\\[1\\]: a range without samples"):
-        next(iter(torchobj.InterleaveDataset([same, range(0)])))
+        next(iter(torchobj.interleave([same, range(0)])))

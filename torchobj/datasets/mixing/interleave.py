@@ -1,11 +1,11 @@
-"""`InterleaveDataset`: mixes the samples of several datasets."""
+"""`interleave`: mixes the samples of several datasets."""
 
 import bisect
 import logging
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch.utils.data
@@ -16,14 +16,14 @@ from torchobj.config.checks import check
 from torchobj.datasets.containers.shuffle_buffer import mixed_seed, mixed_word
 from torchobj.datasets.mixing.member_passes import IterableMember, MapMember, Member, samples_of
 from torchobj.datasets.passes import PassDataset, PassIterator
-from torchobj.datasets.samples import Sample_co, positions_of
+from torchobj.datasets.samples import MapStyleDataset, Sample_co, positions_of
 from torchobj.datasets.wrappers import Parts, parts_of
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks
 from torchobj.ranks.sharding import Order
 from torchobj.stateful import Position
 
-__all__ = ["InterleaveDataset", "IterableInterleaveDataset", "MapInterleaveDataset"]
+__all__ = ["IterableInterleaveDataset", "MapInterleaveDataset", "interleave"]
 
 logger = logging.getLogger("torchobj")
 
@@ -126,72 +126,8 @@ class Draws:
         return bisect.bisect_right(self._ends, (mixed_word(self._seed, number) >> 11) * 2.0**-53)
 
 
-class _Factory(torch.utils.data.Dataset[Sample_co]):
-    """Creates mixtures. A class of its own, so that the signature of `InterleaveDataset` is that of its constructor."""
-
-    def __new__(cls, datasets: Sequence[Any] = (), *_: Any, **__: Any) -> Self:
-        """An object of the class for these datasets. A subclass may have other arguments."""
-        kind: Any = cls
-        if cls is InterleaveDataset:
-            kind = IterableInterleaveDataset if any(_are_iterable(datasets)) else MapInterleaveDataset
-        elif not issubclass(cls, (MapInterleaveDataset, IterableInterleaveDataset)):
-            raise TypeError(
-                f"{cls.__name__}: a subclass of InterleaveDataset must derive from MapInterleaveDataset, or from "
-                "IterableInterleaveDataset if one of its datasets is iterable"
-            )
-        created: Self = super().__new__(kind)
-        return created
-
-
-class InterleaveDataset(_Factory[Sample_co]):
-    """Mixes the samples of several datasets, as `interleave_datasets` of Hugging Face.
-
-    Map-style datasets give a map-style dataset: a fixed mixture with a length, whose samples are read ahead in the
-    order of any sampler, and which is resumed, also with another number of ranks, as each of its datasets. The lengths
-    are read when they are first needed. The mixture takes a byte of memory per sample, without `probabilities` none.
-
-    If one of the datasets is iterable, so is the mixture. Each rank and worker mixes its own parts of the datasets:
-    iterable datasets divide themselves, and map-style datasets are shuffled and divided; both read ahead. The numbers
-    of samples of ranks may differ. The position of a `torchobj.DataLoader` is exact, and can be resumed with the same
-    numbers of ranks and workers. Iterable datasets without `state_dict` and `load_state_dict` are read again up to it.
-    `set_epoch` also sets the epoch of the datasets.
-
-    This class creates a `MapInterleaveDataset` or an `IterableInterleaveDataset`. Subclasses derive from one of these,
-    which `torchobj.datasets.mixing.interleave` has.
-
-    Args:
-        datasets: The datasets: of torchobj, torch's wrappers of these, other datasets, and mixtures.
-        probabilities: Probability with which a sample is drawn from each dataset; they must sum to 1. None: the
-            datasets take turns.
-        seed: Seed of the draws; 0 or more. With an iterable dataset, each pass has the draws of the next epoch.
-        stopping_strategy: `first_exhausted` ends when one dataset, or the part of it that a worker has, is exhausted.
-            `all_exhausted` ends when each was exhausted once; until then exhausted ones start again.
-        enable_sharding, rank, world_size, mesh: With an iterable dataset: as for `TarIterableDataset`; they apply to
-            the datasets of torchobj in the mixture too, except those that have such arguments of their own. Without
-            one, the sampler divides.
-
-    Attributes:
-        datasets, probabilities, seed, stopping_strategy: The arguments.
-
-    Raises:
-        ConfigError: An argument is invalid; or, at the first use, a map-style dataset has no samples.
-        TypeError: A subclass derives from this class itself.
-
-    Example:
-        >>> import torchobj
-        >>> store = torchobj.Store("memory://mixed")
-        >>> for key in ("news/a", "news/b", "books/c", "books/d", "books/e"):
-        ...     _ = store.put(key, key.encode())
-        >>> news, books = (
-        ...     torchobj.ObjectMapDataset(f"memory://mixed/{name}/", transform=lambda reader: reader.read())
-        ...     for name in ("news", "books")
-        ... )
-        >>> list(torchobj.InterleaveDataset([news, books]))
-        [b'news/a', b'books/c', b'news/b', b'books/d']
-        >>> mixed = torchobj.InterleaveDataset([news, books], [0.25, 0.75], stopping_strategy="all_exhausted")
-        >>> [mixed[index] for index in range(4)]
-        [b'books/c', b'books/d', b'news/a', b'news/b']
-    """
+class _InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
+    """The arguments of a mixture, as those of `interleave`."""
 
     def __init__(
         self,
@@ -200,43 +136,25 @@ class InterleaveDataset(_Factory[Sample_co]):
         *,
         seed: int = 0,
         stopping_strategy: StoppingStrategy = "first_exhausted",
-        enable_sharding: bool = True,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
     ) -> None:
         is_known = stopping_strategy in ("first_exhausted", "all_exhausted")
         check("stopping_strategy", stopping_strategy, "'first_exhausted' or 'all_exhausted'", ok=is_known)
         is_seed = hasattr(seed, "__index__") and not isinstance(seed, bool) and operator.index(seed) >= 0
         check("seed", seed, "an int, 0 or more", ok=is_seed)
         self._iterable = _are_iterable(datasets)
+        if any(self._iterable) and not isinstance(self, torch.utils.data.IterableDataset):
+            raise ConfigError(f"datasets[{self._iterable.index(True)}]: is iterable; use IterableInterleaveDataset")
         self.datasets = list(datasets)
         self.stopping_strategy = stopping_strategy
         self.probabilities = self._checked_probabilities(probabilities)
         self.seed = operator.index(seed)
-        self._set_up(SampleRanks.of(enable_sharding, rank, world_size, mesh))
-
-    def _set_up(self, ranks: SampleRanks) -> None:
-        """Completes an object of one of the two kinds."""
-        raise NotImplementedError
-
-    if TYPE_CHECKING:
-        # Mixtures of map-style datasets have these.
-        def __len__(self) -> int: ...
-        def __iter__(self) -> Iterator[Sample_co]: ...
-        def __getitem__(self, index: int) -> Sample_co: ...
-
-        # Mixtures with an iterable dataset have these.
-        def set_epoch(self, epoch: int) -> None: ...  # noqa: D102  documented by PassDataset
-        def state_dict(self) -> dict[str, Any]: ...  # noqa: D102  as above
-        def load_state_dict(self, state: Mapping[str, Any]) -> None: ...  # noqa: D102  as above
 
     def __repr__(self) -> str:
         kinds = ", ".join(type(dataset).__name__ for dataset in self.datasets[:3])
         more = f", … {len(self.datasets) - 3} more" if len(self.datasets) > 3 else ""
         chosen = "" if self.probabilities is None else f", probabilities={self.probabilities[:3]}"
         return (
-            f"<InterleaveDataset of {kinds}{more}{chosen}, seed={self.seed}, "
+            f"<{type(self).__name__} of {kinds}{more}{chosen}, seed={self.seed}, "
             f"stopping_strategy={self.stopping_strategy!r}>"
         )
 
@@ -262,21 +180,10 @@ class InterleaveDataset(_Factory[Sample_co]):
         return found
 
 
-class MapInterleaveDataset(InterleaveDataset[Sample_co]):
-    """A mixture of map-style datasets, as `InterleaveDataset` creates it. Can be subclassed."""
+class MapInterleaveDataset(_InterleaveDataset[Sample_co]):
+    """A mixture of map-style datasets, as `interleave` returns it. Can be subclassed."""
 
     _mixture: Mixture | None = None
-
-    @override
-    def _set_up(self, ranks: SampleRanks) -> None:
-        if any(self._iterable):
-            raise ConfigError(
-                f"datasets[{self._iterable.index(True)}]: is iterable; use IterableInterleaveDataset, or its subclass"
-            )
-        if ranks.given is not None:
-            raise ConfigError(
-                "rank, world_size, mesh: the sampler divides map-style datasets; pass them to ElasticDistributedSampler"
-            )
 
     @property
     def mixture(self) -> Mixture:
@@ -337,11 +244,22 @@ def _parts_of_map_style(dataset: MapInterleaveDataset) -> Parts:
     return Parts(dataset.datasets, located, is_exact, is_exact, lambda: dataset.mixture)
 
 
-class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample_co]):
-    """A mixture of datasets of which one or more are iterable, as `InterleaveDataset` creates it. Can be subclassed."""
+class IterableInterleaveDataset(_InterleaveDataset[Sample_co], PassDataset[Sample_co]):
+    """A mixture of datasets of which one or more are iterable, as `interleave` returns it. Can be subclassed."""
 
-    @override
-    def _set_up(self, ranks: SampleRanks) -> None:
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        probabilities: Sequence[float] | None = None,
+        *,
+        seed: int = 0,
+        stopping_strategy: StoppingStrategy = "first_exhausted",
+        enable_sharding: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+    ) -> None:
+        super().__init__(datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy)
         known: dict[int, int] = {}
         for number, dataset in enumerate(self.datasets):
             if self._iterable[number] and known.setdefault(id(dataset), number) != number:
@@ -349,7 +267,7 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
                     f"datasets[{number}] is datasets[{known[id(dataset)]}]: an iterable dataset has one position; "
                     "create another one with the same arguments"
                 )
-        self._set_up_passes("raise", ranks)
+        self._set_up_passes("raise", SampleRanks.of(enable_sharding, rank, world_size, mesh))
 
     @override
     def set_epoch(self, epoch: int) -> None:
@@ -383,10 +301,9 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
         }
         start = self._start(shape, epoch)
         position = start.get("position", {})
+        starts = position.get("members", [None] * len(self.datasets))
         members: list[Member] = []
-        for number, (dataset, at) in enumerate(
-            zip(self.datasets, position.get("members", [None] * len(self.datasets)), strict=True)
-        ):
+        for number, (dataset, at) in enumerate(zip(self.datasets, starts, strict=True)):
             if self._iterable[number]:
                 members.append(IterableMember(dataset, self._ranks, epoch, len(self.datasets), at))
             else:
@@ -403,7 +320,7 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
         ]
         if parts > 1 and whole and self._epoch.is_first("repeated"):
             logger.warning(
-                "datasets[%d] of an InterleaveDataset: each of %d ranks and DataLoader workers yields all its objects; "
+                "datasets[%d] of a mixture: each of %d ranks and DataLoader workers yields all its objects; "
                 "pass enable_sharding=True to divide them",
                 whole[0],
                 parts,
@@ -413,6 +330,96 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
 @parts_of.register
 def _parts_of_iterable(dataset: IterableInterleaveDataset) -> Parts:
     return Parts(dataset.datasets, None, is_exact=False)
+
+
+@overload
+def interleave(
+    datasets: Sequence[MapStyleDataset[Sample_co]],
+    probabilities: Sequence[float] | None = None,
+    *,
+    seed: int = 0,
+    stopping_strategy: StoppingStrategy = "first_exhausted",
+) -> MapInterleaveDataset[Sample_co]: ...
+@overload
+def interleave(
+    datasets: Sequence[Any],
+    probabilities: Sequence[float] | None = None,
+    *,
+    seed: int = 0,
+    stopping_strategy: StoppingStrategy = "first_exhausted",
+    enable_sharding: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
+    mesh: DeviceMesh | None = None,
+) -> MapInterleaveDataset[Any] | IterableInterleaveDataset[Any]: ...
+
+
+def interleave(
+    datasets: Sequence[Any],
+    probabilities: Sequence[float] | None = None,
+    *,
+    seed: int = 0,
+    stopping_strategy: StoppingStrategy = "first_exhausted",
+    enable_sharding: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
+    mesh: DeviceMesh | None = None,
+) -> MapInterleaveDataset[Any] | IterableInterleaveDataset[Any]:
+    """Mixes the samples of several datasets, as `interleave_datasets` of Hugging Face.
+
+    Map-style datasets give a map-style dataset: a fixed mixture with a length, whose samples are read ahead in the
+    order of any sampler, and which is resumed, also with another number of ranks, as each of its datasets. The lengths
+    are read when they are first needed. The mixture takes a byte of memory per sample, without `probabilities` none.
+
+    If one of the datasets is iterable, so is the mixture. Each rank and worker mixes its own parts of the datasets:
+    iterable datasets divide themselves, and map-style datasets are shuffled and divided; both read ahead. The numbers
+    of samples of ranks may differ. The position of a `torchobj.DataLoader` is exact, and can be resumed with the same
+    numbers of ranks and workers. Iterable datasets without `state_dict` and `load_state_dict` are read again up to it.
+    `set_epoch` also sets the epoch of the datasets.
+
+    Args:
+        datasets: The datasets: of torchobj, torch's wrappers of these, other datasets, and mixtures.
+        probabilities: Probability with which a sample is drawn from each dataset; they must sum to 1. None: the
+            datasets take turns.
+        seed: Seed of the draws; 0 or more. With an iterable dataset, each pass has the draws of the next epoch.
+        stopping_strategy: `first_exhausted` ends when one dataset, or the part of it that a worker has, is exhausted.
+            `all_exhausted` ends when each was exhausted once; until then exhausted ones start again.
+        enable_sharding, rank, world_size, mesh: With an iterable dataset: as for `TarIterableDataset`; they apply to
+            the datasets of torchobj in the mixture too, except those that have such arguments of their own. Without
+            one, the sampler divides.
+
+    Returns:
+        A `MapInterleaveDataset` or an `IterableInterleaveDataset` of `torchobj.datasets.mixing.interleave`. Both have
+        the attributes `datasets`, `probabilities`, `seed` and `stopping_strategy`.
+
+    Raises:
+        ConfigError: An argument is invalid; or, at the first use, a map-style dataset has no samples.
+
+    Example:
+        >>> import torchobj
+        >>> store = torchobj.Store("memory://mixed")
+        >>> for key in ("news/a", "news/b", "books/c", "books/d", "books/e"):
+        ...     _ = store.put(key, key.encode())
+        >>> news, books = (
+        ...     torchobj.ObjectMapDataset(f"memory://mixed/{name}/", transform=lambda reader: reader.read())
+        ...     for name in ("news", "books")
+        ... )
+        >>> list(torchobj.interleave([news, books]))
+        [b'news/a', b'books/c', b'news/b', b'books/d']
+        >>> mixed = torchobj.interleave([news, books], [0.25, 0.75], stopping_strategy="all_exhausted")
+        >>> [mixed[index] for index in range(4)]
+        [b'books/c', b'books/d', b'news/a', b'news/b']
+    """
+    ranks: Any = {"enable_sharding": enable_sharding, "rank": rank, "world_size": world_size, "mesh": mesh}
+    if any(_are_iterable(datasets)):
+        return IterableInterleaveDataset(
+            datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy, **ranks
+        )
+    if SampleRanks.of(**ranks).given is not None:
+        raise ConfigError(
+            "rank, world_size, mesh: the sampler divides map-style datasets; pass them to ElasticDistributedSampler"
+        )
+    return MapInterleaveDataset(datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy)
 
 
 class _MixedMembers(Iterator[Member]):
@@ -446,19 +453,14 @@ class _MixedMembers(Iterator[Member]):
                 return self._members[number]
             # Only a pass without samples: others are restarted at their end.
             self._exhausted[number] = True
-            self._warn_of_no_samples(number)
+            if self._dataset._epoch.is_first("no samples"):
+                action = "its passes over it are empty" if self._dataset._oversamples else "its mixture ends"
+                worker = getattr(torch.utils.data.get_worker_info(), "id", 0)
+                logger.warning("datasets[%d] of a mixture has no samples for worker %d: %s", number, worker, action)
         raise StopIteration
 
     def _is_over(self) -> bool:
         return all(self._exhausted) if self._dataset._oversamples else any(self._exhausted)
-
-    def _warn_of_no_samples(self, member: int) -> None:
-        if self._dataset._epoch.is_first("no samples"):
-            action = "its passes over it are empty" if self._dataset._oversamples else "its mixture ends"
-            worker = getattr(torch.utils.data.get_worker_info(), "id", 0)
-            logger.warning(
-                "datasets[%d] of an InterleaveDataset has no samples for worker %d: %s", member, worker, action
-            )
 
 
 def _are_iterable(datasets: Any) -> list[bool]:
@@ -476,13 +478,10 @@ def _are_iterable(datasets: Any) -> list[bool]:
 
 def _is_iterable(number: int, dataset: Any) -> bool:
     kind = type(dataset)
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        return True
-    if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
-        return False
-    if not hasattr(kind, "__iter__"):
-        raise ConfigError(f"datasets[{number}]={kind}: must be a map-style dataset with a length, or an iterable one")
-    return True
+    is_map_style = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    is_dataset = is_map_style or hasattr(kind, "__iter__")
+    check(f"datasets[{number}]", kind, "a map-style dataset with a length, or an iterable one", ok=is_dataset)
+    return isinstance(dataset, torch.utils.data.IterableDataset) or not is_map_style
 
 
 def _length(number: int, dataset: Any) -> int:
