@@ -5,7 +5,7 @@ import copy
 import pytest
 
 import torchobj
-from torchobj.datasets.wrappers import object_finder
+from torchobj.datasets.wrappers import object_finder, prepare_workers
 from torchobj.exceptions import ObjectNotFoundError
 
 COUNT = 6
@@ -61,3 +61,26 @@ def test_an_object_that_cannot_be_read_is_named_by_its_sample(folder, kind):
     with pytest.raises(ObjectNotFoundError) as raised:
         list(kind.from_objects([f"file://{folder}/0", url]))
     assert raised.value.__notes__ == [f"in the read of sample 1, {url}"]
+
+
+def test_a_users_dataset_without_a_length_is_prepared_for_workers(folder):
+    class Named(torchobj.ObjectDataset):
+        def objects_at(self, index):
+            return [torchobj.ObjectRef(f"file://{folder}/{index}")]
+
+        def __getitem__(self, index):
+            return index
+
+    dataset = Named()
+    prepare_workers(dataset)
+    loader = torchobj.DataLoader(dataset, batch_sampler=[[0, 1], [2]], lookahead=0)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2]]
+
+
+def test_subclasses_may_use_plain_names(folder):
+    class Kept(torchobj.ObjectIterableDataset):
+        def __init__(self, url):
+            super().__init__(url, transform=lambda reader: reader.read()[0])
+            self._source, self._start, self._loaded, self._latest, self._within = "train", 0, False, None, None
+
+    assert list(Kept(f"file://{folder}/")) == list(range(COUNT))

@@ -342,6 +342,45 @@ def test_a_state_of_iterators_is_refused_by_iterators_without_one(workers):
         next(iter(other))
 
 
+class Counting(torch.utils.data.IterableDataset):
+    """Counts its passes when an iterator is created, which a resumed loop must not do once more."""
+
+    def __init__(self):
+        self.passes = self.at = 0
+
+    def __iter__(self):
+        if self.at in (0, 10):
+            self.passes, self.at = self.passes + 1, 0
+        return self
+
+    def __next__(self):
+        if self.at == 10:
+            raise StopIteration
+        self.at += 1
+        return self.passes * 100 + self.at
+
+    def state_dict(self):
+        return {"passes": self.passes, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.passes, self.at = state["passes"], state["at"]
+
+
+def test_the_end_of_a_pass_starts_no_other_one():
+    def two_passes(loader):
+        return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+    loader = torchobj.DataLoader(Counting(), batch_size=4)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    expected = [[batch.tolist() for batch in iterator], [batch.tolist() for batch in loader]]
+    resumed = torchobj.DataLoader(Counting(), batch_size=4)
+    resumed.load_state_dict(state)
+    assert two_passes(resumed) == expected
+
+
 class Unpicklable(Stateful):
     def state_dict(self):
         return {"done": lambda: None}

@@ -59,6 +59,9 @@ class _ListedObjects:
     def __len__(self) -> int:
         return len(self._listing.manifest())
 
+    def prepare(self) -> None:
+        self._listing.reader()
+
     def reader(self) -> ManifestReader:
         return self._listing.reader()
 
@@ -76,7 +79,7 @@ class PerObjectDataset(Generic[Sample_co]):
     """A dataset of one sample per object, whose objects are listed, named, or of a manifest."""
 
     _listing: Listing
-    _source: _ListedObjects
+    _sample_source: _ListedObjects
     #: The constructor of torchobj's class: that of a subclass may have other arguments.
     _construct: ClassVar[Callable[..., None]]
     #: The schemes of the URLs that it accepts.
@@ -156,7 +159,7 @@ class PerObjectDataset(Generic[Sample_co]):
         kind = SEQUENTIAL if reader_constructor is None else reader_constructor
         check("reader_constructor", kind, "from S3ReaderConstructor, or None", ok=isinstance(kind, ReaderConstructor))
         self._listing = listing_of(source, self._parse, config, kind=kind, **options)
-        self._source = _ListedObjects(self._listing, transform)
+        self._sample_source = _ListedObjects(self._listing, transform)
 
     def __repr__(self) -> str:
         # A subclass may not have called super().__init__().

@@ -152,16 +152,16 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         self._warn_of_repeated_samples(self._listing.name)
         if self._is_of_loader():
             self.note_whole_pass()
-        shard, epoch, samples = self._shard(), self._pass_epoch(), Samples(self._source, self._failures)
+        shard, epoch, samples = self._shard(), self._pass_epoch(), Samples(self._sample_source, self._failures)
         listing, is_whole = self._listing, shard == Shard() and not self.shuffle
         if isinstance(listing, PrefixListing) and is_whole and (pages := listing.pages()) is not None:
-            position = self._start(self._shape(shard, None), epoch)
+            position = self._starting_position(self._shape(shard, None), epoch)
             listed = _read_while_listing(samples, listing, pages, position["done"])
             return PassIterator(self, position, listed, samples.sample)
         reader = listing.reader()
         objects = len(reader.manifest)
         broadcast.confirm()
-        position = self._start(self._shape(shard, objects), epoch)
+        position = self._starting_position(self._shape(shard, objects), epoch)
         order = shuffled(objects, self.seed, epoch) if self.shuffle else in_order(objects)
         left = shard.select(order, self.uneven)[position["done"] :]
         return PassIterator(self, position, samples.read_in_order(left, reader), samples.sample)

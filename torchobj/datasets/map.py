@@ -76,7 +76,7 @@ class ObjectMapDataset(PerObjectDataset[Sample_co], MapStyleDataset[Sample_co]):
         chosen = key_filter(glob, suffixes, limit)
         options = {"chosen": chosen, "on_change": on_change, "allow_empty": allow_empty}
         self._set_up(source, transform, config, reader_constructor, **options)
-        self._torchobj = Samples(self._source, FailurePolicy.of_map_style(on_error))
+        self._torchobj = Samples(self._sample_source, FailurePolicy.of_map_style(on_error))
 
     _construct = __init__
 

@@ -6,6 +6,7 @@ from typing import Any
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig, resolve
 from torchobj.datasets.failures import FailurePolicy, OnError
+from torchobj.datasets.listing import Listing
 from torchobj.datasets.samples import MapStyleDataset, Sample_co, Samples
 from torchobj.reading.reader import RefReader
 from torchobj.workers import process
@@ -98,7 +99,7 @@ class ObjectDataset(MapStyleDataset[Sample_co]):
 
     def __getstate__(self) -> object:
         if process.is_pickling_for_spawn():
-            self._torchobj.prepare()
+            self._torchobj.source.prepare()
         return super().__getstate__()
 
 
@@ -110,6 +111,12 @@ class _NamedObjects:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def prepare(self) -> None:
+        self.reader()
+        if isinstance(getattr(self._dataset, "_listing", None), Listing):
+            # What torchobj's own subclasses list, and index, is inherited too. A user's dataset may have no length.
+            len(self._dataset)
 
     def reader(self) -> RefReader:
         self._reader.source()

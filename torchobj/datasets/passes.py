@@ -105,7 +105,7 @@ class PassIterator(Iterator[Any]):
 
     Args:
         dataset: The dataset.
-        position: Where the pass starts, from `PassDataset._start`. Its `done` counts the items.
+        position: Where the pass starts, from `PassDataset._starting_position`. Its `done` counts the items.
         items: What samples are made of.
         sample_of: Returns the sample of an item, or `SKIPPED` for an item without a sample.
         within: Returns the position in `items`, if `done` does not determine it.
@@ -125,7 +125,7 @@ class PassIterator(Iterator[Any]):
         self._counts = _given_epoch.get() is None and not process.in_worker() and epoch == dataset.next_epoch()
         if self._counts:
             dataset.count_pass(epoch)
-        dataset._latest, dataset._within = position, within
+        dataset._running_position, dataset._position_within = position, within
 
     def __next__(self) -> Any:
         for item in self._items:
@@ -139,8 +139,8 @@ class PassIterator(Iterator[Any]):
 
     def close(self) -> None:
         """Ends the pass and drops what was read ahead. The state stays that after the last sample."""
-        if self._dataset._latest is self._position:
-            self._dataset._latest, self._dataset._within = self._dataset._latest_position(), None
+        if self._dataset._running_position is self._position:
+            self._dataset._running_position, self._dataset._position_within = self._dataset._latest_position(), None
         self._items, self._sample_of = iter(()), bool
 
 
@@ -178,10 +178,10 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         self._rank: process.Rank | None = None
         # The position of the iterator that was started last in this process, and what returns the part of it that
         # the iterator does not keep there.
-        self._latest: Position | None = None
-        self._within: Callable[[], Position] | None = None
+        self._running_position: Position | None = None
+        self._position_within: Callable[[], Position] | None = None
         # The start of the next iterator, if it is of that epoch.
-        self._loaded: Position | None = None
+        self._loaded_position: Position | None = None
 
     @property
     def on_error(self) -> Any:
@@ -226,7 +226,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         """
         number = _checked_count("epoch", epoch)
         self._epoch.set(number)
-        for name in ("_latest", "_loaded"):
+        for name in ("_running_position", "_loaded_position"):
             if (position := getattr(self, name)) is not None and position["epoch"] != number:
                 setattr(self, name, None)
 
@@ -250,7 +250,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         In a DataLoader worker it is the position of the worker; torchdata's `StatefulDataLoader` collects and restores
         these. Under torch.distributed it is valid for all ranks that have yielded the same number of samples.
         """
-        position = self._loaded or self._latest_position()
+        position = self._loaded_position or self._latest_position()
         return self.epoch_state() if position is None else position | {"epoch_is_set": self._epoch.is_set}
 
     def epoch_state(self, epoch: int | None = None) -> Position:
@@ -259,9 +259,9 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         return {"seed": self.seed, "epoch": epoch, "done": 0, "shape": {}, "epoch_is_set": self._epoch.is_set}
 
     def _latest_position(self) -> Position | None:
-        if self._latest is None or self._within is None:
-            return None if self._latest is None else {**self._latest}
-        return self._latest | {"position": self._within()}
+        if self._running_position is None or self._position_within is None:
+            return None if self._running_position is None else {**self._running_position}
+        return self._running_position | {"position": self._position_within()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration yield the rest of the epoch, each sample once.
@@ -286,9 +286,9 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             raise ConfigError(f"position of the state={position!r}: must be a dict")
         is_set = state.get("epoch_is_set", False)
         check("epoch_is_set of the state", is_set, "True or False", ok=isinstance(is_set, bool))
-        self._loaded = {"seed": seed, "epoch": epoch, "done": done, "shape": {**shape}}
+        self._loaded_position = {"seed": seed, "epoch": epoch, "done": done, "shape": {**shape}}
         if position is not None:
-            self._loaded["position"] = {**position}
+            self._loaded_position["position"] = {**position}
         self.seed = seed
         if _given_epoch.get() is None:
             self._epoch.set(epoch, is_set=is_set)
@@ -299,7 +299,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             # In a spawned worker torch.distributed is not initialised, and the loop is not on the stack.
             state["_rank"] = self._ranks.rank(self._rank)
         # The iterator belongs to this process.
-        return state | {"_latest": self._latest_position(), "_within": None}
+        return state | {"_running_position": self._latest_position(), "_position_within": None}
 
     def _shard(self) -> Shard:
         """The shard of this rank and worker, read now: torch.distributed may have been initialised since."""
@@ -347,7 +347,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
                 worker.num_workers,
             )
 
-    def _start(self, shape: dict[str, Any], epoch: int) -> Position:
+    def _starting_position(self, shape: dict[str, Any], epoch: int) -> Position:
         """The position at which a pass of this shape starts: the loaded one if that is of this epoch.
 
         If `objects` is None in `shape` or in that of the state, it is not known yet and is not compared.
@@ -355,7 +355,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         Raises:
             ConfigError: The state is of a pass of another shape.
         """
-        loaded, self._loaded = self._loaded, None
+        loaded, self._loaded_position = self._loaded_position, None
         start = {"seed": self.seed, "epoch": epoch, "done": 0, "shape": shape}
         if loaded is None or loaded["epoch"] != epoch:
             return start

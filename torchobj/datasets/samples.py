@@ -55,8 +55,11 @@ class SampleSource(Protocol[Key]):
     def __len__(self) -> int:
         """Number of samples."""
 
+    def prepare(self) -> None:
+        """Creates what workers inherit, before they are started: lists, and starts the prefetcher."""
+
     def reader(self) -> DatasetReader[Key]:
-        """Reads the objects. The first call creates what workers inherit: it lists, and starts the prefetcher."""
+        """Reads the objects."""
 
     def keys(self, position: int) -> Sequence[Key]:
         """The objects of a sample."""
@@ -93,11 +96,6 @@ class Samples(Generic[Key]):
     def __init__(self, source: SampleSource[Key], failures: FailurePolicy, step: str = "in the transform") -> None:
         self.source, self.failures, self._step = source, failures, step
 
-    def prepare(self) -> None:
-        """Creates what workers inherit, before they are started."""
-        len(self.source)
-        self.source.reader()
-
     def at(self, positions: list[int]) -> list[Any]:
         """The samples at these positions. Reads their objects concurrently."""
         read = self._read(positions)
@@ -125,9 +123,9 @@ class Samples(Generic[Key]):
         position, keys, readers, reader, error = read
         if error is not None:
             return Failure(None, error)
-        for key, each in zip(keys, readers, strict=True):
+        for number, each in enumerate(readers):
             if isinstance(each, Exception):
-                return Failure.noted(each, "in the read", reader.url_of(key), position)
+                return Failure.noted(each, "in the read", reader.url_of(keys[number]), position)
         try:
             return self.source.build(position, readers)
         except Exception as failed:  # noqa: BLE001  raised, unless on_error handles it
@@ -189,7 +187,7 @@ class Samples(Generic[Key]):
 
 
 class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
-    """Base class of the map-style datasets of torchobj. It has one private name: subclasses of users may use others."""
+    """Base class of the map-style datasets of torchobj. It has one private name: `_torchobj`."""
 
     _torchobj: Samples[Any]
 

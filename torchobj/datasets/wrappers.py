@@ -153,7 +153,7 @@ def _prepare(dataset: Any, seen: set[int]) -> None:
     seen.add(id(dataset))
     parts = parts_of(dataset)
     if isinstance(dataset, MapStyleDataset):
-        dataset._torchobj.prepare()
+        dataset._torchobj.source.prepare()
     elif isinstance(dataset, PassDataset) and parts is None:
         dataset.prepare()
     else:

@@ -143,10 +143,12 @@ class TrackedPass(torch.utils.data.IterableDataset[Any]):
             self._pass.start(position)
             return
         self._end(position)
-        # The next pass starts from the current state of the dataset; nothing is left of a pass that had ended.
-        self._pass.start(None)
         if position["within"]:
-            self._pass.iterator = iter(())
+            # Nothing is left of a pass that had ended.
+            self._pass.iterator, self._pass.ended = iter(()), False
+        else:
+            # The next pass starts from the current state of the dataset.
+            self._pass.start(None)
 
     def _end(self, position: Position) -> None:
         """Restores the dataset to the end of its pass. `position` is at that end, or after the last full batch."""

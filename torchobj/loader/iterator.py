@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from torchobj.exceptions import ConfigError
 from torchobj.loader.import_timer import Imported, imported
 from torchobj.loader.iterable_state import TrackedPass
-from torchobj.loader.order.position import Order
+from torchobj.loader.order.position import Order, within_pass
 from torchobj.stateful import Position
 from torchobj.telemetry.ranges import profiled
 
@@ -70,8 +70,11 @@ class LoaderPass:
         #: Number of requests for an item of the sampler or for a batch.
         self.requested = 0
         self.ended = False
-        #: The order of a sampler, once an item of it was requested.
-        self._order: Order | None = None
+        # The sampler, and the origin of its order, once an item of it was requested. Not the order, whose iterator may
+        # have the indices of all samples.
+        self._sampler: Any = None
+        self._origin: Position | None = None
+        self._has_state = False
         # The state of the order after the last batch that was returned, if there is one.
         self._state: Any = None
         # The states after the batches that torch has requested and not returned, with their numbers of samples.
@@ -79,9 +82,10 @@ class LoaderPass:
 
     def dispatch(self, order: Order, samples: int, state: Any) -> None:
         """Records that torch received an item of `samples` indices, and the state of the order after it."""
-        if self._order is None:
+        if self._origin is None:
             assert order.origin is not None  # noqa: S101  an item was drawn
-            self._order, self.batches = order, order.origin["batches"]
+            self._sampler, self._origin, self._has_state = order.sampler, order.origin, order.has_state
+            self.batches = order.origin["batches"]
         self._dispatched.append((state, samples))
 
     def advance(self) -> int | None:
@@ -94,9 +98,9 @@ class LoaderPass:
 
     def position(self) -> Position:
         """The position in the order of a sampler after the last batch that was returned."""
-        if self._order is None or (self._order.has_state and self._state is None):
+        if self._origin is None or (self._has_state and self._state is None):
             return self._start
-        return self._order.position(self.batches, self._state)
+        return within_pass(self._sampler, self._origin, self.batches, self._state)
 
 
 class MeteredIterator(Iterator[Any]):

@@ -245,6 +245,28 @@ def test_it_resumes_after_every_sample_without_a_loader(folder, strategy):
         assert list(after) == expected[point:]
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"draws": "x"},
+        {"exhausted": None},
+        {"last": 2},
+        {"members": [None, {}]},
+        {"members": [{"count": 1}, {}]},
+        {"last": -1},
+    ],
+    ids=str,
+)
+def test_a_malformed_position_is_refused(folder, changed):
+    dataset = torchobj.interleave([streamed(folder), range(9)])
+    next(iter(dataset))
+    state = dataset.state_dict()
+    other = torchobj.interleave([streamed(folder), range(9)])
+    other.load_state_dict(state | {"position": state["position"] | changed})
+    with pytest.raises(ConfigError, match="position of the state=.* must be that of a mixture"):
+        next(iter(other))
+
+
 def test_a_state_of_another_mixture_is_refused(folder):
     dataset = torchobj.interleave([streamed(folder), range(9)], [0.5, 0.5])
     next(iter(dataset))

@@ -285,7 +285,7 @@ class StreamDataset(PassDataset[Sample_co]):
         shard, epoch = self._shard(), self._pass_epoch()
         segments = self._segments(shard, epoch)
         broadcast.confirm()
-        position = self._start(self._shape(shard), epoch)
+        position = self._starting_position(self._shape(shard), epoch)
         place, ids, draws = self._checked_place(position, segments)
         number, sample, begin = place
         left = segments[number:]

@@ -299,8 +299,9 @@ class IterableInterleaveDataset(_InterleaveDataset[Sample_co], PassDataset[Sampl
             "world_size": shard.world_size,
             "workers": shard.workers,
         }
-        start = self._start(shape, epoch)
+        start = self._starting_position(shape, epoch)
         position = start.get("position", {})
+        check("position of the state", position, "that of a mixture", ok=not position or self._is_position(position))
         starts = position.get("members", [None] * len(self.datasets))
         members: list[Member] = []
         for number, (dataset, at) in enumerate(zip(self.datasets, starts, strict=True)):
@@ -311,6 +312,19 @@ class IterableInterleaveDataset(_InterleaveDataset[Sample_co], PassDataset[Sampl
         draws = Draws(len(members), self.probabilities, (self.seed, epoch, shard.rank, shard.worker))
         mixed = _MixedMembers(self, members, draws, position)
         return PassIterator(self, start, mixed, Member.take, mixed.position)
+
+    def _is_position(self, position: Position) -> bool:
+        """Whether this has the fields of `_MixedMembers.position`."""
+        count = len(self.datasets)
+        draws, exhausted, last, members = map(position.get, ("draws", "exhausted", "last", "members"))
+        if not (isinstance(exhausted, list) and isinstance(members, list) and len(exhausted) == len(members) == count):
+            return False
+        done = ["count" if iterable else "done" for iterable in self._iterable]
+        numbers = [draws, 0 if last is None else last]
+        for field, member in zip(done, members, strict=True):
+            numbers += map(member.get, (field, "round")) if isinstance(member, Mapping) else [None]
+        is_known = last is None or (type(last) is int and last < count)
+        return is_known and all(type(number) is int and number >= 0 for number in numbers)
 
     def _warn_of_undivided_datasets(self, parts: int) -> None:
         whole = [

@@ -159,14 +159,6 @@ class Order(Iterator[Any]):
         both = {"sampler": self.sampler, "iterator": self.iterator}
         return {name: state_if_possible(each) if is_stateful(each) else None for name, each in both.items()}
 
-    def position(self, batches: int, state: Any) -> Position:
-        """The position after `batches` batches, the last of which had left this `state`."""
-        assert self.origin is not None  # noqa: S101  a batch was requested
-        if state is not None and _stateful_sampler(self.sampler) is None:
-            # That of an iterator: a sampler that was not iterated over does not know its keys.
-            state = packed(state)
-        return _position(self.sampler, within_epoch=True, own=state) | self.origin | {"batches": batches}
-
     def _begin(self) -> None:
         position, self._start = self._start, None
         epoch = _int_attribute(self.sampler, "epoch")
@@ -207,6 +199,14 @@ class Order(Iterator[Any]):
                 f"ends after {skipped}: resume with the sampler and dataset that the state was saved with"
             )
         self.iterator = itertools.chain([] if first is _END else [first], inner)
+
+
+def within_pass(sampler: Any, origin: Position, batches: int, state: Any) -> Position:
+    """The position after `batches` batches of an order from this origin, the last of which had left this `state`."""
+    if state is not None and _stateful_sampler(sampler) is None:
+        # That of an iterator: a sampler that was not iterated over does not know its keys.
+        state = packed(state)
+    return _position(sampler, within_epoch=True, own=state) | origin | {"batches": batches}
 
 
 def between_passes(sampler: Any) -> Position:
