@@ -6,7 +6,7 @@ A map-style dataset has its samples in one private attribute; an iterable datase
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 
 import torch.utils.data
 from typing_extensions import TypeVar
@@ -84,6 +84,10 @@ class ReadSample(NamedTuple):
     """The exception of `SampleSource.keys`."""
 
 
+#: The position of a sample, the keys of its objects, and the exception of `SampleSource.keys`.
+_Named: TypeAlias = tuple[int, Sequence[Any], Exception | None]
+
+
 class Samples(Generic[Key]):
     """The samples of a source.
 
@@ -98,9 +102,15 @@ class Samples(Generic[Key]):
 
     def at(self, positions: list[int]) -> list[Any]:
         """The samples at these positions. Reads their objects concurrently."""
-        read = self._read(positions)
+        named, reader, found = self._read(positions)
+        samples, begin = [], 0
         with profiled("torchobj.decode"):
-            return list(map(self.sample, read))
+            for position, keys in zip(positions, named, strict=True):
+                end = begin + len(keys)
+                sample = self._built(position, keys, found[begin:end], reader)
+                begin = end
+                samples.append(self._replaced(position, sample) if isinstance(sample, Failure) else sample)
+        return samples
 
     def in_order(self, order: Order) -> Iterator[Any]:
         """The samples at these positions. Objects of the next ones are announced."""
@@ -109,20 +119,23 @@ class Samples(Generic[Key]):
 
     def sample(self, read: ReadSample) -> Any:
         """The sample of what was read for it, or one in place of it if it failed."""
-        sample = self._built(read)
-        if not isinstance(sample, Failure):
-            return sample
-        return self.failures.sample(read.position, sample, self._others(read.position))
+        position, keys, readers, reader, error = read
+        sample = Failure(None, error) if error is not None else self._built(position, keys, readers, reader)
+        return self._replaced(position, sample) if isinstance(sample, Failure) else sample
+
+    def _replaced(self, position: int, failure: Failure) -> Any:
+        return self.failures.sample(position, failure, self._others(position))
 
     def _others(self, position: int) -> Iterator[Any | Failure]:
         """The samples that `replace` tries. A generator, because the length of a listing in progress is not known."""
         for other in neighbours(position, len(self.source)):
-            yield from map(self._built, self._read([other]))
+            [keys], reader, found = self._read([other])
+            yield self._built(other, keys, found, reader)
 
-    def _built(self, read: ReadSample) -> Any | Failure:
-        position, keys, readers, reader, error = read
-        if error is not None:
-            return Failure(None, error)
+    def _built(
+        self, position: int, keys: Sequence[Key], readers: Sequence[Any], reader: DatasetReader[Key]
+    ) -> Any | Failure:
+        """The sample of the readers of its objects, or exceptions in place of them; or why there is none."""
         for number, each in enumerate(readers):
             if isinstance(each, Exception):
                 return Failure.noted(each, "in the read", reader.url_of(keys[number]), position)
@@ -132,43 +145,39 @@ class Samples(Generic[Key]):
             url = reader.url_of(keys[0]) if keys else "without objects"
             return Failure.noted(failed, self._step, url, position)
 
-    def _read(self, positions: list[int]) -> Iterator[ReadSample]:
-        named, reader = [self.source.keys(position) for position in positions], self.source.reader()
-        found = iter(reader.read([key for keys in named for key in keys]))
-        return (
-            ReadSample(position, keys, [next(found) for _ in keys], reader)
-            for position, keys in zip(positions, named, strict=True)
-        )
+    def _read(self, positions: list[int]) -> tuple[list[Sequence[Key]], DatasetReader[Key], list[Any]]:
+        """The keys of each sample, the reader, and what it returns for all of them."""
+        named, reader = list(map(self.source.keys, positions)), self.source.reader()
+        return named, reader, reader.read(list(itertools.chain.from_iterable(named)))
 
     def read_in_order(self, order: Order, reader: DatasetReader[Key]) -> Iterator[ReadSample]:
         """What the samples at these positions are built from. Objects of the next ones are announced."""
         if not reader.is_whole:
-            for named in self._named(order, reader):
-                yield named._replace(readers=reader.read(named.keys))
+            for position, keys, error in self._named(order):
+                yield ReadSample(position, keys, reader.read(keys), reader, error)
             return
 
-        def sized() -> Iterator[tuple[ReadSample, int]]:
+        def sized() -> Iterator[tuple[_Named, int]]:
             for begin in range(0, len(order), _GROUP_SAMPLES):
-                group = list(self._named(order[begin : begin + _GROUP_SAMPLES], reader))
-                sizes = iter(reader.sizes([key for each in group for key in each.keys]))
-                yield from ((each, sum(next(sizes) for _ in each.keys)) for each in group)
+                group = list(self._named(order[begin : begin + _GROUP_SAMPLES]))
+                sizes = iter(reader.sizes([key for _, keys, _ in group for key in keys]))
+                yield from ((each, sum(itertools.islice(sizes, len(each[1])))) for each in group)
 
         def groups(limit: int) -> Iterator[Group[Key]]:
             for group, size in grouped(sized(), _GROUP_SAMPLES, min(reader.group_bytes, int(limit * _GROUP_SHARE))):
-                yield Group([key for each in group for key in each.keys], size, group)
+                yield Group([key for _, keys, _ in group for key in keys], size, group)
 
         for group, readers in read_ahead(reader, groups):
-            for named in group.content:
-                yield named._replace(readers=list(itertools.islice(readers, len(named.keys))))
+            for position, keys, error in group.content:
+                yield ReadSample(position, keys, list(itertools.islice(readers, len(keys))), reader, error)
 
-    def _named(self, order: Order, reader: DatasetReader[Key]) -> Iterator[ReadSample]:
-        """The samples at these positions, which are not read yet."""
+    def _named(self, order: Order) -> Iterator[_Named]:
+        """The keys of the samples at these positions."""
         for position in order.tolist():
             try:
-                named = ReadSample(position, self.source.keys(position), (), reader)
+                yield position, self.source.keys(position), None
             except Exception as error:  # noqa: BLE001  raised in the place of the sample
-                named = ReadSample(position, (), (), reader, error)
-            yield named
+                yield position, (), error
 
     def object_finder(self) -> Callable[[list[int]], Objects]:
         """The function from positions to objects, as a loader announces them. Called when a pass begins."""
