@@ -33,6 +33,8 @@ Path: TypeAlias = tuple[Any, ...]
 #: Returned by torch for a tensor with several elements at the same address.
 _OVERLAPS = 1
 
+_ON_META = "a tensor on meta cannot be filled; to_empty() of its module gives it memory"
+
 #: Parts of the names of a wrapped module, and what wraps it.
 _WRAPPERS = {"module": "DistributedDataParallel", "_orig_mod": "torch.compile"}
 
@@ -190,8 +192,8 @@ class _Matching:
             self.differences.add(
                 path, f"a tensor of shape {tree.shape} here, {_kind(there or outline)} in the checkpoint"
             )
-        elif tree.memory is not None and (reason := _unfillable(tree.memory)):
-            self.differences.add(path, reason)
+        elif tree.memory is not None and tree.memory.is_meta:
+            self.differences.add(path, _ON_META)
 
 
 def _outline_of(value: Any) -> Any:
@@ -232,8 +234,8 @@ def _kind(value: Any) -> str:
 
 def _unfillable(target: torch.Tensor) -> str:
     """Returns why no tensor can be copied into this one; empty if one can."""
-    if target.device.type == "meta":
-        return "a tensor on meta cannot be filled; to_empty() of its module gives it memory"
+    if target.is_meta:
+        return _ON_META
     if target.layout is torch.strided and torch._debug_has_internal_overlap(target) == _OVERLAPS:
         return "its elements share memory, as those of an expanded tensor do"
     return ""

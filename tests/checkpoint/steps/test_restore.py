@@ -278,6 +278,25 @@ def test_ranks_restore_an_optimizer_without_a_state(bucket):
         assert failed[0] == "ConfigError"
 
 
+def of_fsdp(rank, url, config):
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+    manager, models = of_ranks(url, config, sharded=True), []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        models.append(FullyShardedDataParallel(torch.nn.Linear(6, 2), device_id=torch.device("cpu")))
+        FullyShardedDataParallel.set_state_dict_type(models[-1], StateDictType.SHARDED_STATE_DICT)
+    state, into = models
+    manager.save(1, {"model": state})
+    manager.restore(into={"model": into})
+    return [torch.equal(*each) for each in zip(state.parameters(), into.parameters(), strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_restore_a_module_whose_state_has_sharded_tensors(bucket):
+    assert run_ranks(of_fsdp, f"{bucket.url}/run", bucket.config) == [[True]] * 2
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("sharded", [False, True])
 def test_names_of_wrapped_modules_are_explained(open_manager, sharded):

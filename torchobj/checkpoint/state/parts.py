@@ -172,10 +172,11 @@ def _tensors(value: Any, path: Path) -> Iterable[tuple[Path, _Form]]:
 
 
 def _form(tensor: torch.Tensor) -> _Form | None:
-    if is_lazy(tensor) or tensor.is_nested:
-        return None
+    # First: it refuses most attributes.
     if isinstance(tensor, ShardedTensor):
         return (tuple(tensor.size()), "ShardedTensor")
+    if is_lazy(tensor) or tensor.is_nested:
+        return None
     if isinstance(tensor, DTensor):
         placements = tuple(map(str, tensor.placements))
         return (tuple(tensor.shape), placements, tuple(tensor.device_mesh.shape))
