@@ -286,7 +286,8 @@ def assign(into: Any, loaded: Any, *, objects: bool = False) -> Any:
     Args:
         into: What was matched. Its tensors are those of the pairs, and are left to the caller.
         loaded: What was loaded; may have more entries at the top.
-        objects: Whether `into` may have objects, which load their states. Lists and tuples are then replaced, too.
+        objects: Whether there may be objects below `into`, which load their states. Lists and tuples are then replaced,
+            too.
 
     Raises:
         CheckpointError: The `load_state_dict` of an object fails; the message names it.
@@ -299,7 +300,7 @@ _Visited: TypeAlias = dict[tuple[int, int], tuple[Any, ...]]
 
 
 def _assign(into: Any, loaded: Any, path: Path, visited: _Visited, *, objects: bool) -> Any:
-    if objects and is_stateful(into):
+    if objects and path and is_stateful(into):
         try:
             into.load_state_dict(loaded)
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

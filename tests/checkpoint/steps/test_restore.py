@@ -469,3 +469,24 @@ def test_switches_of_torch_lift_weights_only_for_no_restore(open_manager, tmp_pa
     with pytest.raises(exceptions.CheckpointError, match="getattr"):
         manager.restore(into={"odd": 0}, weights_only=False)
     assert not (tmp_path / "ran").exists()
+
+
+class App(dict):
+    """A mapping that is an object, too."""
+
+    def state_dict(self):
+        raise AssertionError
+
+    load_state_dict = state_dict
+
+
+@BOTH
+def test_into_is_entered_even_if_it_is_an_object(open_manager, sharded):
+    manager, model = open_manager(sharded=sharded), torch.nn.Linear(2, 2)
+    manager.save(1, App(model=model, x=torch.ones(2), step=3))
+    into = App(model=torch.nn.Linear(2, 2), x=torch.zeros(2), step=0)
+    manager.restore(into=into)
+    assert torch.equal(into["model"].weight, model.weight)
+    assert (into["x"].tolist(), into["step"]) == ([1.0, 1.0], 3)
+    with pytest.raises(exceptions.CheckpointError, match="x: torch.float64 of shape"):
+        manager.restore(into=App(x=torch.zeros(2, dtype=torch.float64)))

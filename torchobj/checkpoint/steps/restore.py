@@ -141,7 +141,8 @@ def _matched(into: Mapping[Any, Any], saved: Any, source: str) -> list[Pair]:
     Raises:
         CheckpointError: The state does not match.
     """
-    found = match(Part(_to_fill(into)), saved)
+    # The top is entered, as by a save, also if it is an object.
+    found = match(Part(_to_fill(dict(into))), saved)
     if isinstance(found, Differences):
         raise CheckpointError(f"{source}: {found}")
     return found
@@ -358,7 +359,7 @@ class _Checkpoint:
         unknown = (name for name, path in self._paths.items() if path[0] in given and not on_any[name])
         names = {*entries, *(name for name in unknown if not is_list_of_firsts(self._paths[name]))}
         outline = {name: _outline(self._described[name]) for name in self._described if name in names}
-        direct = {id(tensor) for tensor in _direct_tensors(into)}
+        direct = {id(tensor) for tensor in _direct_tensors(dict(into))}
         if not isinstance(found, Differences):
             found = match({name: _to_read(value, direct) for name, value in entries.items()}, outline)
         if isinstance(found, Differences):
