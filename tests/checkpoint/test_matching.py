@@ -93,9 +93,9 @@ def test_everything_but_tensors_is_put_in():
 def test_objects_load_their_states_and_lists_are_replaced_with_them():
     model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     into = {"model": model, "list": [1]}
-    assign(into, {"model": other.state_dict(), "list": [1, 2], "more": 1}, objects=True)
+    assign(into, {"model": other.state_dict(), "list": [1, 2], "more": 1}, source="here")
     assert torch.equal(model.weight, other.weight) and into["list"] == [1, 2] and "more" not in into
     with pytest.raises(
-        exceptions.CheckpointError, match=r"deep\.x: Refusing refuses its state; earlier .* restored: no"
+        exceptions.CheckpointError, match=r"^here: deep\.x: Refusing refuses its state; earlier .* restored: no"
     ):
-        assign({"deep": {"x": Refusing()}}, {"deep": {"x": {}}}, objects=True)
+        assign({"deep": {"x": Refusing()}}, {"deep": {"x": {}}}, source="here")

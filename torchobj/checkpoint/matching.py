@@ -280,45 +280,45 @@ def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def assign(into: Any, loaded: Any, *, objects: bool = False) -> Any:
+def assign(into: Any, loaded: Any, *, source: str | None = None) -> Any:
     """Returns `into` with everything that is not a tensor replaced by what was loaded, in place where possible.
 
     Args:
         into: What was matched. Its tensors are those of the pairs, and are left to the caller.
         loaded: What was loaded; may have more entries at the top.
-        objects: Whether there may be objects below `into`, which load their states. Lists and tuples are then replaced,
-            too.
+        source: The checkpoint, for errors, if there may be objects below `into`, which load their states. Lists and
+            tuples are then replaced, too.
 
     Raises:
         CheckpointError: The `load_state_dict` of an object fails; the message names it.
     """
-    return _assign(into, loaded, (), {}, objects=objects)
+    return _assign(into, loaded, (), {}, source=source)
 
 
 #: By the ids of `into` and what was loaded: both, and what `_assign` returns for them.
 _Visited: TypeAlias = dict[tuple[int, int], tuple[Any, ...]]
 
 
-def _assign(into: Any, loaded: Any, path: Path, visited: _Visited, *, objects: bool) -> Any:
-    if objects and path and is_stateful(into):
+def _assign(into: Any, loaded: Any, path: Path, visited: _Visited, *, source: str | None) -> Any:
+    if source is not None and path and is_stateful(into):
         try:
             into.load_state_dict(loaded)
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            message = f"{name_of(path)}: {type(into).__name__} refuses its state; earlier entries are restored"
-            raise CheckpointError(f"{message}: {error}") from error
+            message = f"{source}: {name_of(path)}: {type(into).__name__} refuses its state"
+            raise CheckpointError(f"{message}; earlier entries are restored: {error}") from error
     elif (both := (id(into), id(loaded))) in visited:
         return visited[both][-1]
     elif isinstance(into, Mapping):
         # Keeps both alive, so that no other object gets their ids.
         visited[both] = (into, loaded, into)
         for key in [key for key in into if key in loaded]:
-            new = _assign(into[key], loaded[key], (*path, key), visited, objects=objects)
+            new = _assign(into[key], loaded[key], (*path, key), visited, source=source)
             if new is not into[key]:
                 into[key] = new  # type: ignore[index]
-    elif isinstance(into, list | tuple) and not objects:
+    elif isinstance(into, list | tuple) and source is None:
         visited[both] = (into, loaded, into)
         pairs = enumerate(zip(into, loaded, strict=True))
-        values = [_assign(*pair, (*path, index), visited, objects=objects) for index, pair in pairs]
+        values = [_assign(*pair, (*path, index), visited, source=source) for index, pair in pairs]
         if isinstance(into, tuple):
             into = type(into)(*values) if hasattr(into, "_fields") else type(into)(values)
             visited[both] = (*visited[both][:2], into)

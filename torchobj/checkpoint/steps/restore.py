@@ -179,10 +179,7 @@ def _fill(into: MutableMapping[Any, Any], saved: Mapping[Any, Any], pairs: Seque
             # The same tensor if it was read in place.
             if pair.target is not pair.source:
                 pair.target.copy_(pair.source)
-    try:
-        assign(into, saved, objects=True)
-    except CheckpointError as error:
-        raise CheckpointError(f"{source}: {error}") from error.__cause__
+    assign(into, saved, source=source)
 
 
 def restore_shards(
