@@ -16,6 +16,7 @@ import torchobj
 from tests.support.long_tables import GCS_IN_MATRIX, often
 from tests.support.saved_objects import MIB, QUIET, all_ways, load, planning, random_tensor, same, save
 from torchobj import exceptions
+from torchobj.store.transfers import ByteProgress
 
 pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", GCS_IN_MATRIX)]
 
@@ -240,3 +241,11 @@ def test_what_only_a_file_of_torch_can_contain_is_not_written_under_the_name_of_
     ):
         torchobj.save({"x": torch.ones(2), "step": 1}, f"{bucket.url}/{name}", config=bucket.config)
     assert bucket.keys() == []
+
+
+def test_bytes_are_counted_for_progress_only(bucket, monkeypatch):
+    counted = []
+    monkeypatch.setattr(ByteProgress, "add", lambda _, size: counted.append(size))
+    for name in ("a.pt", "a.safetensors"):
+        torchobj.save({"a": torch.ones(3)}, f"{bucket.url}/{name}", config=bucket.config)
+    assert counted == []

@@ -195,7 +195,8 @@ def _sent(
     try:
         for batch in _batches(plan, in_blocks=in_blocks):
             gather.write(batch)
-            counted.add(sum(4 if isinstance(piece, tuple) else memoryview(piece).nbytes for piece in batch))
+            if in_blocks:
+                counted.add(sum(4 if isinstance(piece, tuple) else memoryview(piece).nbytes for piece in batch))
         version, size, _crc32 = gather.close()
     except BaseException:
         gather.abort()
