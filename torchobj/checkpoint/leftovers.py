@@ -47,19 +47,16 @@ class Leftover(NamedTuple):
 
     key: str
     """Below the URL of the folder."""
-    attempt: Attempt[Any]
-    """The attempt that wrote it."""
+    step: Any
+    """The step of the attempt."""
     size: int | None
     """Size in bytes; None for an upload."""
     modified: datetime.datetime | None
     """Time when it was written, or the upload began, by the store's clock."""
     upload: UnfinishedUpload | None
     """The upload; None for an object."""
-
-    @property
-    def step(self) -> Any:
-        """The step of the attempt."""
-        return self.attempt.checkpoint
+    attempt: Attempt[Any]
+    """The attempt that wrote it."""
 
 
 #: Running attempts of this process. Threads need no lock: each of the operations below is atomic.
@@ -111,12 +108,17 @@ class AttemptsDir(CheckpointDir, Generic[_Checkpoint]):
         # Before the objects: an upload that ends in between is listed as an object.
         uploads = [(self.attempt_of(name), name, upload) for name, upload in self.unfinished_uploads(self._below)]
         found = self.of_attempts(self.objects(self._below, delimiter))
-        return found + [Leftover(name, own, None, each.begun, each) for own, name, each in uploads if own is not None]
+        owned = [(own, name, each) for own, name, each in uploads if own is not None]
+        return found + [Leftover(name, own.checkpoint, None, each.begun, each, own) for own, name, each in owned]
 
     def of_attempts(self, listed: Iterable[ObjectInfo]) -> list[Leftover]:
         """Returns those of the listed objects that attempts own."""
         found = ((self.attempt_of(info.key), info) for info in listed)
-        return [Leftover(info.key, own, info.size, info.last_modified, None) for own, info in found if own is not None]
+        return [
+            Leftover(info.key, own.checkpoint, info.size, info.last_modified, None, own)
+            for own, info in found
+            if own is not None
+        ]
 
     def left(self, written: Collection[Leftover]) -> list[Leftover]:
         """Returns what is left of attempts that are neither committed nor running in this process.

@@ -219,3 +219,12 @@ def test_the_data_of_a_replaced_step_whose_commit_cannot_be_read_is_left_for_swe
         manager.save(1, state(), overwrite=True)
     assert "the data of the old step is left for sweep()" in caplog.text
     assert old.exists()
+
+
+def test_a_leftover_is_a_tuple_of_these(url, left):
+    attempt = Attempt.new(7)
+    path = left(attempt, "state.pt", 5)
+    with CheckpointManager(url) as manager:
+        [(key, step, size, modified, upload, own)] = manager.leftovers()
+    assert (key, step, size, upload, own) == (f"{folder_of(attempt)}state.pt", 7, 4, None, attempt)
+    assert modified.timestamp() == pytest.approx(path.stat().st_mtime, abs=0.01)

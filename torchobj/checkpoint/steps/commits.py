@@ -348,7 +348,7 @@ class Commits(AttemptsDir[int]):
     def written(self, delimiter: str | None = None) -> list[Leftover]:
         """Lists the data of all attempts, and the empty commit objects of interrupted deletes, without a nonce."""
         empty = [(step, info) for step, info in self._commit_objects() if info.size == 0]
-        deleted = [Leftover(info.key, Attempt(step, ""), 0, info.last_modified, None) for step, info in empty]
+        deleted = [Leftover(info.key, step, 0, info.last_modified, None, Attempt(step, "")) for step, info in empty]
         return super().written(delimiter) + deleted
 
     def left(self, written: Collection[Leftover]) -> list[Leftover]:
