@@ -151,13 +151,15 @@ class AttemptsDir(CheckpointDir, Generic[_Checkpoint]):
         Raises:
             StoreError: The store cannot be listed, or an object cannot be deleted.
         """
-        written = self.written()
+        # The clock is read by a write, which is made only if there is something to delete.
+        left = self.leftovers()
         attempt, name = self.probe()
         with under_way(attempt):
-            now = self.time(name) if written else None
+            now = self.time(name) if left else None
         # Listings of a store may have no times.
-        old = set() if now is None else of_age(written, now, datetime.timedelta(seconds=older_than_s))
-        return self.remove(self.left([each for each in written if each.attempt in old]))
+        old = set() if now is None else of_age(left, now, datetime.timedelta(seconds=older_than_s))
+        # Once more: what was committed until that time is kept.
+        return self.remove(self.left([each for each in left if each.attempt in old]))
 
     def sweep_expired(
         self, listed: Collection[ObjectInfo], own: Collection[str], delimiter: str | None = None

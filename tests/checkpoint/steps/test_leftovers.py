@@ -228,3 +228,20 @@ def test_a_leftover_is_a_tuple_of_these(url, left):
         [(key, step, size, modified, upload, own)] = manager.leftovers()
     assert (key, step, size, upload, own) == (f"{folder_of(attempt)}state.pt", 7, 4, None, attempt)
     assert modified.timestamp() == pytest.approx(path.stat().st_mtime, abs=0.01)
+
+
+def test_the_commit_of_a_step_is_read_once_for_all_its_leftovers(url, left, monkeypatch):
+    for step in (7, 7, 7, 8):
+        left(Attempt.new(step), "state.pt", 5)
+    steps, read = [], Commits.read
+    monkeypatch.setattr(Commits, "read", lambda *given: steps.append(given[1]) or read(*given))
+    with CheckpointManager(url) as manager:
+        assert len(manager.leftovers()) == 4
+    assert sorted(steps) == [7, 8]
+
+
+def test_a_sweep_without_leftovers_writes_nothing(url, left, monkeypatch):
+    with CheckpointManager(url) as manager:
+        manager.save(1, state())
+        monkeypatch.setattr(Commits, "time", None)
+        assert manager.sweep(0) == []

@@ -33,6 +33,7 @@ from torchobj.exceptions import (
 )
 from torchobj.files.links import remove_empty_folders, without_links
 from torchobj.store import ObjectInfo
+from torchobj.store.concurrency import concurrently
 from torchobj.urls import CLOUD_SCHEMES
 from torchobj.warn_once import Once, warn_once
 
@@ -335,15 +336,14 @@ class Commits(AttemptsDir[int]):
         unread = found.keys() - known.keys()
         left = {each for each in attempts if each.checkpoint not in unread and known.get(each.checkpoint) != each}
         # A listing may be old, as that of a gateway with a cache: each commit object is read.
-        return {each for each in left if not self._may_be_committed(each)}
-
-    def _may_be_committed(self, attempt: Attempt[int]) -> bool:
-        try:
-            return self.read(attempt.checkpoint).attempt == attempt
-        except ObjectNotFoundError:
-            return False
-        except UnreadableCommitError:
-            return True
+        for step, commit in concurrently(self.read, {each.checkpoint for each in left}):
+            if isinstance(commit, Commit):
+                left.discard(commit.attempt)
+            elif isinstance(commit, UnreadableCommitError):
+                left = {each for each in left if each.checkpoint != step}
+            elif not isinstance(commit, ObjectNotFoundError):
+                raise commit
+        return left
 
     def written(self, delimiter: str | None = None) -> list[Leftover]:
         """Lists the data of all attempts, and the empty commit objects of interrupted deletes, without a nonce."""
