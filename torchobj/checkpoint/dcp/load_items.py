@@ -1,8 +1,9 @@
 """Loads the items of one rank: resolves their destinations, hands one plan of reads to Rust, and copies what it read.
 
 An item with the frame that this torch writes is read without its archive: up to `_SMALL_BYTES` through the buffer of a
-wave, otherwise into the memory of its tensor. Of an item with another frame, both ends are read first, to find the
-payload in its archive. torch loads what remains: values, quantized tensors, and items that an extension transformed.
+wave, otherwise into the memory of its tensor. One in a file of safetensors has no frame. Of an item with another frame,
+both ends are read first, to find the payload in its archive. torch loads what remains: values, quantized tensors, and
+items that an extension transformed.
 """
 
 import collections
@@ -25,13 +26,13 @@ from torchobj.checkpoint.archive.device_memory import is_reachable
 from torchobj.checkpoint.archive.pickling import message_of
 from torchobj.checkpoint.archive.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir, is_canonical
-from torchobj.checkpoint.dcp.metadata import MAX_NUMBER
+from torchobj.checkpoint.dcp.metadata import MAX_NUMBER, TensorRange
 from torchobj.checkpoint.dcp.other_formats import END_BYTES, check_archive, is_transformed, payload_in, untransformed
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
 
-__all__ = ["ShortFileError", "load_items"]
+__all__ = ["ShortFileError", "load_items", "narrowed"]
 
 #: Payloads up to this size are read with their frames into the buffer of a wave, and copied.
 _SMALL_BYTES = 16 << 10
@@ -134,9 +135,9 @@ class _Load:
         ]
         self._reads_ahead = any(target is not None and not is_reachable(target.device) for target in targets)
         checkpoint, wave_bytes = self._checkpoint, _DEVICE_WAVE_BYTES if self._reads_ahead else _WAVE_BYTES
-        self._plan = _torchobj.NativeSlicePlan(
-            checkpoint.native, checkpoint.key(""), self._verify, wave_bytes, _TILE_BYTES
-        )
+        # Files of safetensors have no checksums.
+        verify = self._verify and not all(isinstance(info, TensorRange) for info in infos)
+        self._plan = _torchobj.NativeSlicePlan(checkpoint.native, checkpoint.key(""), verify, wave_bytes, _TILE_BYTES)
         for request, info, target in zip(requests, infos, targets, strict=True):
             if target is None:
                 self._add_content(info, functools.partial(self._load_value, request, info))
@@ -168,7 +169,7 @@ class _Load:
         # An unpickled object lacks fields that the pickle omits.
         path, offset, length = (getattr(info, field, None) for field in ("relative_path", "offset", "length"))
         if (
-            type(info) is not _StorageInfo
+            not isinstance(info, _StorageInfo)
             or type(path) is not str
             or type(offset) is not int
             or type(length) is not int
@@ -217,6 +218,12 @@ class _Load:
         frame, info = item.frame, item.info
         if item.target.numel() == 0:
             self._loaded.append(item)
+        elif isinstance(info, TensorRange):
+            if info.length <= _SMALL_BYTES:
+                self._reads.append(item)
+                self._plan.add_array(info.relative_path, info.offset, None, info.length)
+            else:
+                self._add_slice(item, info.offset, None, 0)
         elif frame is None or not frame.payload_bytes or is_transformed(info):
             self._other.append(item)
         elif frame.payload_bytes <= _SMALL_BYTES:
@@ -333,7 +340,7 @@ class _Load:
         try:
             tensor = torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True)
             with torch.no_grad():
-                item.target.copy_(_narrowed(tensor, request.storage_offsets, request.lengths))
+                item.target.copy_(narrowed(tensor, request.storage_offsets, request.lengths))
         except Exception as error:
             raise CheckpointError(
                 f"{self._name(item.info, item.name)} cannot be loaded: {message_of(error)}"
@@ -349,17 +356,17 @@ def _copy(item: _TensorItem, saved: torch.Tensor, first: int, tile: _Tile | None
     request, target = item.request, item.target if item.memory is None else item.memory
     if tile is not None:
         shape, inner, outer, lengths = tile
-        target = _narrowed(target, outer, lengths)
+        target = narrowed(target, outer, lengths)
     elif item.memory is not None and request.lengths == item.shape:
         target.copy_(saved.as_strided(item.shape, target.stride(), first))
         return
     else:
         shape, inner, lengths = item.shape, request.storage_offsets, request.lengths
     rows = saved.narrow(0, first, math.prod(shape)).view(tuple(shape))
-    target.copy_(_narrowed(rows, inner, lengths))
+    target.copy_(narrowed(rows, inner, lengths))
 
 
-def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+def narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
     """Returns a slice of a tensor, which shares its memory."""
     for dimension, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
         if length != tensor.shape[dimension]:

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 from torchobj.checkpoint.archive.pickling import check_nesting
 from torchobj.exceptions import CheckpointError
 
-__all__ = ["MAX_NUMBER", "check_described", "dump_metadata", "load_metadata"]
+__all__ = ["MAX_NUMBER", "TensorRange", "check_described", "dump_metadata", "load_metadata"]
 
 #: The highest pickle protocol of Python 3.8.
 _PROTOCOL = 4
@@ -43,6 +43,14 @@ MAX_NUMBER = (1 << 63) - 1
 
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM_MODULE = "torch.distributed.checkpoint.filesystem"
+
+
+@dataclasses.dataclass
+class TensorRange(_StorageInfo):
+    """The bytes of a tensor in a file of safetensors: they have no archive around them. Never part of `.metadata`."""
+
+    version: str | None = None
+    """The version of the file that has the tensor there."""
 
 
 def _reduce_properties(properties: TensorProperties) -> tuple[Any, ...]:

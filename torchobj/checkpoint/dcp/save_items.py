@@ -28,10 +28,10 @@ from torchobj.store.file_objects import NO_ATTRIBUTES
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
 
-__all__ = ["RankReport", "write_items"]
+__all__ = ["STAGED_BYTES", "ItemFile", "RankReport", "close_files", "expect_items", "write_items"]
 
 #: Maximum size of the copies that a file of copies holds at once.
-_STAGED_BYTES = 64 << 20
+STAGED_BYTES = 64 << 20
 
 #: Maximum size of the copies in a file of the caller's own memory, which has no other limit.
 _COPIED_BYTES = 32 << 20
@@ -92,7 +92,7 @@ def _staged_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield _staged_whole(rows)
 
 
-class _ItemFile:
+class ItemFile:
     """A file that is created by `close_files`, unless a write failed before.
 
     Args:
@@ -154,6 +154,33 @@ class _ItemFile:
         """
         self._join()
         self._pieces.append(item.before)
+        records = self._add_records(payload)
+        self._pieces += (DESCRIPTOR_MARK, records, item.middle, records, item.after)
+        self._grow(item.length)
+
+    def add_tensor(self, tensor: torch.Tensor) -> None:
+        """Adds the bytes of a tensor without a frame: small ones as a copy, large ones as `add_large`."""
+        is_own = is_memory(tensor)
+        if tensor.nbytes <= _JOINED_BYTES:
+            self._joined.append(memory_of(tensor if is_own else _staged_whole(tensor)))
+            self._joined_bytes += tensor.nbytes
+            self._uncounted += tensor.nbytes
+            if self._joined_bytes >= _BATCH_BYTES:
+                self._write()
+        else:
+            self._join()
+            self._add_records([tensor] if is_own else _staged_pieces(tensor))
+        self._grow(tensor.nbytes)
+
+    def abort(self) -> None:
+        """Aborts the upload."""
+        self._native.abort()
+
+    def _grow(self, length: int) -> None:
+        self.offset, self.length = self.length, self.length + length
+
+    def _add_records(self, payload: Iterable[torch.Tensor]) -> tuple[int, int]:
+        """Adds consecutive pieces. Returns the range of their records."""
         first = self._records
         for piece in payload:
             memory = memory_of(piece)
@@ -165,16 +192,7 @@ class _ItemFile:
                 self._add_record(block)
                 self._uncounted += len(block)
                 self._write_if_full()
-        records = (first, self._records)
-        self._pieces += (DESCRIPTOR_MARK, records, item.middle, records, item.after)
-        self._grow(item.length)
-
-    def abort(self) -> None:
-        """Aborts the upload."""
-        self._native.abort()
-
-    def _grow(self, length: int) -> None:
-        self.offset, self.length = self.length, self.length + length
+        return first, self._records
 
     def _add_record(self, content: Any) -> None:
         self._pieces.append(content)
@@ -206,7 +224,7 @@ class _ItemFile:
         return pieces
 
 
-def close_files(files: Sequence[_ItemFile]) -> dict[str, int]:
+def close_files(files: Sequence[ItemFile]) -> dict[str, int]:
     """Completes all files concurrently. Returns the CRC-32 of each, by name.
 
     Raises:
@@ -225,15 +243,15 @@ class _Bin:
         checkpoint: Folder of the checkpoint.
         names: Names of the files of the rank.
         opened: All files of the rank, to which this adds those that it opens.
-        counted: As for `_ItemFile`.
+        counted: As for `ItemFile`.
     """
 
     def __init__(
-        self, checkpoint: DistributedDir, names: FileNames, opened: list[_ItemFile], counted: ByteProgress
+        self, checkpoint: DistributedDir, names: FileNames, opened: list[ItemFile], counted: ByteProgress
     ) -> None:
         self._checkpoint, self._names, self._opened, self._counted = checkpoint, names, opened, counted
         #: The file of copies, and that of the caller's memory.
-        self._files: dict[bool, _ItemFile] = {}
+        self._files: dict[bool, ItemFile] = {}
         self._left = _COPIED_BYTES
 
     def add(self, item: WriteItem, data: Any) -> WriteResult:
@@ -245,7 +263,7 @@ class _Bin:
         length = file.length - file.offset
         return WriteResult(item.index, length, _StorageInfo(file.name, file.offset, length))
 
-    def _add_tensor(self, tensor: torch.Tensor, name: str) -> _ItemFile:
+    def _add_tensor(self, tensor: torch.Tensor, name: str) -> ItemFile:
         check_memory(tensor, name)
         is_own = is_memory(tensor)
         is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
@@ -262,17 +280,17 @@ class _Bin:
             file.add_small(frame, memory_of(tensor if is_own else _staged_whole(tensor)))
         return file
 
-    def _add_bytes(self, content: Any) -> _ItemFile:
+    def _add_bytes(self, content: Any) -> ItemFile:
         file = self._file(of_copies=not self._takes_copy(len(content)))
         file.add_bytes(content)
         return file
 
-    def _file(self, *, of_copies: bool) -> _ItemFile:
+    def _file(self, *, of_copies: bool) -> ItemFile:
         """Returns the file of copies, or that of the caller's memory."""
         if of_copies not in self._files:
-            limit_bytes = _STAGED_BYTES if of_copies else None if self._counted.arrived is None else BLOCKS_BYTES
+            limit_bytes = STAGED_BYTES if of_copies else None if self._counted.arrived is None else BLOCKS_BYTES
             name = self._names.file(len(self._opened))
-            self._files[of_copies] = _ItemFile(self._checkpoint, name, limit_bytes, self._counted)
+            self._files[of_copies] = ItemFile(self._checkpoint, name, limit_bytes, self._counted)
             self._opened.append(self._files[of_copies])
         return self._files[of_copies]
 
@@ -282,6 +300,12 @@ class _Bin:
             return False
         self._left -= length
         return True
+
+
+def expect_items(items: Iterable[WriteItem], counted: ByteProgress) -> None:
+    """Counts the bytes of tensors as bytes to send."""
+    tensors = [item.tensor_data for item in items if item.tensor_data is not None]
+    counted.expect(sum(math.prod(data.chunk.sizes) * data.properties.dtype.itemsize for data in tensors))
 
 
 def write_items(
@@ -311,9 +335,8 @@ def write_items(
     """
     if not items:
         return []
-    names, opened = FileNames(prefix), list[_ItemFile]()
-    tensors = [item.tensor_data for item in items if item.tensor_data is not None]
-    counted.expect(sum(math.prod(data.chunk.sizes) * data.properties.dtype.itemsize for data in tensors))
+    names, opened = FileNames(prefix), list[ItemFile]()
+    expect_items(items, counted)
     with under_way(names.attempt):
         try:
             results = []

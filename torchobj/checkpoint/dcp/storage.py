@@ -10,7 +10,7 @@ import logging
 import os
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
@@ -21,14 +21,25 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import was_refused
+from torchobj.checkpoint.dcp.folder_metadata import folder_metadata
 from torchobj.checkpoint.dcp.load_items import load_items
-from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
+from torchobj.checkpoint.dcp.metadata import TensorRange, dump_metadata, load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, rank_prefix, ranked
 from torchobj.checkpoint.dcp.removal import DistributedDir
 from torchobj.checkpoint.dcp.save_items import RankReport, write_items
+from torchobj.checkpoint.dcp.tensor_files import TensorFiles, check_tensors, weights_in, write_tensors
+from torchobj.checkpoint.safetensors import names
 from torchobj.config import StoreConfig
-from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
+from torchobj.exceptions import (
+    BucketNotFoundError,
+    CheckpointError,
+    ConfigError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoreError,
+)
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import ByteProgress, ProgressOption
@@ -111,6 +122,9 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
     than when it was saved, it reads only the required ranges. It compares the checksums in the files of all tensors
     that are read whole. Unpickling the metadata executes no code from it. A reader can be pickled.
 
+    A folder without `.metadata` may also be one of safetensors: written by `StorageWriter(format="safetensors")` or
+    torch's `HuggingFaceStorageWriter`, or a model of the Hugging Face Hub. Its files have no checksums.
+
     Args:
         url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
         verify: Compare checksums.
@@ -156,11 +170,19 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
 
         Raises:
             ObjectNotFoundError: The checkpoint does not exist.
-            CheckpointError: The object is not metadata, or names a class that metadata does not need.
+            CheckpointError: The object is not metadata, or names a class that metadata does not need; or a file of
+                safetensors is damaged, or the parts of a tensor do not cover it.
         """
         name = ranked(METADATA, kwargs.get("rank"))
-        data = self._checkpoint.get(name)
-        metadata = load_metadata(data, self._checkpoint.url_of(name))
+        try:
+            metadata = load_metadata(self._checkpoint.get(name), self._checkpoint.url_of(name))
+        except BucketNotFoundError:
+            raise
+        except ObjectNotFoundError:
+            found = folder_metadata(self._checkpoint, self._config) if kwargs.get("rank") is None else None
+            if found is None:
+                raise
+            metadata = found
         # Metadata of another version of torch may not have the field.
         metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
         metadata.storage_meta.load_id = self._id
@@ -202,7 +224,22 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         if self._metadata is None:
             raise CheckpointError(f"{self.checkpoint_id}: set_up_storage_reader was not called")
         load_items(self._checkpoint, self._metadata, plan.items, planner, verify=self._verify, counted=self._counted)
+        self._check_versions(self._metadata.storage_data.get(item.storage_index) for item in plan.items)
         return _done(None)
+
+    def _check_versions(self, infos: Iterable[_StorageInfo | None]) -> None:
+        """Checks that files of safetensors were not replaced since their headers were read: a save keeps their names.
+
+        Raises:
+            ObjectChangedError: A file was replaced.
+        """
+        versions = {info.relative_path: info.version for info in infos if isinstance(info, TensorRange)}
+        # A byte of each, of this version only.
+        jobs = [
+            (self._checkpoint.native, self._checkpoint.key(name), version, [(0, bytearray(1))])
+            for name, version in versions.items()
+        ]
+        _torchobj.scatter(jobs, checksum=False)
 
 
 class StorageWriter(CheckpointStorage, TorchStorageWriter):
@@ -218,8 +255,19 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     sent from their own memory, in parallel parts: do not change them before the save returns. A writer can be pickled,
     for `async_save` in a process.
 
+    With `format="safetensors"` the files are those of torch's `HuggingFaceStorageWriter`, of a state that has tensors
+    only. If each tensor is whole, they are a folder of weights as `torchobj.load` reads it, with an index. Otherwise
+    each rank writes shards, which `StorageReader` loads with any sharding. With `consolidate` these are in the folder
+    `sharded`, and the coordinator joins them to such a folder of weights, with at most 256 MiB. The weights that are in
+    the folder are deleted first, and the index is written last: a save that fails or is killed leaves a folder without
+    an index. A tensor that has several names is written for each.
+
     Args:
         url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
+        format: `"safetensors"`, or None for torch's own format.
+        fqn_to_index_mapping: For safetensors the number of the file of each tensor, from 1 on; None: one file, or with
+            whole tensors on several ranks one file for each.
+        consolidate: For safetensors: whether files of whole tensors are written, divided by the mapping.
         thread_count: Number of files for the items of a rank. One is enough: its parts are sent in parallel.
         prefix_strategy: Returns how the names of the files of a rank start, given its number; `__<rank>_` if None. The
             strategies of s3torchconnector are in `torchobj.s3torchconnector.dcp`.
@@ -229,7 +277,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         config: Settings of the store.
 
     Raises:
-        ConfigError: `url` is not a URL of a store, `thread_count` is not a positive int, or `overwrite` is not a bool.
+        ConfigError: `url` is not a URL of a store, or an argument is invalid, or is not for this format.
 
     Example:
         ```python
@@ -242,6 +290,9 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         self,
         url: str,
         *,
+        format: names.Format = None,  # noqa: A002  the argument of `torchobj.save`
+        fqn_to_index_mapping: Mapping[str, int] | None = None,
+        consolidate: bool = False,
         thread_count: int = 1,
         prefix_strategy: Callable[[int], str] | None = None,
         overwrite: bool = True,
@@ -251,6 +302,14 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         if not isinstance(thread_count, int) or thread_count < 1:
             raise ConfigError(f"thread_count={thread_count!r}: must be an int of 1 or more")
         check_condition(overwrite, None)
+        #: How tensors are divided into files of safetensors; None for torch's own format.
+        self._tensor_files: TensorFiles | None = None
+        if names.is_safetensors(None, format):
+            if thread_count != 1 or prefix_strategy is not None:
+                raise ConfigError("thread_count and prefix_strategy are not for format='safetensors'")
+            self._tensor_files = TensorFiles(fqn_to_index_mapping, consolidate=consolidate)
+        elif fqn_to_index_mapping is not None or consolidate:
+            raise ConfigError("fqn_to_index_mapping and consolidate are only for format='safetensors'")
         super().__init__(url, config)
         self._counted = ByteProgress(progress)
         self._thread_count = thread_count
@@ -270,24 +329,40 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
 
     # torch passes keywords only to signatures with the name `kwargs`.
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ARG002
-        """Takes torch's choice: one metadata object for all ranks, or one for each rank."""
+        """Takes torch's choice: one metadata object for all ranks, or one for each rank.
+
+        Raises:
+            ConfigError: Each rank would write its own metadata, which files of safetensors do not have.
+        """
         self._rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
-        self._metadata_name = ranked(METADATA, self._rank)
+        if self._tensor_files is not None and self._rank is not None:
+            raise ConfigError(
+                "use_collectives=False: not for format='safetensors', whose files the ranks name together"
+            )
+        self._metadata_name = ranked(METADATA, self._rank) if self._tensor_files is None else names.INDEX
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Returns the plan; if each rank writes its own metadata, with the prefix of its files.
 
         Raises:
             CheckpointError: The checkpoint exists, and `overwrite` is false.
+            ConfigError: The state has values that are not tensors, and the format is safetensors.
         """
+        if self._tensor_files is not None:
+            check_tensors(plan.items)
         return plan if self._rank is None else self._with_prefixes({self._rank: plan})[0]
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Returns the plans with the prefix of each rank's files.
+        """Returns the plans with the prefix of each rank's files, or for safetensors with the file of each item.
 
         Raises:
             CheckpointError: The checkpoint exists, and `overwrite` is false.
+            ConfigError: `fqn_to_index_mapping` has no number for a tensor.
         """
+        if self._tensor_files is not None:
+            files = self._tensor_files.names(plans)
+            self._clear()
+            return [dataclasses.replace(plan, storage_data=of_plan) for plan, of_plan in zip(plans, files, strict=True)]
         return plans if self._rank is not None else self._with_prefixes(dict(enumerate(plans)))
 
     def _with_prefixes(self, plans: dict[int, SavePlan]) -> list[SavePlan]:
@@ -298,21 +373,37 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             for rank, plan in plans.items()
         ]
 
+    def _clear(self) -> None:
+        """Deletes the weights in the folder, so that no file of another save is read with those of this one.
+
+        Raises:
+            CheckpointError: There are some, or another checkpoint, and `overwrite` is false.
+        """
+        weights = weights_in(self._checkpoint)
+        if not self._overwrite and (weights or self._checkpoint.head(METADATA) is not None):
+            raise self._exists()
+        # The index first: without it the folder has no weights.
+        for found in (weights[:1], weights[1:]):
+            self._checkpoint.delete(found)
+        self._checkpoint.delete(sorted(self._names_of_previous(METADATA)))
+        self._checkpoint.delete([METADATA])
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes the items of the rank. A failure is part of the result; `finish` raises it on all ranks."""
         try:
             self._counted.begin()
-            prefix = plan.storage_data.prefix
-            results = write_items(
-                self._checkpoint, prefix, plan.items, planner, self._thread_count, counted=self._counted
-            )
+            checkpoint, placed, items, counted = self._checkpoint, plan.storage_data, plan.items, self._counted
+            if self._tensor_files is not None:
+                results = write_tensors(checkpoint, placed, items, planner, counted=counted)
+            else:
+                results = write_items(checkpoint, placed.prefix, items, planner, self._thread_count, counted=counted)
             self._counted.finish()
         except BaseException as error:  # noqa: BLE001  the coordinator raises it, on all ranks
             results = [RankReport({}, error, "".join(traceback.format_exception(error))).result()]
         return _done(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commits the checkpoint by writing its metadata.
+        """Commits the checkpoint by writing its metadata, or for safetensors the index.
 
         Raises:
             CheckpointError: A planned item was not written; or the checkpoint exists now, and `overwrite` is false; or
@@ -338,13 +429,19 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             metadata.version = _DCP_VERSION
             metadata.storage_data = stored
             metadata.storage_meta = self.storage_meta()
-            data = dump_metadata(metadata)
-            previous = self._previous(sizes)
+            data: bytes | None = None
+            previous: tuple[set[str], list[ObjectInfo]] | None = None
+            if self._tensor_files is not None:
+                data = self._tensor_files.index(self._checkpoint, metadata, sizes, self._config)
+            else:
+                data, previous = dump_metadata(metadata), self._previous(sizes)
         except BaseException:
             self._checkpoint.discard(sizes)
             raise
-        self._commit(data, sizes)
-        self._tidy(sizes, *previous)
+        if data is not None:
+            self._commit(data, sizes)
+        if previous is not None:
+            self._tidy(sizes, *previous)
 
     def _previous(self, sizes: dict[str, int]) -> tuple[set[str], list[ObjectInfo]]:
         """Returns the files of the checkpoint that is replaced, and the objects in the folder.
@@ -352,7 +449,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         Raises:
             CheckpointError: A file of this save is missing, or has another size.
         """
-        replaced = self._names_of_previous() - sizes.keys()
+        replaced = self._names_of_previous(self._metadata_name) - sizes.keys()
         # Immediately before the metadata is written: another process may have swept the files since.
         return replaced, self._listed(sizes)
 
@@ -434,17 +531,17 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
             f"Checkpoint already exists and overwrite=False: {self._checkpoint.url_of(self._metadata_name)}"
         )
 
-    def _names_of_previous(self) -> set[str]:
-        """Returns the files of the checkpoint that this save replaces."""
+    def _names_of_previous(self, metadata: str) -> set[str]:
+        """Returns the files of the checkpoint that this save replaces, which its metadata names."""
         if not self._overwrite:
             return set()
         try:
-            files = self._checkpoint.files_of(self._metadata_name)
+            files = self._checkpoint.files_of(metadata)
         except CheckpointError as error:
             logger.warning("replacing %s; its old files are not deleted: %s", self.checkpoint_id, error)
             return set()
         if files is not None:
-            logger.info("replacing %s", self._checkpoint.url_of(self._metadata_name))
+            logger.info("replacing %s", self._checkpoint.url_of(metadata))
         return files or set()
 
 

@@ -45,6 +45,11 @@ class StartedObject:
             small, _, self.size, self._version = store.get_ends(key, _FIRST_BYTES, 1)
             self._first = memoryview(small)
 
+    @property
+    def version(self) -> str | None:
+        """The version that is read."""
+        return self._version
+
     def start(self, length: int) -> bytes:
         """Returns the first `length` bytes; all of a smaller object."""
         data = bytearray(min(length, self.size))

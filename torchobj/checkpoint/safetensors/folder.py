@@ -13,7 +13,7 @@ from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError, PreconditionFailedError
 from torchobj.store.file_objects import store_of
 
-__all__ = ["clear", "plans_of"]
+__all__ = ["clear", "index_of", "plans_of"]
 
 
 def plans_of(
@@ -36,11 +36,20 @@ def plans_of(
     if len(shards) < 2:
         return [(url + names.WHOLE, plan_of(tensors, metadata))]
     by_name = {names.shard(number, len(shards)): shard for number, shard in enumerate(shards, 1)}
-    total = {"total_size": sum(tensor.nbytes for tensor in tensors.values())}
-    index = {"metadata": total, "weight_map": {name: file for file, shard in by_name.items() for name in shard}}
-    text = json.dumps(index, indent=2).encode()
+    total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    text = index_of({name: file for file, shard in by_name.items() for name in shard}, total_bytes)
     plans = [(url + file, plan_of(shard, metadata)) for file, shard in by_name.items()]
     return [*plans, (url + names.INDEX, Plan([(0, text)], [], [], len(text), []))]
+
+
+def index_of(files: Mapping[str, str], total_bytes: int) -> bytes:
+    """Returns the content of an index.
+
+    Args:
+        files: The name of the file of each tensor, by the name of the tensor.
+        total_bytes: Size of all tensors.
+    """
+    return json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": dict(files)}, indent=2).encode()
 
 
 def _shards(tensors: Mapping[str, torch.Tensor], max_bytes: int | None) -> list[dict[str, torch.Tensor]]:

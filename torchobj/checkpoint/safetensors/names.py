@@ -5,7 +5,19 @@ from typing import Any, Literal, TypeAlias
 
 from torchobj.exceptions import CheckpointError, ConfigError
 
-__all__ = ["INDEX", "WHOLE", "Format", "check_shard", "is_folder", "is_index", "is_of_model", "is_safetensors", "shard"]
+__all__ = [
+    "INDEX",
+    "WHOLE",
+    "Format",
+    "check_shard",
+    "is_folder",
+    "is_index",
+    "is_of_model",
+    "is_safetensors",
+    "is_tensor_shard",
+    "shard",
+    "tensor_shard",
+]
 
 #: The argument `format` of `save` and `load`. None: by the name.
 Format: TypeAlias = Literal["safetensors"] | None
@@ -16,7 +28,7 @@ WHOLE = "model.safetensors"
 #: Names the file of each tensor of a folder.
 INDEX = "model.safetensors.index.json"
 
-_OF_MODEL = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
+_OF_MODEL = re.compile(r"(shard-\d{5,}-(?=model-))?model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
 
 
 def is_safetensors(url: Any, format: Format) -> bool:  # noqa: A002  the argument of `save` and `load`
@@ -62,6 +74,26 @@ def shard(number: int, count: int) -> str:
         'model-00001-of-00002.safetensors'
     """
     return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def tensor_shard(writer: int, number: int, count: int) -> str:
+    """Returns the name of what one rank has of a shard, as torch's `HuggingFaceStorageWriter` names it.
+
+    Example:
+        >>> tensor_shard(3, 1, 2)
+        'shard-00003-model-00001-of-00002.safetensors'
+    """
+    return f"shard-{writer:05d}-{shard(number, count)}"
+
+
+def is_tensor_shard(name: str) -> bool:
+    """Returns whether a name is one that `tensor_shard` returns.
+
+    Example:
+        >>> is_tensor_shard("shard-00003-model-00001-of-00002.safetensors"), is_tensor_shard("model.safetensors")
+        (True, False)
+    """
+    return name.startswith("shard-") and is_of_model(name)
 
 
 def check_shard(name: str) -> None:
