@@ -177,9 +177,9 @@ def _checked(parts: Sequence[_Part]) -> tuple[_Index, Sequence[_Part]]:
         raise ValueError("has parts of several tensors")
     size = shapes.pop() if shapes else tuple(map(max, zip(*(part.end for part in parts), strict=True)))
     assert size is not None  # noqa: S101  None was removed
-    if 0 in size:
-        return size, parts[:1]
     filled = [part for part in parts if 0 not in part.stored.shape]
+    if not filled and 0 in size:
+        return size, parts[:1]
     if not _covers([(part.start, part.end) for part in filled], (0,) * len(size), size):
         raise ValueError(f"its {len(parts)} parts do not cover its shape {size} once: files are missing, or too many")
     return size, filled

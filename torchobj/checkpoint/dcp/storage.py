@@ -24,7 +24,7 @@ from torch.futures import Future
 from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.dcp.folder_metadata import folder_metadata
-from torchobj.checkpoint.dcp.load_items import load_items
+from torchobj.checkpoint.dcp.load_items import ShortFileError, load_items
 from torchobj.checkpoint.dcp.metadata import TensorRange, dump_metadata, load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, rank_prefix, ranked
 from torchobj.checkpoint.dcp.removal import DistributedDir
@@ -223,16 +223,22 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
     def _load(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         if self._metadata is None:
             raise CheckpointError(f"{self.checkpoint_id}: set_up_storage_reader was not called")
-        load_items(self._checkpoint, self._metadata, plan.items, planner, verify=self._verify, counted=self._counted)
-        self._check_versions(self._metadata.storage_data.get(item.storage_index) for item in plan.items)
+        metadata, counted = self._metadata, self._counted
+        try:
+            load_items(self._checkpoint, metadata, plan.items, planner, verify=self._verify, counted=counted)
+        except ShortFileError:
+            self._check_versions(metadata, plan)
+            raise
+        self._check_versions(metadata, plan)
         return _done(None)
 
-    def _check_versions(self, infos: Iterable[_StorageInfo | None]) -> None:
+    def _check_versions(self, metadata: Metadata, plan: LoadPlan) -> None:
         """Checks that files of safetensors were not replaced since their headers were read: a save keeps their names.
 
         Raises:
             ObjectChangedError: A file was replaced.
         """
+        infos = (metadata.storage_data.get(item.storage_index) for item in plan.items)
         versions = {info.relative_path: info.version for info in infos if isinstance(info, TensorRange)}
         # A byte of each, of this version only.
         jobs = [
