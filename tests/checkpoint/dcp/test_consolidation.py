@@ -2,6 +2,7 @@
 
 import json
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from torchobj.checkpoint.dcp.removal import DistributedDir
 from torchobj.checkpoint.safetensors import names
 
 pytestmark = QUIET
+
+consolidate_hf = pytest.importorskip("torch.distributed.checkpoint._consolidate_hf_safetensors")
 
 INDEX = "model.safetensors.index.json"
 
@@ -94,21 +97,17 @@ def test_few_blocks_are_in_memory(monkeypatch, bucket, config):
 
 def saved_and_joined(rank, folder):
     mesh = joined()
-    mapping = {name: 1 + number % 2 for number, name in enumerate(whole())}
-    for each, given in (("one", None), ("two", mapping)):
-        writer = StorageWriter(
-            f"file://{folder}/{each}", format="safetensors", fqn_to_index_mapping=given, consolidate=True
-        )
-        metadata = dcp.save(sharded(mesh), storage_writer=writer)
+    state = sharded(mesh)
     # torch joins no integers, and writes scalars as zeros.
-    state = {name: tensor for name, tensor in sharded(mesh).items() if tensor.is_floating_point() and tensor.ndim}
-    theirs = pytest.importorskip("torch.distributed.checkpoint.hf_storage").HuggingFaceStorageWriter(
-        f"{folder}/theirs",
-        fqn_to_index_mapping={name: mapping[name] for name in state},
-        save_distributed=True,
-        enable_consolidation=True,
-    )
-    dcp.save(state, storage_writer=theirs)
+    floats = {name: tensor for name, tensor in state.items() if tensor.is_floating_point() and tensor.ndim}
+    mapping = {name: 1 + number % 2 for number, name in enumerate(whole())}
+    for each, saved, given in (("one", state, None), ("two", state, mapping), ("floats", floats, mapping)):
+        writer = writer_to(f"file://{folder}/{each}", fqn_to_index_mapping=given)
+        metadata = dcp.save(saved, storage_writer=writer)
+    if rank == 0:
+        theirs = {name: mapping[name] for name in floats}
+        (Path(folder) / "theirs").mkdir()
+        consolidate_hf.consolidate_safetensors_files(f"{folder}/floats/sharded", f"{folder}/theirs", theirs)
     return sorted({info.relative_path for info in metadata.storage_data.values()})
 
 
@@ -119,22 +118,23 @@ def test_the_shards_of_two_ranks_become_a_folder_of_weights(tmp_path):
     assert {name.split("/")[0] for name in first} == {"sharded"}
     for each in ("one", "two"):
         assert_equal(torchobj.load(f"file://{tmp_path}/{each}/"), whole())
-    index, theirs = (json.loads((tmp_path / each / INDEX).read_text()) for each in ("two", "theirs"))
-    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole().values())
-    assert theirs["weight_map"].items() <= index["weight_map"].items()
-    assert set(theirs["weight_map"].values()) == set(index["weight_map"].values())
-    for name in set(index["weight_map"].values()):
-        ours, expected = (safetensors.load_file(tmp_path / each / name) for each in ("two", "theirs"))
-        assert_equal({key: ours[key] for key in expected}, expected)
     assert sorted(path.name for path in (tmp_path / "two" / "sharded").iterdir()) == sorted(
         names.tensor_shard(rank, number, 2) for rank in (1, 2) for number in (1, 2)
     )
+    index, theirs = (json.loads((tmp_path / each / INDEX).read_text()) for each in ("floats", "theirs"))
+    assert index == theirs
+    for name in set(index["weight_map"].values()):
+        ours, expected = (safetensors.load_file(tmp_path / each / name) for each in ("floats", "theirs"))
+        assert_equal(ours, expected)
+
+
+def writer_to(url, config=None, **settings):
+    return StorageWriter(url, format="safetensors", consolidate=True, config=config, **settings)
 
 
 def refused_and_saved(rank, url, config):
     mesh = joined()
-    writer = StorageWriter(f"{url}/step 1", format="safetensors", consolidate=True, config=config)
-    dcp.save(sharded(mesh), storage_writer=writer)
+    dcp.save(sharded(mesh), storage_writer=writer_to(f"{url}/step 1", config))
 
 
 def test_a_file_that_cannot_be_joined_fails_all_ranks_and_leaves_nothing(bucket, control):
@@ -157,7 +157,6 @@ def test_a_shard_that_is_lost_before_it_is_joined_is_an_error(tmp_path):
 
 def test_whole_tensors_of_one_rank_are_joined_to_nothing(tmp_path):
     state = {"weight": torch.rand(3)}
-    writer = StorageWriter(f"file://{tmp_path}", format="safetensors", consolidate=True)
-    dcp.save(state, storage_writer=writer, no_dist=True)
+    dcp.save(state, storage_writer=writer_to(f"file://{tmp_path}"), no_dist=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [FILE, INDEX]
     assert_equal(torchobj.load(f"file://{tmp_path}/"), state)

@@ -43,3 +43,23 @@ def test_a_format_is_given_by_the_suffix_or_the_argument():
     assert not names.is_safetensors("s3://bucket/a.safetensors.pt", None)
     with pytest.raises(ConfigError, match="format='gguf': must be 'safetensors'"):
         names.is_safetensors("s3://bucket/a.gguf", "gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of_model", "is_tensor_shard"),
+    [
+        (names.WHOLE, True, False),
+        (names.INDEX, True, False),
+        (names.shard(1, 2), True, False),
+        (names.tensor_shard(3, 1, 2), True, True),
+        (names.tensor_shard(100_000, 1, 2), True, True),
+        ("shard-00001-model.safetensors", False, False),
+        ("shard-00001-of-00002.safetensors", False, False),
+        ("shard-1-model-00001-of-00002.safetensors", False, False),
+        ("adapter_model.safetensors", False, False),
+        ("model.fp16.safetensors", False, False),
+    ],
+)
+def test_names_of_weights_are_those_that_a_save_gives(name, is_of_model, is_tensor_shard):
+    assert names.is_of_model(name) == is_of_model
+    assert names.is_tensor_shard(name) == is_tensor_shard

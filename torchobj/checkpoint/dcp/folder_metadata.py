@@ -110,9 +110,10 @@ def folder_metadata(checkpoint: CheckpointDir, config: StoreConfig | None) -> Me
 
 def _files_of(checkpoint: CheckpointDir, config: StoreConfig | None) -> list[SafetensorsFile]:
     listed = sorted(info.key for info in checkpoint.objects("", "/"))
-    if names.INDEX in listed or names.WHOLE in listed:
-        weights = open_weights([f"{checkpoint.url}/"], None, config)
-        return list(dict.fromkeys(file for file, _ in weights.tensors.values()))
+    for name in (names.INDEX, names.WHOLE):
+        if name in listed:
+            weights = open_weights([checkpoint.url_of(name)], None, config)
+            return list(dict.fromkeys(file for file, _ in weights.tensors.values()))
 
     def opened(name: str) -> SafetensorsFile:
         return SafetensorsFile(checkpoint.native, checkpoint.key(name), checkpoint.url_of(name))
@@ -133,22 +134,26 @@ def _parts_of(file: SafetensorsFile) -> Iterator[_Part]:
     """
     text = file.metadata.get(_PARTS)
     try:
-        known = _parsed(text) if text else None
-        for stored in file.tensors.values():
-            start: _Index = (0,) * len(stored.shape)
-            shape = None
-            if known is not None:
-                start, shape = _place(known.get(stored.name), stored)
-            yield _Part(file, stored, start, shape)
+        places = _places(text, file.tensors) if text else {}
     except CheckpointError as error:
         raise CheckpointError(f"{file.url}: its {_PARTS} is damaged: {error}") from None
+    for name, stored in file.tensors.items():
+        yield _Part(file, stored, *places.get(name, ((0,) * len(stored.shape), None)))
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    json_text = JsonText(text.encode())
-    parts = dict(json_text.members(lambda _: json_text.value()))
-    json_text.end()
-    return parts
+def _places(text: str, tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[_Index, _Index | None]]:
+    """Returns where the part of each tensor starts, and the shape of the whole tensor if it is known."""
+    parts = JsonText(text.encode())
+    places = {}
+    # Each value is checked as it is parsed: all of them could take many times the memory of the text.
+    for name, part in parts.members(lambda _: parts.value()):
+        if name in tensors:
+            places[name] = _place(part, tensors[name])
+    parts.end()
+    for name in tensors:
+        if name not in places:
+            raise CheckpointError(f"it does not have {reprlib.repr(name)}")
+    return places
 
 
 def _place(part: Any, stored: StoredTensor) -> tuple[_Index, _Index | None]:

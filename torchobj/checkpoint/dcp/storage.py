@@ -182,6 +182,7 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
             found = folder_metadata(self._checkpoint, self._config) if kwargs.get("rank") is None else None
             if found is None:
                 raise
+            logger.debug("%s: not verified: files of safetensors have no checksums", self.checkpoint_id)
             metadata = found
         # Metadata of another version of torch may not have the field.
         metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
@@ -264,19 +265,20 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     With `format="safetensors"` the files are those of torch's `HuggingFaceStorageWriter`, of a state that has tensors
     only. If each tensor is whole, they are a folder of weights as `torchobj.load` reads it, with an index. Otherwise
     each rank writes shards, which `StorageReader` loads with any sharding. With `consolidate` these are in the folder
-    `sharded`, and the coordinator joins them to such a folder of weights, with at most 256 MiB. The weights that are in
-    the folder are deleted first, and the index is written last: a save that fails or is killed leaves a folder without
-    an index. A tensor that has several names is written for each.
+    `sharded`, and the coordinator joins them to such a folder of weights, in about 512 MiB of memory. The weights that
+    are in the folder are deleted first, and the index is written last: a save that fails or is killed leaves a folder
+    without an index. A tensor that has several names is written for each.
 
     Args:
         url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
         format: `"safetensors"`, or None for torch's own format.
         fqn_to_index_mapping: For safetensors the number of the file of each tensor, from 1 on; None: one file, or with
             whole tensors on several ranks one file for each.
-        consolidate: For safetensors: whether files of whole tensors are written, divided by the mapping.
-        thread_count: Number of files for the items of a rank. One is enough: its parts are sent in parallel.
+        consolidate: For safetensors: write files of whole tensors, divided exactly as the mapping says.
+        thread_count: Number of files for the items of a rank. One is enough: its parts are sent in parallel. Not for
+            safetensors.
         prefix_strategy: Returns how the names of the files of a rank start, given its number; `__<rank>_` if None. The
-            strategies of s3torchconnector are in `torchobj.s3torchconnector.dcp`.
+            strategies of s3torchconnector are in `torchobj.s3torchconnector.dcp`. Not for safetensors.
         overwrite: Replace an existing checkpoint.
         progress: Receives a `torchobj.files.Progress` of the bytes that this rank saves, as they are sent; True shows
             a bar on stderr. An exception that it raises ends the save on all ranks.
