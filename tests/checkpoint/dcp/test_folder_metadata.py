@@ -7,6 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint import state_dict_loader
 
 import torchobj
 from tests.support.distributed_states import QUIET, assert_equal, blank
@@ -80,6 +81,14 @@ def test_files_without_an_index_are_one_checkpoint(url):
     put(url, "below/third.safetensors", {"a": torch.rand(1)})
     put_bytes(url, "config.json", b"{}")
     assert_equal(loaded(url, state), state)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
+def test_a_folder_is_loaded_without_a_template_too(url):
+    state = {"a": torch.rand(3), "b.c": torch.rand(4)}
+    torchobj.save(state, f"{url}/model.safetensors")
+    found = state_dict_loader._load_state_dict_from_keys(storage_reader=StorageReader(url))
+    assert_equal(found, state)
 
 
 def test_a_checkpoint_of_torchs_own_format_goes_first(url):

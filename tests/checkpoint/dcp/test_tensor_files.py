@@ -51,6 +51,11 @@ def save(folder, state, **settings):
     return dcp.save(state, storage_writer=writer_to(folder, **settings), no_dist=True)
 
 
+def save_to(bucket, state, **settings):
+    writer = StorageWriter(f"{bucket.url}/step 1", format="safetensors", config=bucket.config, **settings)
+    return dcp.save(state, storage_writer=writer, no_dist=True)
+
+
 def names_in(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -214,20 +219,27 @@ def test_a_save_in_the_background_is_one(tmp_path):
 
 def test_a_part_that_fails_fails_the_save_and_leaves_no_file(bucket, control):
     control.faults({"operation": "PutObject", "key": "00002-of", "action": {"status": 403, "code": "AccessDenied"}})
-    writer = StorageWriter(
-        f"{bucket.url}/step 1", format="safetensors", fqn_to_index_mapping={"a": 1, "b": 2}, config=bucket.config
-    )
-    error = error_of(lambda: dcp.save({"a": torch.rand(3), "b": torch.rand(3)}, storage_writer=writer, no_dist=True))
+    state, mapping = {"a": torch.rand(3), "b": torch.rand(3)}, {"a": 1, "b": 2}
+    error = error_of(lambda: save_to(bucket, state, fqn_to_index_mapping=mapping))
     assert isinstance(error, exceptions.AccessDeniedError)
     assert bucket.keys() == []
 
 
 def test_an_index_that_is_refused_leaves_no_file(bucket, control):
     control.faults({"operation": "PutObject", "key": "index", "action": {"status": 403, "code": "AccessDenied"}})
-    writer = StorageWriter(f"{bucket.url}/step 1", format="safetensors", config=bucket.config)
-    error = error_of(lambda: dcp.save({"a": torch.rand(3)}, storage_writer=writer, no_dist=True))
+    error = error_of(lambda: save_to(bucket, {"a": torch.rand(3)}))
     assert isinstance(error, exceptions.AccessDeniedError)
     assert bucket.keys() == []
+
+
+def test_a_new_folder_needs_no_permission_to_delete(bucket, control):
+    save_to(bucket, {"a": torch.rand(3)})
+    assert [request.operation for request in control.requests()] == [
+        "ListObjectsV2",
+        "ListObjectsV2",
+        "PutObject",
+        "PutObject",
+    ]
 
 
 def two_ranks(rank, folder):

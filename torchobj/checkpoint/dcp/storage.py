@@ -387,14 +387,14 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         Raises:
             CheckpointError: There are some, or another checkpoint, and `overwrite` is false.
         """
-        weights = weights_in(self._checkpoint)
-        if not self._overwrite and (weights or self._checkpoint.head(METADATA) is not None):
+        found = weights_in(self._checkpoint)
+        if found and not self._overwrite:
             raise self._exists()
-        # The index first: without it the folder has no weights.
-        for found in (weights[:1], weights[1:]):
-            self._checkpoint.delete(found)
-        self._checkpoint.delete(sorted(self._names_of_previous(METADATA)))
-        self._checkpoint.delete([METADATA])
+        if METADATA in found:
+            self._checkpoint.delete(sorted(self._names_of_previous(METADATA)))
+        # The index or the metadata first: without it the folder has no checkpoint.
+        for names_of_kind in (found[:1], found[1:]):
+            self._checkpoint.delete(names_of_kind)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes the items of the rank. A failure is part of the result; `finish` raises it on all ranks."""

@@ -21,6 +21,7 @@ from torchobj.checkpoint.archive.plan import is_memory
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.consolidation import consolidate
 from torchobj.checkpoint.dcp.folder_metadata import file_metadata, folder_metadata
+from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.removal import DistributedDir
 from torchobj.checkpoint.dcp.save_items import STAGED_BYTES, ItemFile, RankReport, close_files, expect_items
 from torchobj.checkpoint.safetensors import names
@@ -152,9 +153,9 @@ def check_tensors(items: Sequence[WriteItem]) -> None:
 
 
 def weights_in(checkpoint: CheckpointDir) -> list[str]:
-    """Lists the weights in a folder, whatever wrote them: the index first, without which the folder has none."""
-    listed = (*checkpoint.objects("", "/"), *checkpoint.objects(f"{SHARDED}shard-", "/"))
-    found = {info.key for info in listed if names.is_of_model(info.key.removeprefix(SHARDED))}
+    """Lists the weights in a folder, whatever wrote them, and metadata of torch's own format: the index first."""
+    listed = {info.key for info in (*checkpoint.objects("", "/"), *checkpoint.objects(f"{SHARDED}shard-", "/"))}
+    found = {name for name in listed if name == METADATA or names.is_of_model(name.removeprefix(SHARDED))}
     return sorted(found, key=lambda name: (name != names.INDEX, name))
 
 
