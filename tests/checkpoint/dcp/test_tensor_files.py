@@ -340,6 +340,18 @@ def test_a_second_part_of_one_rank_is_in_another_file():
     assert [[int(name.split("-")[1]) for name in of_rank] for of_rank in files] == [[1, 2, 1], [], [4, 4]]
 
 
+def test_a_file_that_two_ranks_wrote_is_an_error(tmp_path):
+    class Twice(StorageWriter):
+        def finish(self, metadata, results):
+            super().finish(metadata, [*results, *results])
+
+    writer = Twice(f"file://{tmp_path}", format="safetensors")
+    error = error_of(lambda: dcp.save({"a": torch.rand(3)}, storage_writer=writer, no_dist=True))
+    assert isinstance(error, exceptions.CheckpointError)
+    assert "2 ranks wrote model-00001-of-00001.safetensors" in str(error)
+    assert names_in(tmp_path) == []
+
+
 OLD = """
 import sys, warnings
 warnings.simplefilter("ignore")

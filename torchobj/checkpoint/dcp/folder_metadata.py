@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import WriteItem
 
+from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.metadata import MAX_NUMBER, TensorRange, check_described
 from torchobj.checkpoint.safetensors import names
@@ -32,7 +34,7 @@ from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError
 from torchobj.store.concurrency import concurrently
 
-__all__ = ["file_metadata", "folder_metadata"]
+__all__ = ["check_unchanged", "file_metadata", "folder_metadata"]
 
 #: Names in the metadata of a file (torch 2.15, torch/distributed/checkpoint/_hf_utils.py).
 _PARTS, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
@@ -106,6 +108,24 @@ def folder_metadata(checkpoint: CheckpointDir, config: StoreConfig | None) -> Me
             place = part.stored.start, part.stored.end - part.stored.start
             stored[MetadataIndex(name, chunk.offsets)] = TensorRange(path, *place, version=part.file.version)
     return Metadata(described, storage_data=stored) if files else None
+
+
+def check_unchanged(checkpoint: CheckpointDir, infos: Iterable[_StorageInfo | None]) -> None:
+    """Checks that files of safetensors were not replaced since their headers were read: a save keeps their names.
+
+    Args:
+        checkpoint: The folder.
+        infos: Items that were loaded, in files of any format.
+
+    Raises:
+        ObjectChangedError: A file was replaced.
+    """
+    versions = {info.relative_path: info.version for info in infos if isinstance(info, TensorRange)}
+    # A byte of each, of this version only.
+    jobs = [
+        (checkpoint.native, checkpoint.key(name), version, [(0, bytearray(1))]) for name, version in versions.items()
+    ]
+    _torchobj.scatter(jobs, checksum=False)
 
 
 def _files_of(checkpoint: CheckpointDir, config: StoreConfig | None) -> list[SafetensorsFile]:

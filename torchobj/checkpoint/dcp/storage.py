@@ -1,9 +1,10 @@
 """The storage reader and the storage writer for `torch.distributed.checkpoint`.
 
-`load_items` reads the items, and `save_items` writes them; this module reads and writes the metadata, which commits
-them.
+`load_items` reads the items, and `save_items` writes them, or `tensor_files` for safetensors; this module reads and
+writes the metadata, or the index, which commits them.
 """
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -21,11 +22,10 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import was_refused
-from torchobj.checkpoint.dcp.folder_metadata import folder_metadata
+from torchobj.checkpoint.dcp.folder_metadata import check_unchanged, folder_metadata
 from torchobj.checkpoint.dcp.load_items import ShortFileError, load_items
-from torchobj.checkpoint.dcp.metadata import TensorRange, dump_metadata, load_metadata
+from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, rank_prefix, ranked
 from torchobj.checkpoint.dcp.removal import DistributedDir
 from torchobj.checkpoint.dcp.save_items import RankReport, write_items
@@ -224,29 +224,15 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
     def _load(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         if self._metadata is None:
             raise CheckpointError(f"{self.checkpoint_id}: set_up_storage_reader was not called")
+        infos = [self._metadata.storage_data.get(item.storage_index) for item in plan.items]
         metadata, counted = self._metadata, self._counted
         try:
             load_items(self._checkpoint, metadata, plan.items, planner, verify=self._verify, counted=counted)
         except ShortFileError:
-            self._check_versions(metadata, plan)
+            check_unchanged(self._checkpoint, infos)
             raise
-        self._check_versions(metadata, plan)
+        check_unchanged(self._checkpoint, infos)
         return _done(None)
-
-    def _check_versions(self, metadata: Metadata, plan: LoadPlan) -> None:
-        """Checks that files of safetensors were not replaced since their headers were read: a save keeps their names.
-
-        Raises:
-            ObjectChangedError: A file was replaced.
-        """
-        infos = (metadata.storage_data.get(item.storage_index) for item in plan.items)
-        versions = {info.relative_path: info.version for info in infos if isinstance(info, TensorRange)}
-        # A byte of each, of this version only.
-        jobs = [
-            (self._checkpoint.native, self._checkpoint.key(name), version, [(0, bytearray(1))])
-            for name, version in versions.items()
-        ]
-        _torchobj.scatter(jobs, checksum=False)
 
 
 class StorageWriter(CheckpointStorage, TorchStorageWriter):
@@ -573,10 +559,19 @@ def _delimiter(names: Iterable[str]) -> str | None:
 
 
 def _check_written(reports: list[tuple[int, RankReport]], ranks: int) -> None:
-    """Raises the error of the first rank that failed, with a note for each failed rank if there are several ranks."""
+    """Raises the error of the first rank that failed, with a note for each failed rank if there are several ranks.
+
+    Raises:
+        CheckpointError: Several ranks wrote one file.
+    """
     failed = [(rank, report.error, report.trace) for rank, report in reports if report.error is not None]
     if failed:
         _, error, _ = failed[0]
         for rank, _, trace in failed if ranks > 1 else ():
             error.add_note(f"on rank {rank}:\n{trace}")
         raise error
+    written = collections.Counter(name for _, report in reports for name in report.checksums)
+    for name, count in written.items():
+        if count > 1:
+            # Plans that a planner caches were named in another save.
+            raise CheckpointError(f"{count} ranks wrote {name}: save without enable_plan_caching")
