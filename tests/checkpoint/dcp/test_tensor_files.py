@@ -232,14 +232,23 @@ def test_an_index_that_is_refused_leaves_no_file(bucket, control):
     assert bucket.keys() == []
 
 
-def test_a_new_folder_needs_no_permission_to_delete(bucket, control):
+def test_a_new_folder_needs_no_permission_to_delete_and_the_index_is_last(bucket, control):
     save_to(bucket, {"a": torch.rand(3)})
-    assert [request.operation for request in control.requests()] == [
-        "ListObjectsV2",
-        "ListObjectsV2",
-        "PutObject",
-        "PutObject",
+    assert [(request.operation, request.key) for request in control.requests()] == [
+        ("ListObjectsV2", None),
+        ("ListObjectsV2", None),
+        ("PutObject", "step 1/model-00001-of-00001.safetensors"),
+        ("PutObject", "step 1/model.safetensors.index.json"),
     ]
+
+
+def test_the_old_index_is_deleted_first(bucket, control):
+    save_to(bucket, {"a": torch.rand(3)})
+    control.clear_requests()
+    control.faults({"operation": "DeleteObject", "skip": 1, "action": {"status": 403, "code": "AccessDenied"}})
+    error = error_of(lambda: save_to(bucket, {"a": torch.rand(3)}))
+    assert isinstance(error, exceptions.AccessDeniedError)
+    assert bucket.keys() == ["step 1/model-00001-of-00001.safetensors"]
 
 
 def two_ranks(rank, folder):
