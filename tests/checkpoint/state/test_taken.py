@@ -5,8 +5,8 @@ import torch
 
 from tests.support.ranks import run_ranks
 from torchobj.checkpoint.state.rank_states import own_state
-from torchobj.checkpoint.state.ranks import Ranks, packed, unpacked
 from torchobj.checkpoint.state.taken import state_to_save, take_state
+from torchobj.ranks.meeting import Ranks, packed, unpacked
 
 
 class Position(torch.utils.data.Dataset):

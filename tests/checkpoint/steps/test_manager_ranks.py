@@ -19,10 +19,10 @@ from tests.support.managers import of_ranks, outcome, whole_and_shard
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter
-from torchobj.checkpoint.state import ranks
 from torchobj.checkpoint.state.staging import Stager
 from torchobj.checkpoint.steps import pending_save
 from torchobj.checkpoint.steps.pending_save import PendingSave
+from torchobj.ranks import meeting as ranks
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 

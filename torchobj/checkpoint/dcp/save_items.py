@@ -23,7 +23,7 @@ from torchobj.checkpoint.archive.zip_archive import DESCRIPTOR_MARK
 from torchobj.checkpoint.dcp.object_names import FileNames
 from torchobj.checkpoint.dcp.removal import DistributedDir
 from torchobj.checkpoint.leftovers import under_way
-from torchobj.checkpoint.state.ranks import portable
+from torchobj.ranks.meeting import portable
 from torchobj.store.file_objects import NO_ATTRIBUTES
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torchobj.checkpoint.matching import Path, name_of
 from torchobj.checkpoint.state.digest import digest_of
 from torchobj.checkpoint.state.parts import PARAM_GROUPS, groups_of_own
-from torchobj.checkpoint.state.ranks import Ranks
 from torchobj.exceptions import CheckpointError
+from torchobj.ranks.meeting import Ranks
 
 __all__ = [
     "FIRSTS",

@@ -48,8 +48,8 @@ from torchobj.checkpoint.state.parts import (
     paths_of_tensors,
 )
 from torchobj.checkpoint.state.rank_states import FIRSTS, PARTS, RANKS, value_at, with_value, without_value
-from torchobj.checkpoint.state.ranks import Ranks
 from torchobj.exceptions import ConfigError
+from torchobj.ranks.meeting import Ranks
 from torchobj.stateful import is_stateful
 from torchobj.warn_once import PROCESS, warn_once
 

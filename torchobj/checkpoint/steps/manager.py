@@ -17,7 +17,6 @@ import torch
 from torchobj.checkpoint.archive.load import effective_weights_only, load_counted
 from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.state.rank_states import own_state
-from torchobj.checkpoint.state.ranks import Ranks, check_same
 from torchobj.checkpoint.state.staging import Stager
 from torchobj.checkpoint.steps.commit import STATE_FILE, Commit, checked_step, folder_of
 from torchobj.checkpoint.steps.commits import Commits
@@ -26,6 +25,7 @@ from torchobj.checkpoint.steps.restore import restore_file, restore_shards
 from torchobj.checkpoint.steps.retention import KeepBest, Retention
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
+from torchobj.ranks.meeting import Ranks, check_same
 from torchobj.store.transfers import ByteProgress, ProgressOption
 
 __all__ = ["CheckpointManager"]

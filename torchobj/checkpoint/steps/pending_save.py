@@ -25,7 +25,6 @@ from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.storage import NewFolderWriter
 from torchobj.checkpoint.leftovers import Attempt, running, under_way
-from torchobj.checkpoint.state.ranks import RankGoneError, Ranks, check_same, packed, unpacked
 from torchobj.checkpoint.state.staging import Stager, Watch, planned
 from torchobj.checkpoint.state.taken import state_to_save
 from torchobj.checkpoint.steps.commit import STATE_FILE, Commit, Kind, StoredObject, attempt_of, checked_step, folder_of
@@ -41,6 +40,7 @@ from torchobj.exceptions import (
     StoreError,
     TorchobjError,
 )
+from torchobj.ranks.meeting import RankGoneError, Ranks, check_same, packed, unpacked
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import ByteProgress, ProgressOption

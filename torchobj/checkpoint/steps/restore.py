@@ -36,12 +36,12 @@ from torchobj.checkpoint.state.rank_states import (
     paths_of,
     with_rank_states,
 )
-from torchobj.checkpoint.state.ranks import Ranks
 from torchobj.checkpoint.state.staging import with_containers
 from torchobj.checkpoint.state.taken import take_state
 from torchobj.checkpoint.steps.commit import STATE_FILE
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
+from torchobj.ranks.meeting import Ranks
 from torchobj.stateful import is_stateful
 from torchobj.store.transfers import ByteProgress
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.ranks import LONGEST_S, run_ranks, started
-from torchobj.checkpoint.state import ranks
+from torchobj.ranks import meeting as ranks
 
 
 def test_without_torch_distributed_there_is_one_rank():
