@@ -1,4 +1,4 @@
-"""Agreement among the ranks that save together. Without `torch.distributed` there is one rank."""
+"""Agreement among the ranks that save or load together. Without `torch.distributed` there is one rank."""
 
 import datetime
 import io
@@ -16,8 +16,8 @@ from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 
 __all__ = ["Meeting", "RankGoneError", "Ranks", "check_same", "packed", "portable", "unpacked"]
 
-#: Timeout of a rank that waits for another one, which may be saving. A killed rank is detected immediately; the job's
-#: launcher detects a lost host. No save takes a day: a terabyte at 100 Mbit/s takes 22 hours.
+#: Default timeout of a rank that waits for another one, which may be saving. A killed rank is detected immediately; the
+#: job's launcher detects a lost host. No save takes a day: a terabyte at 100 Mbit/s takes 22 hours.
 _TIMEOUT = datetime.timedelta(days=1)
 
 
@@ -38,16 +38,20 @@ class Ranks:
     creation.
 
     Args:
-        group: The ranks that save; None for all.
+        group: The ranks that meet; None for all.
+        timeout: Maximum time that a rank waits for another one.
 
     Raises:
         ConfigError: This rank is not in the group.
     """
 
-    def __init__(self, group: "torch.distributed.ProcessGroup | None" = None) -> None:
+    def __init__(
+        self, group: "torch.distributed.ProcessGroup | None" = None, timeout: datetime.timedelta = _TIMEOUT
+    ) -> None:
         if group is not None and torch.distributed.get_rank(group) < 0:
-            raise ConfigError("process_group: this rank is not in it; create the manager on its ranks only")
+            raise ConfigError("process_group: this rank is not in it; call this on its ranks only")
         self._members, self._process = group, _torchobj.process_number()
+        self.timeout = timeout
         self._own: torch.distributed.ProcessGroup | None = None
         #: Why the group has ended; None if it has not.
         self._gone: str | None = None
@@ -93,7 +97,7 @@ class Ranks:
             members = None if self._members is None else torch.distributed.get_process_group_ranks(self._members)
             with self.collective():
                 made = torch.distributed.new_group(
-                    members, timeout=_TIMEOUT, backend="gloo", use_local_synchronization=members is not None
+                    members, timeout=self.timeout, backend="gloo", use_local_synchronization=members is not None
                 )
             self._own = cast("torch.distributed.ProcessGroup", made)
         return self._own

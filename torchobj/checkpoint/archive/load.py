@@ -31,6 +31,7 @@ from torchobj.checkpoint.safetensors import load as safetensors
 from torchobj.checkpoint.safetensors import names
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
+from torchobj.ranks.shared_read.reads import Reads, ShareOption, read_alone, sharing
 from torchobj.store.file_objects import open_reader, store_of
 from torchobj.store.transfers import ByteProgress, ProgressOption
 from torchobj.telemetry.ranges import profiled
@@ -82,6 +83,8 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     format: names.Format = None,  # noqa: A002  as in `save`
     progress: ProgressOption = None,
     config: StoreConfig | None = None,
+    share: ShareOption = "auto",
+    process_group: "torch.distributed.ProcessGroup | None" = None,
 ) -> Any:
     """Loads a file of `torch.save` or `torchobj.save`, or of safetensors.
 
@@ -109,6 +112,14 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         progress: Receives a `torchobj.files.Progress` of the bytes of tensors about every 0.1 s and at the end, in this
             thread; True shows a bar on stderr. An exception that it raises ends the load, as an error of a read does.
         config: Settings of the store.
+        share: Which ranks read the bytes once for all of them, through a ring of shared memory of up to 64 parts
+            (`max_in_flight` times `part_bytes`), and at most a sixteenth of the memory. `"host"`: those of each
+            machine. `"job"`: all; machines send parts to each other by gloo, unless reading is faster. Both are
+            collective: all ranks load the same entries of the same version, and an error of one is raised on all.
+            `"auto"`: several ranks of a machine that happen to load the same entries at the same time. It is not
+            collective, and waits for no rank that has not begun. None: this rank reads for itself.
+        process_group: The ranks of `"host"` and `"job"`. None: all. A rank that does not come fails the load of the
+            others after the timeout of the group.
 
     Returns:
         The object; with `keys`, the same mappings with these entries only; with `into`, `into`. For safetensors an
@@ -121,6 +132,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
             file that does not exist, or other tensors than it has.
         IntegrityError: The bytes of a tensor differ from what was saved; the message names it.
         StoreError: The store refused a request, or failed after all retries.
+        Exception: With `"host"` and `"job"`, that of another rank.
 
     Example:
         >>> import torch, torchobj
@@ -129,22 +141,26 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
         {'a': tensor([1., 1.])}
     """
     counted = ByteProgress(progress)
-    if names.is_safetensors(url, format) or names.is_index(url) or names.is_folder(url):
-        # Such files contain no code that `weights_only` could refuse, and no checksums that `verify` could compare.
-        with profiled("torchobj.load"):
-            loaded = safetensors.load(url, map_location, keys=keys, into=into, config=config, counted=counted)
-    else:
-        loaded = load_counted(
-            url,
-            map_location,
-            weights_only=effective_weights_only(weights_only),
-            keys=keys,
-            verify=verify,
-            into=into,
-            config=config,
-            counted=counted,
-        )
-    counted.finish()
+    with sharing(share, url, config, process_group) as reads:
+        if names.is_safetensors(url, format) or names.is_index(url) or names.is_folder(url):
+            # Such files contain no code that `weights_only` could refuse, and no checksums that `verify` could compare.
+            with profiled("torchobj.load"):
+                loaded = safetensors.load(
+                    url, map_location, keys=keys, into=into, config=config, counted=counted, reads=reads
+                )
+        else:
+            loaded = load_counted(
+                url,
+                map_location,
+                weights_only=effective_weights_only(weights_only),
+                keys=keys,
+                verify=verify,
+                into=into,
+                config=config,
+                counted=counted,
+                reads=reads,
+            )
+        counted.finish()
     return loaded
 
 
@@ -159,6 +175,7 @@ def load_counted(
     into: Any = None,
     config: StoreConfig | None,
     counted: ByteProgress,
+    reads: Reads = read_alone,
 ) -> Any:
     """`load` as a part of an operation, whose progress is `counted`. Arguments and errors are those of `load`.
 
@@ -167,7 +184,7 @@ def load_counted(
     wanted = None if keys is None else entries.checked_keys(keys)
     parsed, store = store_of(url, config)
     try:
-        records = Records(store, parsed.key, str(parsed))
+        records = Records(store, parsed.key, str(parsed), reads)
         plan = _Plan(records, map_location, weights_only=weights_only, verify=verify, counted=counted)
         return plan.load(wanted) if into is None else plan.fill(into, wanted)
     except NotPlannableError as error:

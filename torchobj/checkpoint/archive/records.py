@@ -19,6 +19,7 @@ from torchobj.checkpoint.archive.zip_archive import (
     records_of,
 )
 from torchobj.exceptions import CheckpointError, IntegrityError
+from torchobj.ranks.shared_read.reads import Reads, read_alone
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
 
@@ -72,6 +73,7 @@ class Records:
     Args:
         store, key: The object.
         url: Its URL, for messages.
+        reads: How the ranges of `read` are read; everything else is read alone.
 
     Raises:
         CheckpointError: The file is not a checkpoint, or is damaged.
@@ -79,9 +81,9 @@ class Records:
         StoreError: The object cannot be read.
     """
 
-    def __init__(self, store: "_torchobj.NativeStore", key: str, url: str) -> None:
+    def __init__(self, store: "_torchobj.NativeStore", key: str, url: str, reads: Reads = read_alone) -> None:
         self.url = url
-        self._store, self._key = store, key
+        self._store, self._key, self._reads = store, key, reads
         head, tail, size, self._version = store.get_ends(key, _END_BYTES, _END_BYTES)
         self._ends = Ends(memoryview(head), memoryview(tail), size)
         self.by_name = self._read_directory()
@@ -120,8 +122,8 @@ class Records:
             IntegrityError: A CRC-32 differs.
         """
         ranges = [part for part in ranges if part.record.size or verify]
-        direct = [part for part in ranges if device_memory.is_reachable(part.target.device)]
-        staged = [part for part in ranges if not device_memory.is_reachable(part.target.device)]
+        direct = [part for part in ranges if self._reads.reaches(part.target.device)]
+        staged = [part for part in ranges if not self._reads.reaches(part.target.device)]
         counted.expect(sum(len(part.target) for part in ranges))
         sums = self._read_directly(direct, (part.record for part in staged), checksum=verify, counted=counted)
         if staged:
@@ -158,11 +160,11 @@ class Records:
         counted: ByteProgress,
     ) -> list[int]:
         """Reads into memory on the CPU, and along with it the local headers of these records and of others."""
-        segments = [(self._offset(part), memory_of(part.target)) for part in ranges]
+        segments = [(self._offset(part), _memory(part.target)) for part in ranges]
         new = {record.name: record for record in (*(part.record for part in ranges), *others)}
         headers = [(new[name], bytearray(LOCAL_HEADER_BYTES)) for name in new if name not in self._payloads]
         headed = [*segments, *((record.header, data) for record, data in headers)]
-        sums = self._read_into(headed, checksum=checksum, arrived=counted.arrived)
+        sums = self._read_into(headed, self._reads, checksum=checksum, arrived=counted.arrived)
         counted.add(sum(len(part.target) for part in ranges))
         for record, data in headers:
             payload = payload_of(record, data)
@@ -182,6 +184,7 @@ class Records:
     def _read_into(
         self,
         segments: Sequence[tuple[int, Any]],
+        reads: Reads = read_alone,
         *,
         checksum: bool = False,
         arrived: Callable[[int], object] | None = None,
@@ -195,16 +198,18 @@ class Records:
         sums = [0] * len(segments)
         remote = []
         for number, (offset, memory) in enumerate(segments):
-            view = memoryview(memory).cast("B")
-            fetched = self._ends.at(offset, len(view))
+            fetched = self._ends.at(offset, len(memory))
             if fetched is None:
                 remote.append(number)
+            elif isinstance(memory, torch.Tensor):
+                memory.copy_(torch.frombuffer(bytearray(fetched), dtype=torch.uint8))
             else:
-                view[:] = fetched
+                memoryview(memory).cast("B")[:] = fetched
+            if fetched is not None:
                 sums[number] = crc32(fetched) if checksum else 0
         if remote:
             job = (self._store, self._key, self._version, [segments[number] for number in remote])
-            [(_, _, remote_sums)] = _torchobj.scatter([job], checksum, arrived)
+            [remote_sums] = reads.read([job], checksum=checksum, arrived=arrived)
             if checksum:
                 for number, value in zip(remote, remote_sums, strict=True):
                     sums[number] = value
@@ -229,6 +234,11 @@ class Records:
             if not record.header + LOCAL_HEADER_BYTES <= record.payload <= end <= directory.start:
                 raise CheckpointError("the archive's directory is damaged")
         return records
+
+
+def _memory(target: torch.Tensor) -> Any:
+    """Returns the memory of a tensor on the CPU; the tensor itself if it is on another device."""
+    return memory_of(target) if target.is_cpu else target
 
 
 def _describe_zip(names: Iterable[str]) -> str:

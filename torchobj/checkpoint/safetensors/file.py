@@ -9,6 +9,7 @@ from torchobj import _torchobj
 from torchobj.checkpoint.archive import device_memory
 from torchobj.checkpoint.safetensors import header
 from torchobj.exceptions import CheckpointError, RangeError
+from torchobj.ranks.shared_read.reads import Reads, read_alone
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
 
@@ -60,11 +61,12 @@ class StartedObject:
         """Copies what was read already into its (offset, writable memory) pairs; returns a job for the other ones."""
         missing = []
         for offset, memory in segments:
-            view = memoryview(memory).cast("B")
-            if offset + len(view) <= len(self._first):
-                view[:] = self._first[offset : offset + len(view)]
-            else:
+            if offset + len(memory) > len(self._first):
                 missing.append((offset, memory))
+            elif isinstance(memory, torch.Tensor):
+                memory.copy_(torch.frombuffer(bytearray(self._first[offset : offset + len(memory)]), dtype=torch.uint8))
+            else:
+                memoryview(memory).cast("B")[:] = self._first[offset : offset + len(memory)]
         return self._store, self._key, self._version, missing
 
     def read_into(self, segments: Sequence[tuple[int, Any]]) -> list[int]:
@@ -111,12 +113,13 @@ class TensorRead(NamedTuple):
     """Uint8 tensor of shape (nbytes,), on any device."""
 
 
-def read(reads: Sequence[TensorRead], counted: ByteProgress) -> None:
+def read(tensors: Sequence[TensorRead], counted: ByteProgress, reads: Reads = read_alone) -> None:
     """Reads tensors in parallel, directly into memory on the CPU, and through a few blocks to other devices.
 
     Args:
-        reads: What to read; targets do not overlap.
+        tensors: What to read; targets do not overlap.
         counted: Receives the number of bytes that have arrived.
+        reads: Whether other ranks read together with this one.
 
     Raises:
         ObjectChangedError: A file was replaced after its header was read.
@@ -125,18 +128,18 @@ def read(reads: Sequence[TensorRead], counted: ByteProgress) -> None:
     direct: dict[SafetensorsFile, list[tuple[int, Any]]] = {}
     staged: dict[SafetensorsFile, list[tuple[int, torch.Tensor]]] = {}
     direct_bytes = 0
-    for file, start, target in reads:
+    for file, start, target in tensors:
         if not len(target):
             continue
         counted.expect(len(target))
-        if device_memory.is_reachable(target.device):
-            direct.setdefault(file, []).append((start, memory_of(target)))
+        if reads.reaches(target.device):
+            direct.setdefault(file, []).append((start, memory_of(target) if target.is_cpu else target))
             direct_bytes += len(target)
         else:
             staged.setdefault(file, []).append((start, target))
     jobs = [job for file, segments in direct.items() if (job := file.remaining(segments))[-1]]
     if jobs:
-        _torchobj.scatter(jobs, checksum=False, progress=counted.arrived)
+        reads.read(jobs, checksum=False, arrived=counted.arrived)
     counted.add(direct_bytes)
     for file, destinations in staged.items():
         device_memory.fill(destinations, file.read_into, counted.add)

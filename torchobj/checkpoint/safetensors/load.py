@@ -14,6 +14,7 @@ from torchobj.checkpoint.safetensors.file import TensorRead, read
 from torchobj.checkpoint.safetensors.header import StoredTensor
 from torchobj.checkpoint.safetensors.weights import Weights, open_weights
 from torchobj.config import StoreConfig
+from torchobj.ranks.shared_read.reads import Reads
 from torchobj.store.transfers import ByteProgress
 
 __all__ = ["load", "tensor_of"]
@@ -29,11 +30,12 @@ def load(
     into: Any,
     counted: ByteProgress,
     config: StoreConfig | None,
+    reads: Reads,
 ) -> Any:
     """`torchobj.load` of a file, an index or a folder. Arguments and errors are those of `torchobj.load`."""
     weights = open_weights([url], None if keys is None else entries.checked_keys(keys), config)
     logger.debug("%s: not verified: files of safetensors have no checksums", url)
-    return _new(weights, map_location, counted) if into is None else _fill(weights, into, url, counted)
+    return _new(weights, map_location, counted, reads) if into is None else _fill(weights, into, url, counted, reads)
 
 
 def tensor_of(storage: torch.UntypedStorage, stored: StoredTensor) -> torch.Tensor:
@@ -43,7 +45,9 @@ def tensor_of(storage: torch.UntypedStorage, stored: StoredTensor) -> torch.Tens
     return tensor
 
 
-def _new(weights: Weights, map_location: MapLocation, counted: ByteProgress) -> "OrderedDict[str, torch.Tensor]":
+def _new(
+    weights: Weights, map_location: MapLocation, counted: ByteProgress, reads: Reads
+) -> "OrderedDict[str, torch.Tensor]":
     restore = restored_by(map_location)
     device = torch.device("cpu")
     if map_location is None or isinstance(map_location, str | bytes | torch.device | dict):
@@ -60,6 +64,7 @@ def _new(weights: Weights, map_location: MapLocation, counted: ByteProgress) -> 
                 for name, (file, stored) in weights.tensors.items()
             ],
             counted,
+            reads,
         )
     state: OrderedDict[str, torch.Tensor] = OrderedDict()
     # As torch has the versions of modules in `_metadata` of a state dict.
@@ -71,7 +76,7 @@ def _new(weights: Weights, map_location: MapLocation, counted: ByteProgress) -> 
     return state
 
 
-def _fill(weights: Weights, into: Any, url: str, counted: ByteProgress) -> Any:
+def _fill(weights: Weights, into: Any, url: str, counted: ByteProgress, reads: Reads) -> Any:
     outline = {name: TensorOutline(stored.dtype, tuple(stored.shape)) for name, (_, stored) in weights.tensors.items()}
     pairs = pairs_of(into, outline, url)
     direct, copied, last_end = [], [], 0
@@ -88,10 +93,10 @@ def _fill(weights: Weights, into: Any, url: str, counted: ByteProgress) -> Any:
                 last_end = address + len(target)
             else:
                 copied.append((pair.target, file, stored))
-        read(direct, counted)
+        read(direct, counted, reads)
         for target, file, stored in copied:
             storage = device_memory.storage_of(stored.end - stored.start)
-            read([TensorRead(file, stored.start, device_memory.bytes_of(storage))], counted)
+            read([TensorRead(file, stored.start, device_memory.bytes_of(storage))], counted, reads)
             target.copy_(tensor_of(storage, stored))
     return into
 

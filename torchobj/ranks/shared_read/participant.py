@@ -1,0 +1,277 @@
+"""The read of one participant of a ring: it reads chunks, publishes them, and copies those of the others.
+
+The calling thread makes all changes of the ring; the threads of a pool only read from the store.
+"""
+
+import collections
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+
+from torchobj import _torchobj
+from torchobj.exceptions import TorchobjError
+from torchobj.ranks.shared_read.chunks import Chunks, Job
+from torchobj.ranks.shared_read.ring import Claim, Ring
+from torchobj.store.concurrency import CallPool
+
+__all__ = ["AbortedError", "Participant", "Passing", "StalledError"]
+
+#: Maximum number of calls of the store at a time. Each reads several chunks if more requests may be in flight.
+_CALLS = 16
+
+#: Time between two looks at the ring: it doubles while nothing changes.
+_MIN_WAIT_S, _MAX_WAIT_S = 0.0005, 0.004
+
+#: Time between two checks whether other participants have died.
+_CHECK_S = 0.1
+
+#: Time between two reports of progress.
+_REPORT_S = 0.1
+
+
+class AbortedError(TorchobjError):
+    """Another participant has failed, and this one ends."""
+
+
+class StalledError(TorchobjError):
+    """Nothing has changed for too long."""
+
+
+class Passing(Protocol):
+    """Passes chunks between machines."""
+
+    own: Sequence[int]
+    """The chunks that this rank reads from the store."""
+
+    def send(self, claim: Claim) -> None:
+        """Starts to send a chunk, which is in its slot."""
+
+    def keeps(self, chunk: int) -> bool:
+        """Returns whether a chunk is still needed in its slot."""
+
+    def unsent(self) -> int:
+        """Returns the number of chunks that are being sent, or wait for it."""
+
+
+class Participant:
+    """Reads the chunks of one ring into this process's memory.
+
+    Args:
+        ring: The ring.
+        chunks: What all participants read.
+        jobs: The objects.
+        memories: The memory of each range: writable buffers, or uint8 tensors of a device.
+        checksum: Whether to compute the CRC-32 of each piece.
+        arrived: Called about every 0.1 s with the number of bytes that have arrived; its exception ends the read.
+        waits: Whether all participants have joined, and fail together. See `Ring.claim`.
+        stall_s: Time without any change after which the read ends.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        chunks: Chunks,
+        jobs: Sequence[Job],
+        *,
+        checksum: bool,
+        arrived: Callable[[int], object] | None,
+        waits: bool,
+        stall_s: float,
+    ) -> None:
+        self._ring, self._chunks, self._jobs = ring, chunks, jobs
+        self._memories = [memory for *_, ranges in jobs for _, memory in ranges]
+        self._checksum, self._arrived = checksum, arrived
+        self._waits, self._stall_s = waits, stall_s
+        #: Reads that have ended: their claims and the error, or None.
+        self._ended: collections.deque[tuple[Sequence[Claim], BaseException | None]] = collections.deque()
+        self._woken = threading.Event()
+        self._in_flight = 0
+        self._done_bytes = 0
+        self._range, self._passing = range(0), None  # type: range, Passing | None
+        #: Chunks that were copied, and are in their slots until they are passed on.
+        self._kept: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._ring.locked():
+            if kind is not None and self._waits:
+                self._ring.abort()
+            self._ring.leave()
+
+    def read(self, chunks: range | None = None, passing: "Passing | None" = None) -> None:
+        """Reads and copies until this participant has all chunks.
+
+        Args:
+            chunks: Those to read; None: all.
+            passing: What passes chunks between machines; None: they are all read here.
+
+        Raises:
+            AbortedError: Another participant has failed.
+            StalledError: Another participant is alive, but delivers nothing.
+            StoreError: A chunk cannot be read.
+        """
+        self._range, self._passing = range(len(self._chunks)) if chunks is None else chunks, passing
+        pool = CallPool(_CALLS, "torchobj-shared-read")
+        error: BaseException | None = None
+        try:
+            self._run(pool)
+        except BaseException as failed:
+            error = failed
+            raise
+        finally:
+            # Then no thread writes into a slot that another participant may use.
+            pool.leave(error)
+
+    def _run(self, pool: CallPool) -> None:
+        ring, received, wait_s = self._ring, list[int](), _MIN_WAIT_S
+        changed_s = checked_s = reported_s = time.monotonic()
+        while True:
+            seen = ring.changes
+            self._woken.clear()
+            with ring.locked():
+                self._record(received)
+                received = self._settle()
+                if ring.is_aborted:
+                    raise AbortedError("another rank has failed to read")
+                claims = self._claim()
+                ready = [claim for claim in ring.ready() if claim.chunk not in self._kept]
+                is_done = not ring.needed(self._range)
+            if is_done:
+                return
+            self._start(pool, claims)
+            for claim in ready:
+                self._copy(claim)
+                received.append(claim.chunk)
+            self._done_bytes += sum(self._chunks.size(claim.chunk) for claim in ready)
+            now = time.monotonic()
+            if self._arrived is not None and now > reported_s + _REPORT_S:
+                self._arrived(self._done_bytes)
+                reported_s = now
+            if received or claims or ring.changes != seen:
+                changed_s, wait_s = now, _MIN_WAIT_S
+            if not received and not claims:
+                self._woken.wait(wait_s)
+                wait_s = min(2 * wait_s, _MAX_WAIT_S)
+            if now > checked_s + _CHECK_S:
+                with ring.locked():
+                    ring.leave_dead()
+                checked_s = now
+                if not self._in_flight and now > changed_s + self._stall_s:
+                    raise StalledError(f"another rank of this machine has not delivered for {self._stall_s:.0f} s")
+
+    def _record(self, received: Sequence[int]) -> None:
+        """Records what this participant has, so that slots are used again: not before a chunk has been passed on."""
+        for chunk in (*self._kept, *received):
+            if self._passing is not None and self._passing.keeps(chunk):
+                self._kept.add(chunk)
+            else:
+                self._kept.discard(chunk)
+                self._ring.receive(chunk)
+
+    def _settle(self) -> list[int]:
+        """Publishes what has been read. Returns the chunks that only this participant has read, into its memory."""
+        own = []
+        while self._ended:
+            claims, error = self._ended.popleft()
+            self._in_flight -= len(claims)
+            for claim in claims:
+                if error is not None:
+                    self._ring.give_back(claim.chunk)
+                elif claim.slot is None:
+                    own.append(claim.chunk)
+                else:
+                    self._ring.publish(claim.chunk)
+                    if self._passing is not None:
+                        self._passing.send(claim)
+            if error is not None:
+                raise error
+        return own
+
+    def _claim(self) -> list[Claim]:
+        ring = self._ring
+        share = ring.shape.slots // max(1, ring.active())
+        if self._passing is None:
+            return ring.claim(max(1, share) - self._in_flight, self._range, waits=self._waits)
+        # The other half is for what arrives from other machines.
+        room = max(1, share // 2) - self._in_flight - self._passing.unsent()
+        return ring.claim(room, self._passing.own, waits=True, is_passed=True)
+
+    def _start(self, pool: CallPool, claims: Sequence[Claim]) -> None:
+        """Reads chunks, several by one call if there are many."""
+        self._in_flight += len(claims)
+        size = -(-self._ring.shape.slots // _CALLS)
+        for first in range(0, len(claims), size):
+            batch = claims[first : first + size]
+            reading = pool.submit(self._read_chunks, batch)
+            reading.add_done_callback(functools.partial(self._end, batch))
+
+    def _end(self, claims: Sequence[Claim], reading: "Future[None]") -> None:
+        self._ended.append((claims, reading.exception() if not reading.cancelled() else None))
+        self._woken.set()
+
+    def _read_chunks(self, claims: Sequence[Claim]) -> None:
+        """Reads chunks into their slots, or into memory of this process."""
+        pieces, ranges, copied = [], dict[int, list[tuple[int, Any]]](), []
+        for claim in claims:
+            position = 0
+            for piece in self._chunks.pieces[claim.chunk]:
+                if claim.slot is not None:
+                    memory: Any = self._ring.slot(claim.slot)[position : position + piece.length]
+                else:
+                    memory = self._part(piece.target, piece.start, piece.length)
+                    if isinstance(memory, torch.Tensor):
+                        copied.append((memory, memory := np.empty(piece.length, np.uint8)))
+                ranges.setdefault(piece.job, []).append((piece.offset, memory))
+                pieces.append(piece)
+                position += piece.length
+        jobs = [(*self._jobs[job][:3], segments) for job, segments in ranges.items()]
+        results = _torchobj.scatter(jobs, self._checksum)
+        for target, memory in copied:
+            target.copy_(torch.from_numpy(memory))
+        if self._checksum:
+            by_job = {job: iter(sums) for job, (_, _, sums) in zip(ranges, results, strict=True)}
+            for piece in pieces:
+                self._ring.sums[piece.number] = next(by_job[piece.job])
+
+    def _copy(self, claim: Claim) -> None:
+        """Copies a chunk from its slot into memory of this process."""
+        assert claim.slot is not None  # noqa: S101  only chunks in slots are ready
+        slot, position = self._ring.slot(claim.slot), 0
+        for piece in self._chunks.pieces[claim.chunk]:
+            target, source = (
+                self._part(piece.target, piece.start, piece.length),
+                slot[position : position + piece.length],
+            )
+            if isinstance(target, torch.Tensor):
+                target.copy_(torch.frombuffer(source, dtype=torch.uint8))
+            else:
+                target[:] = source
+            position += piece.length
+
+    def _part(self, target: int, start: int, length: int) -> Any:
+        """Returns a part of the memory of a range."""
+        memory = self._memories[target]
+        if not isinstance(memory, torch.Tensor):
+            memory = memoryview(memory).cast("B")
+        return memory[start : start + length]
+
+    def sums(self) -> list[list[int]]:
+        """Returns the CRC-32 of each range of each job, from those of its pieces."""
+        of_ranges = [0] * len(self._memories)
+        for piece in sorted(
+            (piece for chunk in self._chunks.pieces for piece in chunk), key=lambda piece: (piece.target, piece.start)
+        ):
+            value = int(self._ring.sums[piece.number])
+            of_ranges[piece.target] = (
+                value if not piece.start else _torchobj.crc32_combine(of_ranges[piece.target], value, piece.length)
+            )
+        found = iter(of_ranges)
+        return [[next(found) for _ in ranges] for *_, ranges in self._jobs]
