@@ -203,9 +203,9 @@ def test_a_file_that_is_replaced_while_it_is_loaded_is_an_error(bucket, config, 
     torchobj.save({"a": torch.ones(MIB)}, url, config=config)
     read = loading.read
 
-    def replaced_first(reads, counted):
+    def replaced_first(*given):
         torchobj.save({"a": torch.zeros(MIB)}, url, config=config)
-        read(reads, counted)
+        read(*given)
 
     monkeypatch.setattr(loading, "read", replaced_first)
     with pytest.raises(exceptions.ObjectChangedError, match=r"m\.safetensors"):

@@ -9,6 +9,7 @@ import torch
 
 import torchobj
 from tests.support.long_tables import GCS_IN_MATRIX
+from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint.safetensors import stream
 
@@ -58,9 +59,9 @@ def started(monkeypatch):
     started = []
     read = stream._read
 
-    def counted(group, device):
+    def counted(group, *given):
         started.extend(stored.name for _, stored in group)
-        return read(group, device)
+        return read(group, *given)
 
     monkeypatch.setattr(stream, "_read", counted)
     monkeypatch.setattr(stream, "_GROUP_BYTES", 9000)
@@ -132,3 +133,27 @@ def test_faults_are_survived_and_a_replaced_file_is_an_error(bucket, config, con
 def test_tensors_arrive_on_a_gpu(url):
     for name, tensor in torchobj.stream_tensors(url, device="cuda"):
         assert tensor.is_cuda and torch.equal(tensor.cpu(), STATE[name])
+
+
+def streamed(rank, url, config):
+    torch.distributed.init_process_group("gloo")
+    found = dict(torchobj.stream_tensors(url, config=config, share="host"))
+    iterator = torchobj.stream_tensors(url, config=config, share="host")
+    next(iterator)
+    iterator.close()
+    return {name: tensor.sum().item() for name, tensor in found.items()}
+
+
+@pytest.mark.providers("s3")
+def test_ranks_read_every_byte_once_for_all_of_them(bucket, config, control, monkeypatch):
+    monkeypatch.setattr(stream, "_GROUP_BYTES", 4 << 20)
+    monkeypatch.setattr(stream, "_IN_FLIGHT_BYTES", 8 << 20)
+    tensors = {f"layer.{number}": torch.full((1 << 20,), float(number)) for number in range(6)}
+    url = f"{bucket.url}/m.safetensors"
+    torchobj.save(tensors, url, config=config)
+    control.clear_requests()
+    sums = {name: tensor.sum().item() for name, tensor in tensors.items()}
+    assert run_ranks(streamed, url, config) == [sums, sums]
+    sent = sum(request.bytes_sent for request in control.requests("GetObject"))
+    # The start of the file is read by each rank, twice; the second pass ends after its first groups.
+    assert sent <= 24 * 1.02 * (1 << 20) + 4 * (512 << 10) + (16 << 20)

@@ -14,6 +14,7 @@ from torchobj.checkpoint.safetensors.load import tensor_of
 from torchobj.checkpoint.safetensors.weights import Weights, open_weights
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError
+from torchobj.ranks.shared_read.reads import Reads, ShareOption, sharing
 from torchobj.store.concurrency import CallPool
 from torchobj.store.transfers import ByteProgress
 
@@ -38,6 +39,8 @@ def stream_tensors(
     device: torch.device | str | int | None = None,
     keys: Sequence[str] | None = None,
     config: StoreConfig | None = None,
+    share: ShareOption = "auto",
+    process_group: "torch.distributed.ProcessGroup | None" = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors of files of safetensors as they arrive, each with memory of its own.
 
@@ -50,6 +53,10 @@ def stream_tensors(
         device: Device of the tensors. None: the CPU.
         keys: Yields only these tensors, as `load` selects them; files that have none of them are not read.
         config: Settings of the store.
+        share: Which ranks read the bytes once for all of them, as for `load`. With `"host"` and `"job"` all ranks
+            iterate over the same tensors, and close the iterator, if they do, after the same one; the slowest one
+            determines the pace.
+        process_group: The ranks of `"host"` and `"job"`. None: all.
 
     Yields:
         `(name, tensor)`, in no order.
@@ -72,15 +79,22 @@ def stream_tensors(
     target = torch.device("cpu" if device is None else device)
     if target.type == "meta":
         raise ConfigError("device='meta': tensors on meta have no values; load(url, 'meta') returns them")
-    weights = open_weights([urls] if isinstance(urls, str) else list(urls), wanted, config)
+    names = [urls] if isinstance(urls, str) else list(urls)
+    if names:
+        with sharing(share, names[0], config, process_group) as reads:
+            yield from _arriving(open_weights(names, wanted, config), target, reads)
+
+
+def _arriving(weights: Weights, target: torch.device, reads: Reads) -> Iterator[tuple[str, torch.Tensor]]:
     queue = deque(_groups(weights))
-    pool = CallPool(_GROUPS, "torchobj-stream")
+    # Collective reads follow each other.
+    pool = CallPool(1 if reads.is_collective else _GROUPS, "torchobj-stream")
     running: dict[Future[deque[tuple[str, torch.Tensor]]], int] = {}
     try:
         while queue or running:
             while queue and (not running or sum(running.values()) + _size(queue[0]) <= _IN_FLIGHT_BYTES):
                 group = queue.popleft()
-                running[pool.submit(_read, group, target)] = _size(group)
+                running[pool.submit(_read, group, target, reads)] = _size(group)
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 arrived = future.result()
                 while arrived:
@@ -112,9 +126,9 @@ def _size(group: _Group) -> int:
     return sum(stored.end - stored.start for _, stored in group)
 
 
-def _read(group: _Group, device: torch.device) -> deque[tuple[str, torch.Tensor]]:
+def _read(group: _Group, device: torch.device, reads: Reads) -> deque[tuple[str, torch.Tensor]]:
     storages = [device_memory.storage_of(stored.end - stored.start, device) for _, stored in group]
     pairs = list(zip(group, storages, strict=True))
-    reads = [TensorRead(file, stored.start, device_memory.bytes_of(storage)) for (file, stored), storage in pairs]
-    read(reads, ByteProgress(None))
+    tensors = [TensorRead(file, stored.start, device_memory.bytes_of(storage)) for (file, stored), storage in pairs]
+    read(tensors, ByteProgress(None), reads)
     return deque((stored.name, tensor_of(storage, stored)) for (_, stored), storage in pairs)

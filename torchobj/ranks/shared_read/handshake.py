@@ -89,7 +89,7 @@ def receive(name: str, secret: bytes, *, patience_s: float = 0) -> int | None:
             connection.send(secret)
             _, descriptors, _, _ = socket.recv_fds(connection, 16, 1)
             for descriptor in descriptors:
-                os.set_inheritable(descriptor, False)
+                os.set_inheritable(descriptor, False)  # noqa: FBT003  of the standard library
             return next(iter(descriptors), None)
         if time.monotonic() >= until:
             return None

@@ -71,6 +71,9 @@ _CREDENTIAL_PREFIXES = ("AWS_", "GOOGLE_", "CLOUDSDK_")
 class Reads(Protocol):
     """Reads ranges of objects into memory."""
 
+    is_collective: bool
+    """Whether all ranks make the same calls, one after the other."""
+
     def read(self, jobs: Sequence[Job], *, checksum: bool, arrived: Arrived = None) -> list[list[int]]:
         """Reads all ranges.
 
@@ -93,6 +96,8 @@ class Reads(Protocol):
 
 class _Alone:
     """Reads for this process."""
+
+    is_collective = False
 
     def read(self, jobs: Sequence[Job], *, checksum: bool, arrived: Arrived = None) -> list[list[int]]:
         return [sums for _, _, sums in _torchobj.scatter(jobs, checksum, arrived)]
@@ -147,6 +152,8 @@ def sharing(
     if share in ("host", "job"):
         ranks = _ranks_of(group)
         if ranks.several:
+            # Created here, on the thread that creates the program's other groups.
+            ranks.group  # noqa: B018
             collective = _Collective(ranks, share, url, _settings(resolve(url, config)))
             with collective.until_end():
                 yield collective
@@ -159,6 +166,8 @@ def sharing(
 
 class _Joining:
     """Joins a read of the same ranges, or lets others join."""
+
+    is_collective = False
 
     def __init__(self, url: str, config: StoreConfig) -> None:
         self._config, self._settings = config, _settings(config)
@@ -268,6 +277,8 @@ class _Start(NamedTuple):
 
 class _Collective:
     """Reads once for all ranks of a machine, or of a job."""
+
+    is_collective = True
 
     def __init__(self, ranks: Ranks, share: str, url: str, settings: _Settings) -> None:
         self._ranks, self._share, self._url, self._settings = ranks, share, url, settings
