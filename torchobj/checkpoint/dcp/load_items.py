@@ -12,7 +12,7 @@ import io
 import itertools
 import math
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -26,9 +26,12 @@ from torchobj.checkpoint.archive.device_memory import is_reachable
 from torchobj.checkpoint.archive.pickling import message_of
 from torchobj.checkpoint.archive.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir, is_canonical
+from torchobj.checkpoint.dcp.alike import FramedRange
 from torchobj.checkpoint.dcp.metadata import MAX_NUMBER, TensorRange
 from torchobj.checkpoint.dcp.other_formats import END_BYTES, check_archive, is_transformed, payload_in, untransformed
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
+from torchobj.ranks.shared_read.reads import Reads, read_alone
+from torchobj.store.concurrency import concurrently
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
 
@@ -104,7 +107,9 @@ class _Load:
         *,
         verify: bool,
         counted: ByteProgress,
+        reads: Reads,
     ) -> None:
+        self._reads_alike = reads
         self._checkpoint, self._url = checkpoint, checkpoint.url
         self._counted = counted
         self._metadata = metadata
@@ -120,14 +125,14 @@ class _Load:
         self._other: list[_TensorItem] = []
         self._loaded: list[_TensorItem] = []
 
-    def load(self, requests: list[ReadItem]) -> None:
+    def load(self, requests: list[ReadItem], alike: Sequence[Sequence[int]]) -> None:
         try:
-            self._load(requests)
+            self._load(requests, alike)
         finally:
             # They refer to this object: without this, the tensors would live until the next garbage collection.
             self._reads.clear()
 
-    def _load(self, requests: list[ReadItem]) -> None:
+    def _load(self, requests: list[ReadItem], alike: Sequence[Sequence[int]]) -> None:
         infos = [self._info(request) for request in requests]
         targets = [
             None if request.type is LoadItemType.BYTE_IO else self._planner.resolve_tensor(request)
@@ -138,17 +143,25 @@ class _Load:
         # Files of safetensors have no checksums.
         verify = self._verify and not all(isinstance(info, TensorRange) for info in infos)
         self._plan = _torchobj.NativeSlicePlan(checkpoint.native, checkpoint.key(""), verify, wave_bytes, _TILE_BYTES)
-        for request, info, target in zip(requests, infos, targets, strict=True):
-            if target is None:
-                self._add_content(info, functools.partial(self._load_value, request, info))
-            else:
-                self._add(self._tensor(request, info, target))
+        items = [
+            None if target is None else self._tensor(request, info, target)
+            for request, info, target in zip(requests, infos, targets, strict=True)
+        ]
         check_apart(infos, self._url)
         expected = sum(
             info.length if target is None else target.numel() * target.element_size()
             for info, target in zip(infos, targets, strict=True)
         )
         self._counted.expect(expected)
+        left = set(range(len(items)))
+        for group in alike:
+            left -= self._load_alike({index: item for index in group if (item := items[index]) is not None})
+        for index in sorted(left):
+            request, info, item = requests[index], infos[index], items[index]
+            if item is None:
+                self._add_content(info, functools.partial(self._load_value, request, info))
+            else:
+                self._add(item)
         self._read()
         others, self._other = self._other, []
         for start in range(0, len(others), _MAX_ENDS):
@@ -156,6 +169,53 @@ class _Load:
         for item in self._loaded:
             self._planner.commit_tensor(item.request, item.target)
         self._counted.add(expected)
+
+    def _load_alike(self, group: Mapping[int, _TensorItem]) -> set[int]:
+        """Reads the items of a group that can be read whole into their memory, with the ranks that read them as well.
+
+        Returns:
+            The indices of the items that are loaded.
+        """
+        ranges = {
+            index: (item, FramedRange(item.info.offset, _frame_of(item), memory))
+            for index, item, memory in _apart(group)
+            if _is_alike(item)
+        }
+        if not ranges:
+            return set()
+        files: dict[str, list[tuple[int, Any]]] = {}
+        for item, part in ranges.values():
+            files.setdefault(item.info.relative_path, []).extend(part.ranges())
+        keys = {name: self._checkpoint.key(name) for name in files}
+        versions = {item.info.relative_path: _version_of(item.info) for item, _ in ranges.values()}
+        native = self._checkpoint.native
+        for name, outcome in concurrently(
+            lambda name: native.head(keys[name])[1], [n for n in keys if not versions[n]]
+        ):
+            if isinstance(outcome, Exception):
+                raise outcome
+            versions[name] = outcome
+        jobs = [(native, keys[name], versions[name], segments) for name, segments in files.items()]
+        sums = self._reads_alike.read(jobs, checksum=self._verify, arrived=self._counted.arrived)
+        of_file = {name: iter(of_job) for name, of_job in zip(files, sums, strict=True)}
+        loaded = set()
+        for index, (item, part) in ranges.items():
+            crc32 = next(of_file[item.info.relative_path], 0)
+            for _ in part.ranges()[1:]:
+                next(of_file[item.info.relative_path], 0)
+            if part.has_other_frame():
+                continue
+            if self._verify and part.is_damaged(crc32):
+                raise self._damaged(item)
+            if not item.target.is_inference():
+                torch.autograd.graph.increment_version(item.target)
+            self._loaded.append(item)
+            loaded.add(index)
+        return loaded
+
+    def _damaged(self, item: _TensorItem) -> IntegrityError:
+        message = "damaged: its CRC-32 is not that of the saved bytes; load another checkpoint"
+        return IntegrityError(f"{self._name(item.info, item.name)}: {message}")
 
     def _info(self, request: ReadItem) -> _StorageInfo:
         """Returns file, offset and length of a requested item.
@@ -269,8 +329,7 @@ class _Load:
         for number in wave.damaged:
             read = self._reads[number]
             assert isinstance(read, _TensorItem)  # noqa: S101  the plan knows no CRC-32 of other contents
-            message = "damaged: its CRC-32 is not that of the saved bytes; load another checkpoint"
-            raise IntegrityError(f"{self._name(read.info, read.name)}: {message}")
+            raise self._damaged(read)
         buffer = wave.buffer
         view, views = memoryview(buffer), dict[torch.dtype, torch.Tensor]()
         tiles: Any = itertools.chain(zip(wave.arrays, wave.starts, itertools.repeat(None)), wave.tiles)
@@ -348,6 +407,31 @@ class _Load:
         self._loaded.append(item)
 
 
+def _apart(group: Mapping[int, _TensorItem]) -> Iterator[tuple[int, _TensorItem, Any]]:
+    """Yields index, item and memory of the items that have memory on the CPU, and share it with no other item."""
+    found = [(index, item, item.memory) for index, item in group.items() if item.memory is not None]
+    last_end = 0
+    for index, item, memory in sorted(found, key=lambda each: each[2].data_ptr()):
+        if memory.data_ptr() >= last_end:
+            yield index, item, memory_of(memory)
+            last_end = memory.data_ptr() + memory.nbytes
+
+
+def _is_alike(item: _TensorItem) -> bool:
+    """Returns whether the bytes of a whole saved tensor are those of the target's memory, and are not few."""
+    nbytes, info = item.target.nbytes, item.info
+    is_framed = item.frame is not None and item.frame.payload_bytes == nbytes and not is_transformed(info)
+    return nbytes > _SMALL_BYTES and item.request.lengths == item.shape and (isinstance(info, TensorRange) or is_framed)
+
+
+def _frame_of(item: _TensorItem) -> TensorArchive | None:
+    return None if isinstance(item.info, TensorRange) else item.frame
+
+
+def _version_of(info: _StorageInfo) -> str | None:
+    return info.version if isinstance(info, TensorRange) else None
+
+
 _Tile = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
 
 
@@ -405,6 +489,8 @@ def load_items(
     items: list[ReadItem],
     planner: LoadPlanner,
     *,
+    alike: Sequence[Sequence[int]] = (),
+    reads: Reads = read_alone,
     verify: bool,
     counted: ByteProgress,
 ) -> None:
@@ -417,6 +503,8 @@ def load_items(
         metadata: Metadata of the checkpoint, with a table of items.
         items: Items to load.
         planner: Planner of torch's.
+        alike: Indices of items that other ranks load as well, in groups.
+        reads: How the items of a group are read.
         verify: Compare the checksums of items that are read whole.
         counted: Receives the number of bytes that have arrived.
 
@@ -426,4 +514,4 @@ def load_items(
         ObjectChangedError: Another save replaced a file during the load.
         StoreError: A request failed.
     """
-    _Load(checkpoint, metadata, planner, verify=verify, counted=counted).load(items)
+    _Load(checkpoint, metadata, planner, verify=verify, counted=counted, reads=reads).load(items, alike)

@@ -12,7 +12,7 @@ import os
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from torchobj.checkpoint.checkpoint_dir import was_refused
+from torchobj.checkpoint.dcp.alike import AlikeItems, alike_items
 from torchobj.checkpoint.dcp.folder_metadata import check_unchanged, folder_metadata
 from torchobj.checkpoint.dcp.load_items import ShortFileError, load_items
 from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
@@ -40,6 +41,7 @@ from torchobj.exceptions import (
     PreconditionFailedError,
     StoreError,
 )
+from torchobj.ranks.shared_read.reads import sharing
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import ByteProgress, ProgressOption
@@ -125,9 +127,13 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
     A folder without `.metadata` may also be one of safetensors: written by `StorageWriter(format="safetensors")` or
     torch's `HuggingFaceStorageWriter`, or a model of the Hugging Face Hub. Its files have no checksums.
 
+    Tensors that several ranks load whole, such as those of DDP or of the replicas of HSDP, are read once by the ranks
+    of a machine, as `torchobj.load(share="auto")` reads.
+
     Args:
         url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
         verify: Compare checksums.
+        share: `"auto"`, or None: each rank reads all of its tensors for itself.
         progress: Receives a `torchobj.files.Progress` of the bytes that this rank loads, about every 0.1 s and at the
             end; True shows a bar on stderr. An exception that it raises ends the load.
         config: Settings of the store.
@@ -147,12 +153,15 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         url: str,
         *,
         verify: bool = True,
+        share: Literal["auto"] | None = "auto",
         progress: ProgressOption = None,
         config: StoreConfig | None = None,
     ) -> None:
         super().__init__(url, config)
+        if share not in ("auto", None):
+            raise ConfigError(f"share={share!r}: must be 'auto' or None")
         self._counted = ByteProgress(progress)
-        self._verify = verify
+        self._verify, self._share = verify, share
         self._metadata: Metadata | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -204,8 +213,11 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Returns the plans unchanged."""
-        return plans
+        """Returns the plans, each with the items that other ranks load as well."""
+        if self._share is None or len(plans) < 2:
+            return plans
+        found = zip(plans, alike_items(plans), strict=True)
+        return [dataclasses.replace(plan, storage_data=alike) for plan, alike in found]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Loads the items of the rank into the destinations of the planner.
@@ -226,8 +238,19 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
             raise CheckpointError(f"{self.checkpoint_id}: set_up_storage_reader was not called")
         infos = [self._metadata.storage_data.get(item.storage_index) for item in plan.items]
         metadata, counted = self._metadata, self._counted
+        alike = plan.storage_data.groups if isinstance(plan.storage_data, AlikeItems) else []
         try:
-            load_items(self._checkpoint, metadata, plan.items, planner, verify=self._verify, counted=counted)
+            with sharing(self._share if alike else None, self._checkpoint.url, self._config) as reads:
+                load_items(
+                    self._checkpoint,
+                    metadata,
+                    plan.items,
+                    planner,
+                    alike=alike,
+                    reads=reads,
+                    verify=self._verify,
+                    counted=counted,
+                )
         except ShortFileError:
             check_unchanged(self._checkpoint, infos)
             raise

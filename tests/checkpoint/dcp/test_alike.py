@@ -1,0 +1,108 @@
+"""Tensors that several ranks load alike: which they are, and that a machine reads them once."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+from tests.support.distributed_states import QUIET, assert_equal, blank, reader_of, writer_of
+from tests.support.ranks import run_ranks
+from torchobj.checkpoint import StorageReader
+from torchobj.checkpoint.dcp.alike import alike_items
+from torchobj.exceptions import ConfigError
+from torchobj.ranks.shared_read import reads
+from torchobj.ranks.shared_read.participant import Participant
+
+pytestmark = QUIET
+
+MIB = 1 << 20
+TOTAL = 6 * MIB
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(reads, "_settings", lambda config: reads._Settings(MIB, 64))
+    monkeypatch.setattr(reads, "_MIN_BYTES", MIB)
+
+
+def asked(name, kind=LoadItemType.TENSOR, offset=(0,), lengths=(4,)):
+    index = MetadataIndex(name, torch.Size(offset))
+    none = torch.Size((0,))
+    return ReadItem(kind, index, none, index, none, torch.Size(lengths))
+
+
+def test_items_are_alike_if_several_ranks_ask_the_same_slice_of_the_same_chunk():
+    plans = [
+        LoadPlan([asked("own 0"), asked("all"), asked("value", LoadItemType.BYTE_IO), asked("b"), asked("half")]),
+        LoadPlan([asked("b"), asked("all"), asked("value", LoadItemType.BYTE_IO), asked("half", lengths=(2,))]),
+        LoadPlan([asked("all"), asked("half", offset=(4,))]),
+    ]
+    assert [alike.groups for alike in alike_items(plans)] == [[[1], [3]], [[1], [0]], [[0]]]
+    assert [alike.groups for alike in alike_items([LoadPlan([])] * 2)] == [[], []]
+
+
+def state_of(rank):
+    """What all ranks have alike, tied weights, and a tensor of each rank."""
+    weight = torch.arange(MIB // 4, dtype=torch.float32)
+    state = {f"layer.{number}": weight + number for number in range(5)} | {"small": torch.ones(3), "step": 7}
+    return state | {"tied": weight, "also tied": weight, f"own.{rank}": torch.full((50_000,), float(rank))}
+
+
+def loaded_alike(rank, bucket, format, share):
+    """Whether a rank has what was saved, the bytes that it has read for all, and the error of a damaged file."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    state = state_of(rank)
+    if format is not None:
+        state.pop("step")
+    dcp.save(state, storage_writer=writer_of(bucket, format=format))
+    counted, real = [0], Participant._read_chunks
+
+    def counting(self, claims):
+        counted[0] += sum(self._chunks.size(claim.chunk) for claim in claims)
+        return real(self, claims)
+
+    Participant._read_chunks = counting
+    found = blank(state)
+    found["also tied"] = found["tied"]
+    dist.barrier()
+    dcp.load(found, storage_reader=reader_of(bucket, share=share))
+    assert_equal(found, state)
+    return counted[0]
+
+
+@pytest.mark.parametrize("format", [None, "safetensors"])
+def test_ranks_of_a_machine_read_what_they_load_alike_once(bucket, format):
+    counts = run_ranks(loaded_alike, bucket, format, "auto", size=3)
+    # The bytes of the tensors, with their frames.
+    assert TOTAL <= sum(counts) <= TOTAL + 16 * 2048, counts
+    assert run_ranks(loaded_alike, bucket, format, None, size=2) == [0, 0]
+
+
+def loaded_damaged(rank, bucket):
+    dist.init_process_group("gloo")
+    state = {"layer": torch.arange(2 * MIB // 4, dtype=torch.float32)}
+    dcp.save(state, storage_writer=writer_of(bucket))
+    if rank == 0:
+        [key] = [key for key in bucket.keys() if key.endswith(".distcp")]
+        data = bytearray(bucket.body(key))
+        data[MIB] ^= 1
+        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=bytes(data))
+    dist.barrier()
+    try:
+        dcp.load(blank(state), storage_reader=reader_of(bucket))
+    except BaseException as error:
+        return str(error)
+    return None
+
+
+def test_damage_is_found_by_each_rank(bucket):
+    for message in run_ranks(loaded_damaged, bucket):
+        assert "layer: damaged: its CRC-32 is not that of the saved bytes" in message
+
+
+def test_only_reads_that_are_not_collective_can_be_chosen():
+    with pytest.raises(ConfigError, match="share='host': must be 'auto' or None"):
+        StorageReader("memory://b/step", share="host")
