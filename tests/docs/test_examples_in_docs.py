@@ -112,6 +112,7 @@ CHECKS = {
         "sorted(state) == ['bias', 'weight']",
         "name == 'weight'",
         "bias.shape == (2,)",
+        "language_model.dtype == torch.bfloat16",
     ],
     "datasets": ["sorted(texts) == sorted([*(f'text {n}' for n in range(6)), 'text 3'])", "len(mixture) >= 6"],
     "tar-shards": ["len(batch['txt']) == 16", "sorted(labels) == sorted(number % 10 for number in range(300))"],

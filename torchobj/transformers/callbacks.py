@@ -1,6 +1,4 @@
-"""Callbacks for the Trainer of transformers: look-ahead for the loaders that it builds, and logs of its waiting times.
-Needs transformers installed.
-"""
+"""Callbacks of the Trainer of transformers: look-ahead for its loaders, and logs of their waiting times."""
 
 import itertools
 import logging
@@ -24,7 +22,8 @@ try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise ImportError(
-        f"torchobj.transformers.LookaheadCallback needs transformers ({error}): pip install 'torchobj[transformers]'"
+        f"torchobj.transformers.LookaheadCallback needs transformers, as all of torchobj.transformers does ({error}): "
+        "pip install 'torchobj[transformers]'"
     ) from error
 
 __all__ = ["LoaderLogCallback", "LookaheadCallback"]
