@@ -201,7 +201,7 @@ def _of_auto_class(auto: Any, config: Any, url: str) -> tuple[Any, Any]:
         )
     auto_factory: Any = transformers.models.auto.auto_factory
     cls = auto_factory._get_model_class(config, auto._model_mapping)
-    if cls.config_class is config.sub_configs.get("text_config"):
+    if cls.config_class is getattr(config, "sub_configs", {}).get("text_config"):
         quantization = getattr(config, "quantization_config", None)
         config = config.get_text_config()
         if quantization is not None:
@@ -366,7 +366,7 @@ def save_pretrained(
             "torchobj.files.upload"
         )
     with tempfile.TemporaryDirectory(prefix="torchobj-") as local:
-        upload = _Upload(Path(local), target, tokenizer, store_config)
+        upload = _Upload(Path(local), target, tokenizer, store_config, writes=kwargs.get("is_main_process", True))
         with _redirected(upload):
             model.save_pretrained(local, **kwargs)
         upload.finish()
@@ -380,16 +380,19 @@ class _Upload:
         url: The folder in the bucket, with a slash at the end.
         tokenizer: Saved with the first file of weights.
         config: Settings of the store.
+        writes: Whether this rank is the one that writes; transformers 4 writes weights on the others too.
     """
 
-    def __init__(self, folder: Path, url: str, tokenizer: Any, config: StoreConfig | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, url: str, tokenizer: Any, config: StoreConfig | None, *, writes: bool) -> None:
+        self.folder, self._writes = folder, writes
         self._url, self._tokenizer, self._config = url, tokenizer, config
         #: None before the first file of weights.
         self._sent: set[Path] | None = None
 
     def save_file(self, tensors: Any, name: str, metadata: Mapping[str, str] | None) -> None:
         """Sends a file of weights; before the first one, the files that are in the folder."""
+        if not self._writes:
+            return
         if self._sent is None:
             if self._tokenizer is not None:
                 self._tokenizer.save_pretrained(self.folder)
