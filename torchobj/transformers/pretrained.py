@@ -325,8 +325,8 @@ def save_pretrained(
     none is on the local disk; tensors must not change until this returns. The other files pass through a temporary
     folder.
 
-    The weights that are in the folder are deleted first, and the index is written last: after an error, or a kill, the
-    folder has no weights. Other files in it stay. Within a process, one save runs at a time.
+    Weights of safetensors that are in the folder are deleted first, and the index is written last: after an error, or a
+    kill, the folder has none. Other files stay. Within a process, one save runs at a time.
 
     If each of several ranks calls this, the rank that transformers selects writes. The others may return before the
     index is written: let the ranks meet before they read it.
