@@ -136,9 +136,20 @@ class Timed:
         return None if self.grown_bytes is None else self.grown_bytes / self.items
 
     @property
+    def sent_share(self) -> float | None:
+        """What the origin sent as a multiple of the bytes; None if the server does not count it."""
+        return self.counters["sent_bytes"] / self.items if "sent_bytes" in self.counters else None
+
+    @property
+    def origin_faults(self) -> int:
+        """Faults that the origin made."""
+        return self.counters.get("faults", 0)
+
+    @property
     def kinds(self) -> Counter[str]:
         """Requests of each kind."""
-        return Counter({kind: number for kind, number in self.counters.items() if not kind.endswith("_bytes")})
+        others = ("received_bytes", "sent_bytes", "faults")
+        return Counter({kind: number for kind, number in self.counters.items() if kind not in others})
 
     @property
     def requests(self) -> int | None:

@@ -1,5 +1,5 @@
 """Runs Debian's nginx as the cheapest S3 server: objects are files, and signatures are not verified. `objects` defines
-their content.
+their content. It also terminates TLS for another server of the lab.
 
 One process serves all endpoints of the lab, each on its own port: plain, TLS, with a latency, with a tail, and with a
 rate limit per connection. A latency is `ngx.sleep` of the lua module, which costs almost no CPU and blocks no worker.
@@ -47,6 +47,8 @@ class Endpoint:
     """The latency is the median of a lognormal distribution; one request in a hundred waits 0.1 to 0.6 s instead."""
     rate: str | None = None
     """nginx's `limit_rate` per connection: `80m` is 80 MiB/s."""
+    upstream_port: int | None = None
+    """Of a server that answers in place of files."""
 
 
 PLAIN = Endpoint()
@@ -138,11 +140,28 @@ def _server(endpoint: Endpoint, port: int, directory: Path) -> str:
         rate = f"""
         limit_rate {endpoint.rate};
         sendfile_max_chunk 256k;"""
-    sleep = _sleep_lua(endpoint)
-    return f"""
+    upstream, answer = "", _sleep_lua(endpoint)
+    if endpoint.upstream_port is not None:
+        upstream = f"""
+    upstream port{port} {{
+        server 127.0.0.1:{endpoint.upstream_port};
+        keepalive 256;
+    }}"""
+        # Passed on as it arrives: what a client does not read is not sent by the server either.
+        answer = f"""
+            proxy_pass http://port{port};
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_set_header Host $http_host;
+            proxy_buffering off;
+            proxy_buffer_size 256k;
+            proxy_buffers 4 256k;
+            proxy_request_buffering off;
+            client_max_body_size 0;"""
+    return f"""{upstream}
     server {{
         listen 127.0.0.1:{port}{" ssl" if endpoint.tls else ""} reuseport backlog=4096;{tls}{rate}
-        location / {{ {sleep} }}
+        location / {{ {answer} }}
     }}"""
 
 

@@ -7,7 +7,10 @@
  *     origin LATENCY_MS [KEYS...]     prints its port, and serves until its stdin ends; KEYS are files of keys, or KIND:COUNT
  *
  * One thread per connection: clients have few, and keep them. GET /-/counters returns the number of requests of each kind,
- * and of bytes of bodies that were received and sent. Linux only.
+ * of bytes of bodies that were received and sent, and of faults. GET /-/set?rate=B&reset=N&silence=M limits what all
+ * connections together send to B bytes per second, resets a connection in the middle of one body in N, and is silent for
+ * 1.5 s in the middle of one in M: of the bodies of at least 1 MiB, counted from then on. What is not named is off. Linux
+ * only.
  */
 #define _GNU_SOURCE
 #include <netinet/in.h>
@@ -22,12 +25,15 @@
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "origin.h"
 #include "origin_listing.h"
 
-enum { COPIED_BYTES = 1 << 20 };
+enum { COPIED_BYTES = 1 << 20, PACED_BYTES = 256 << 10, FAULTY_BYTES = 1 << 20, SILENCE_US = 1500000 };
+/* Longer than a sleep is late, and shorter than a pause of the clients. */
+enum { BILLION = 1000000000, LATE_NS = 10000000 };
 
 #define XMLNS " xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\""
 #define ETAG "ETag: \"9b2cf535f27731c974343645a3985328\"\r\n"
@@ -36,6 +42,7 @@ enum { COPIED_BYTES = 1 << 20 };
 static const char *const kind_names[KINDS] = {"other", "read", "metadata", "list", "put", "begin", "part", "complete",
     "compose", "delete", "bucket", "permissions"};
 static atomic_long received_bytes, sent_bytes, kinds[KINDS];
+static atomic_long rate, reset_every, silence_every, bodies, faults;
 static long latency_us;
 
 static int send_all(int socket, const char *data, long length, int flags) {
@@ -169,6 +176,42 @@ char *parameter(const char *query, const char *name, char *value) {
     return NULL;
 }
 
+/* Waits until `length` bytes may be sent at the rate of all connections; what was not sent in time is made up for. */
+static void pace(long length) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static long next_ns;
+    struct timespec time;
+    long limit = rate;
+    if (!limit) return;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    long now_ns = time.tv_sec * BILLION + time.tv_nsec;
+    pthread_mutex_lock(&lock);
+    if (next_ns < now_ns - LATE_NS) next_ns = now_ns - LATE_NS;
+    long wait_ns = next_ns - now_ns;
+    next_ns += length * BILLION / limit;
+    pthread_mutex_unlock(&lock);
+    if (wait_ns > 0) usleep(wait_ns / 1000);
+}
+
+/* Whether the fault happens that one body in `every` has: the first time after half as many. */
+static int has_fault(long body, long every) {
+    if (!every || body % every != every / 2) return 0;
+    atomic_fetch_add(&faults, 1);
+    return 1;
+}
+
+/* Sends bytes of a blob; -1 if the connection broke. */
+static int send_range(struct request *r, struct blob *blob, long from, long to) {
+    for (off_t at = from; at < to;) {
+        long length = rate && to - at > PACED_BYTES ? PACED_BYTES : to - at;
+        pace(length);
+        long sent = sendfile(r->socket, blob->file, &at, length);
+        if (sent <= 0) return -1;
+        atomic_fetch_add(&sent_bytes, sent);
+    }
+    return 0;
+}
+
 int send_blob(struct request *r, struct blob *blob, const char *more) {
     long from = 0, to = blob->size, first, last;
     int bounds = sscanf(r->range, "bytes=%ld-%ld", &first, &last);
@@ -181,12 +224,17 @@ int send_blob(struct request *r, struct blob *blob, const char *more) {
     if (bounds > 0)
         sprintf(headers + strlen(headers), "Content-Range: bytes %ld-%ld/%ld\r\n", from, to - 1, blob->size);
     if (answer(r, bounds > 0 ? "206 Partial Content" : "200 OK", headers, NULL, to - from)) return -1;
-    for (off_t at = from; strcmp(r->method, "HEAD") && at < to;) {
-        long sent = sendfile(r->socket, blob->file, &at, to - at);
-        if (sent <= 0) return -1;
-        atomic_fetch_add(&sent_bytes, sent);
+    if (!strcmp(r->method, "HEAD")) return 0;
+    if (to - from < FAULTY_BYTES) return send_range(r, blob, from, to);
+    long middle = from + (to - from) / 2, body = atomic_fetch_add(&bodies, 1);
+    if (send_range(r, blob, from, middle)) return -1;
+    if (has_fault(body, silence_every)) usleep(SILENCE_US);
+    if (has_fault(body, reset_every)) {
+        /* Closing without lingering resets the connection. */
+        setsockopt(r->socket, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0}, sizeof(struct linger));
+        return -1;
     }
-    return 0;
+    return send_range(r, blob, middle, to);
 }
 
 static void list_object(FILE *out, const char *key, long size) {
@@ -210,10 +258,19 @@ static int send_listing(struct request *r) {
 
 /* The counters, which count no request for themselves. */
 static int send_counters(struct request *r) {
-    char text[(KINDS + 2) * 40];
-    int used = sprintf(text, "received_bytes %ld\nsent_bytes %ld\n", received_bytes, sent_bytes);
+    char text[(KINDS + 3) * 40];
+    int used = sprintf(text, "received_bytes %ld\nsent_bytes %ld\nfaults %ld\n", received_bytes, sent_bytes, faults);
     for (int i = 0; i < KINDS; i++) used += sprintf(text + used, "%s %ld\n", kind_names[i], kinds[i]);
     return answer(r, "200 OK", "", text, used);
+}
+
+static int set(struct request *r) {
+    char value[NAME_BYTES];
+    rate = parameter(r->query, "rate", value) ? atol(value) : 0;
+    reset_every = parameter(r->query, "reset", value) ? atol(value) : 0;
+    silence_every = parameter(r->query, "silence", value) ? atol(value) : 0;
+    bodies = 0;
+    return answer(r, "200 OK", "", "", 0);
 }
 
 static int read_object(struct request *r, int is_bucket) {
@@ -223,6 +280,28 @@ static int read_object(struct request *r, int is_bucket) {
     int failed = send_blob(r, blob, "");
     blob_release(blob);
     return failed;
+}
+
+/* Puts the blob of another name. */
+static int copy_object(struct request *r) {
+    struct blob *blob = objects_get(r->copied);
+    if (!blob) return refuse(r, "404 Not Found", "NoSuchKey");
+    objects_put(r->name, blob);
+    return answer(r, "200 OK", "", "<CopyObjectResult" XMLNS "><LastModified>2026-01-01T00:00:00Z</LastModified>"
+        "<ETag>\"9b2cf535f27731c974343645a3985328\"</ETag></CopyObjectResult>", 0);
+}
+
+/* Deletes the objects that the body names. Keys of the benchmarks have no characters that XML escapes. */
+static int delete_objects(struct request *r) {
+    char name[2 * NAME_BYTES], *text = calloc(1, r->content_length + 1);
+    int failed = proceed(r) || take_text(r, text, r->content_length);
+    for (char *at = text; !failed && (at = strstr(at, "<Key>"));) {
+        at += 5;
+        snprintf(name, sizeof name, "%s/%.*s", r->name, (int)strcspn(at, "<"), at);
+        objects_delete(name);
+    }
+    free(text);
+    return failed ? -1 : answer(r, "200 OK", "", "<DeleteResult" XMLNS "></DeleteResult>", 0);
 }
 
 static int begin_upload(struct request *r) {
@@ -245,8 +324,13 @@ static int respond(struct request *r) {
     long upload = parameter(r->query, "uploadId", value) ? atol(value) : 0;
     long part = parameter(r->query, "partNumber", value) ? atol(value) : 0;
     int is_put = !strcmp(r->method, "PUT"), is_bucket = !strchr(r->name, '/');
+    if (!strcmp(r->name, "-/set")) return set(r);
     if (!strncmp(r->name, "-/", 2)) return send_counters(r);
     if (gcs_is(r)) return gcs_respond(r);
+    if (!strcmp(r->method, "POST") && r->content_length >= 0 && parameter(r->query, "delete", value)) {
+        count(DELETE);
+        return delete_objects(r);
+    }
     struct blob *body = take_body(r, is_put && keeps(r->name));
     if (!body) return -1;
     count(kind_of(r, is_bucket, upload));
@@ -255,6 +339,10 @@ static int respond(struct request *r) {
         /* google-cloud-storage requires the checksum that it has sent. */
         snprintf(headers, sizeof headers, *r->hash ? ETAG "x-goog-hash: %s\r\n" : ETAG, r->hash);
         return answer(r, "200 OK", headers, "", 0);
+    }
+    if (is_put && *r->copied) {
+        blob_release(body);
+        return copy_object(r);
     }
     if (is_put && !is_bucket) {
         objects_put(r->name, body);
@@ -297,7 +385,9 @@ static int next_request(struct request *r) {
     end[2] = 0;
     const char *head = r->head + r->held_from;
     r->held_from = end + 4 - r->head;
-    if (sscanf(head, "%7s /%2046s", r->method, target + 1) != 2) return -1;
+    /* A target may be a whole URL (RFC 9112, 3.2.2). */
+    if (sscanf(head, "%7s /%2046s", r->method, target + 1) != 2 &&
+        sscanf(head, "%7s http://%*[^/ ]/%2046s", r->method, target + 1) != 2) return -1;
     char *query = strchr(target, '?');
     snprintf(r->query, sizeof r->query, "%s", query ? query + 1 : "");
     if (query) *query = 0;
@@ -310,6 +400,10 @@ static int next_request(struct request *r) {
     r->decoded_length = *decoded ? atol(decoded) : -1;
     r->expects = !strncasecmp(header(head, "expect"), "100-continue", 12);
     r->closes = !strncasecmp(header(head, "connection"), "close", 5);
+    const char *source = header(head, "x-amz-copy-source");
+    *r->copied = '=';
+    copy_line(r->copied + 1, sizeof r->copied - 1, source + (*source == '/'));
+    parameter(r->copied, "", r->copied); /* decodes in place */
     copy_line(r->range, sizeof r->range, header(head, "range"));
     copy_line(r->content_range, sizeof r->content_range, header(head, "content-range"));
     copy_line(r->hash, sizeof r->hash, header(head, "x-goog-hash"));

@@ -16,6 +16,7 @@ struct request {
     char head[HEAD_BYTES + 1];
     long held_from, held_to;
     char method[8], name[NAME_BYTES], query[NAME_BYTES], range[64], content_range[64], hash[64], host[128];
+    char copied[NAME_BYTES]; /* what a PUT copies, decoded, or "" */
     long content_length; /* -1: chunked */
     long decoded_length; /* of an aws-chunked body; otherwise -1 */
     int expects, closes;

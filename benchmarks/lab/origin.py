@@ -55,6 +55,12 @@ class Origin:
             upload(self.memory, families)
             self.add_checksums(name for family in families for name in family.names())
 
+    def set(self, rate: int = 0, reset: int = 0, silence: int = 0) -> None:
+        """Sets what all connections together may send in bytes per second, and how many bodies of at least 1 MiB there
+        are for each that is cut by a reset, and for each that is silent for 1.5 s in its middle; 0: no limit, or none.
+        """
+        _read(self.memory, f"/-/set?rate={rate}&reset={reset}&silence={silence}")
+
     def add_checksums(self, keys: Iterable[str]) -> None:
         """Computes those that Google Cloud Storage has of objects in memory, before a measurement does."""
         for key in keys:
@@ -70,7 +76,7 @@ def _read(location: Location, path: str) -> str:
 
 def counters(location: Location) -> Counter[str]:
     """Reads what an origin has done: the number of requests of each kind, `received_bytes` of bodies as they were sent,
-    including aws-chunked framing in the bucket that discards, and `sent_bytes`. Any process may call this.
+    including aws-chunked framing in the bucket that discards, `sent_bytes`, and `faults`. Any process may call this.
     """
     if not location.counts:
         return Counter()

@@ -52,6 +52,28 @@ def test_the_origin_keeps_objects_in_memory(running):
         s3.head_object(Bucket=location.bucket, Key="a folder/whole")
 
 
+def test_the_origin_copies_objects_and_deletes_several_at_once(running):
+    location = running.memory
+    s3 = location.boto3()
+    s3.put_object(Bucket=location.bucket, Key="copies/a b", Body=b"content")
+    s3.copy_object(Bucket=location.bucket, Key="copies/c", CopySource={"Bucket": location.bucket, "Key": "copies/a b"})
+    assert s3.get_object(Bucket=location.bucket, Key="copies/c")["Body"].read() == b"content"
+    with pytest.raises(ClientError, match="NoSuchKey"):
+        s3.copy_object(Bucket=location.bucket, Key="copies/d", CopySource={"Bucket": location.bucket, "Key": "absent"})
+    keys = [{"Key": key} for key in ("copies/a b", "copies/c")]
+    s3.delete_objects(Bucket=location.bucket, Delete={"Objects": keys, "Quiet": True})
+    assert "Contents" not in s3.list_objects_v2(Bucket=location.bucket, Prefix="copies/")
+
+
+def test_a_request_of_the_origin_may_name_a_whole_url(running):
+    location = running.memory
+    location.boto3().put_object(Bucket=location.bucket, Key="whole url", Body=b"content")
+    connection = http.client.HTTPConnection(urlsplit(location.endpoint_url).netloc)
+    connection.request("GET", f"{location.endpoint_url}/{location.bucket}/whole%20url")
+    assert connection.getresponse().read() == b"content"
+    connection.close()
+
+
 def test_the_origins_other_bucket_keeps_only_sizes(running):
     location, before = running.discard, origin.counters(running.discard)
     s3 = location.boto3()
