@@ -1,6 +1,6 @@
 """What the benchmarks share: `rivals` are the clients, `fork_server` runs one in a process of its own; `measure`,
-`transfers`, `states`, `loop` and `dlio` take a measurement; `report` compares rounds, `targets` judges them; `program`
-is the command line. `fault_*` are the cells of `faults.py`.
+`transfers`, `states`, `weights`, `ranks`, `loop` and `dlio` take a measurement; `report` compares rounds, `targets`
+judges them; `program` is the command line. `fault_*` are the cells of `faults.py`.
 """
 
 from benchmarks.harness import targets as targets

@@ -19,8 +19,9 @@ from benchmarks.harness.targets import Verdict
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _PACKAGES = (
-    *("boto3", "botocore", "gcsfs", "google-cloud-storage", "litdata", "multi-storage-client", "obstore", "pyarrow"),
-    *("s3fs", "s3torchconnector", "s3torchconnectorclient", "s3transfer", "torch", "numpy"),
+    *("boto3", "botocore", "fastsafetensors", "flashpack", "gcsfs", "google-cloud-storage", "litdata"),
+    *("multi-storage-client", "obstore", "pyarrow", "runai-model-streamer", "s3fs", "s3torchconnector"),
+    *("s3torchconnectorclient", "s3transfer", "safetensors", "torch", "numpy"),
 )
 
 _Case = TypeVar("_Case")

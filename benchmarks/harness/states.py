@@ -4,7 +4,7 @@ A tensor's bytes are those of the object with its number (`objects.pieces`), so 
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,27 +53,41 @@ class States:
             sizes[f"layers.{layer}.bias"] = self.bias_bytes
         return sizes
 
+    def model(self) -> dict[str, torch.Tensor]:
+        """Builds the tensors."""
+        return {name: numbered_tensor(number, size) for number, (name, size) in enumerate(self._sizes().items())}
+
+    def empty(self) -> dict[str, torch.Tensor]:
+        """Tensors to read into."""
+        return {name: torch.empty(size // 4) for name, size in self._sizes().items()}
+
     def build(self) -> dict[str, Any]:
         """Builds a new state dict."""
-        model = {name: _tensor(number, size) for number, (name, size) in enumerate(self._sizes().items())}
-        return {"model": model, **_OTHER_VALUES}
+        return {"model": self.model(), **_OTHER_VALUES}
 
     def check(self, found: Any) -> None:
         """Raises AssertionError unless `found` equals a new state dict, byte for byte."""
-        expected = self._sizes()
         rest = {name: value for name, value in found.items() if name != "model"}
         if rest != _OTHER_VALUES:
             raise AssertionError(f"other values: {rest}")
-        if list(found["model"]) != list(expected):
-            raise AssertionError("other names, or in another order")
+        if list(found["model"]) != list(self._sizes()):
+            raise AssertionError("in another order")
+        self.check_model(found["model"])
+
+    def check_model(self, found: Mapping[str, torch.Tensor]) -> None:
+        """Raises AssertionError unless `found` has the tensors, byte for byte, in any order."""
+        expected = self._sizes()
+        if found.keys() != expected.keys():
+            raise AssertionError("other names")
         for number, (name, size) in enumerate(expected.items()):
-            tensor = found["model"][name]
+            tensor = found[name]
             if tensor.dtype != torch.float32 or tensor.shape != (size // 4,):
                 raise AssertionError(f"{name}: {tensor.dtype}, {tuple(tensor.shape)}")
             check(f"{name}/{number}", size, tensor.numpy().view(np.uint8))
 
 
-def _tensor(number: int, size: int) -> torch.Tensor:
+def numbered_tensor(number: int, size: int) -> torch.Tensor:
+    """A tensor of float32 with the bytes of the object with this number."""
     content = np.empty(size, np.uint8)
     at = 0
     for piece in pieces(number, size):
