@@ -24,14 +24,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import torchobj
 from benchmarks.harness import OURS, Clients, Program, Rounds, Timed, Verdict, targets
 from benchmarks.harness.rivals.weights import CLIENTS
 from benchmarks.harness.states import States
@@ -55,8 +53,6 @@ from benchmarks.lab.objects import MIB
 from benchmarks.lab.progress import progress
 
 SHARED = "torchobj, share=host"
-if "share" not in signature(torchobj.load).parameters:  # Delete this when `torchobj.load` has it.
-    del CLIENTS[SHARED]
 RUNAI = [name for name in CLIENTS if name.startswith("runai")]
 # Where its number of requests is not swept.
 _RUNAI_ELSEWHERE = "runai, 8 requests"

@@ -70,7 +70,9 @@ class Torchobj(Client):
     """`torchobj.load`, and `StorageReader` and `StorageWriter`; every rank reads everything."""
 
     modules = ("torchobj", "torchobj.checkpoint")
-    options: ClassVar[dict[str, Any]] = {}
+    #: `share=` of `load`, and of `StorageReader`.
+    share: ClassVar[str | None] = None
+    share_dcp: ClassVar[str | None] = None
 
     def open(self, location: Location) -> None:
         import torchobj
@@ -78,7 +80,7 @@ class Torchobj(Client):
         self._module, self._config = torchobj, location.config()
 
     def _load(self, key: str) -> Any:
-        return self._module.load(self._location.url(key), config=self._config, **self.options)
+        return self._module.load(self._location.url(key), config=self._config, share=self.share)
 
     def load_pt(self, key: str) -> Tensors:
         return self._load(key)
@@ -87,7 +89,8 @@ class Torchobj(Client):
         return self._load(keys[0] if len(keys) == 1 else f"{keys[0].rsplit('/', 1)[0]}/")
 
     def reader(self, folder: str) -> Any:
-        return self._module.checkpoint.StorageReader(self._location.url(folder), config=self._config, **self.options)
+        url = self._location.url(folder)
+        return self._module.checkpoint.StorageReader(url, config=self._config, share=self.share_dcp)
 
     def writer(self, folder: str) -> Any:
         return self._module.checkpoint.StorageWriter(self._location.url(folder), config=self._config)
@@ -96,7 +99,8 @@ class Torchobj(Client):
 class TorchobjShared(Torchobj):
     """Like `Torchobj`; the ranks of the machine read once."""
 
-    options: ClassVar[dict[str, Any]] = {"share": "host"}
+    share = "host"
+    share_dcp = "auto"
 
 
 class Runai(Client):
