@@ -90,6 +90,17 @@ def test_everything_but_tensors_is_put_in():
     assert into["tuple"][0] is tensor and into["tuple"][1] == 2
 
 
+def test_what_contains_itself_is_put_in_once():
+    into, loaded = {"n": 1, "list": [1]}, {"n": 2, "list": [2]}
+    for value in (into, loaded):
+        value["self"] = value
+        value["list"].append(value["list"])
+        value["tuple"] = (value["list"], value)
+    assert assign(into, loaded) is into
+    assert into["n"] == 2 and into["self"] is into and into["tuple"][1] is into
+    assert into["list"][0] == 2 and into["list"][1] is into["list"] is into["tuple"][0]
+
+
 def test_objects_load_their_states_and_lists_are_replaced_with_them():
     model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     into = {"model": model, "list": [1]}
