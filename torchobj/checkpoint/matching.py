@@ -15,6 +15,7 @@ from torchobj.stateful import is_stateful
 
 __all__ = [
     "UNREAD",
+    "WRAPPERS",
     "Accepts",
     "Differences",
     "Pair",
@@ -36,7 +37,7 @@ _OVERLAPS = 1
 _ON_META = "a tensor on meta cannot be filled; to_empty() of its module gives it memory"
 
 #: Parts of the names of a wrapped module, and what wraps it.
-_WRAPPERS = {"module": "DistributedDataParallel", "_orig_mod": "torch.compile"}
+WRAPPERS = {"module": "DistributedDataParallel", "_orig_mod": "torch.compile"}
 
 #: Maximum number of differences, and of names, in an error.
 _LISTED = 5
@@ -264,7 +265,7 @@ def _wrapper_remedy(missing: Iterable[str], unknown: Iterable[str]) -> str:
     if not set(map(_unwrapped, missing)) & set(map(_unwrapped, unknown)):
         return ""
     remedies = ""
-    for part, wrapper in _WRAPPERS.items():
+    for part, wrapper in WRAPPERS.items():
         in_missing, in_unknown = (any(part in name.split(".") for name in names) for names in (missing, unknown))
         if in_missing and not in_unknown:
             remedies += f"; {part + '.'!r} in the names here is of a module that {wrapper} wraps: fill its .{part}"
@@ -277,7 +278,7 @@ def _wrapper_remedy(missing: Iterable[str], unknown: Iterable[str]) -> str:
 
 
 def _unwrapped(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def assign(into: Any, loaded: Any, *, source: str | None = None) -> Any:

@@ -22,6 +22,8 @@ __all__ = [
     "RANKS",
     "is_list_of_firsts",
     "key_in",
+    "nested_names",
+    "own_parts",
     "own_state",
     "paths_of",
     "value_at",
@@ -40,6 +42,9 @@ NONE = "torchobj_none"
 
 #: The only key of a dict with the parts that ranks have, by the number of the first rank of each.
 PARTS = "torchobj_parts"
+#: Maximum depth of a state.
+_DEEPEST = 200
+
 #: In this dict, a dict whose only key lists the number for each rank, which a reader has before it reads values.
 FIRSTS = "firsts"
 
@@ -63,18 +68,70 @@ def with_rank_states(tree: dict[Any, Any], metadata: Metadata, ranks: Ranks, sou
             if path[-2:-1] != (PARAM_GROUPS,) or value_at(tree, path[:-1]) is not None:
                 tree = with_value(tree, path[:-1], {RANKS: None})
         elif is_list_of_firsts(path) and (value := value_at(tree, path[:-3])) is not None:
-            firsts = path[-1].split(",")
-            if len(firsts) != ranks.count or not firsts[ranks.number]:
-                saved = sum(map(bool, firsts))
-                raise _of_other_ranks(path[:-3], saved, ranks, source)
-            tree = with_value(tree, path[:-3], {PARTS: {firsts[ranks.number]: value}})
+            if not (first := _first_of_part(path[-1], path[:-3], ranks, source)):
+                raise _of_other_ranks(path[:-3], sum(map(bool, path[-1].split(","))), ranks, source)
+            tree = with_value(tree, path[:-3], {PARTS: {first: value}})
     return tree
 
 
 def paths_of(metadata: Metadata) -> dict[str, Path]:
     """Returns the keys that lead to each entry of a checkpoint; strings, except for indices of lists."""
-    paths = metadata.planner_data or {}
-    return {name: paths.get(name) or tuple(name.split(".")) for name in metadata.state_dict_metadata}
+    paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
+    return {name: _path_of(paths.get(name), name) for name in metadata.state_dict_metadata}
+
+
+def _path_of(path: Any, name: str) -> Path:
+    is_path = type(path) is tuple and path and all(type(key) in (str, int) for key in path)
+    return path if is_path else tuple(name.split("."))
+
+
+def nested_names(metadata: Metadata, source: str) -> dict[Any, Any]:
+    """Returns the names of the entries of a checkpoint by their keys, nested; lists are dicts by index.
+
+    Raises:
+        CheckpointError: The keys are not those of nested dicts and lists.
+    """
+    nested: dict[Any, Any] = {}
+    for name, path in paths_of(metadata).items():
+        inner: Any = nested
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner
+        if not isinstance(inner, dict) or path[-1] in inner or len(path) > _DEEPEST:
+            raise CheckpointError(f"{source}: the metadata is damaged: the place of {name[:200]} is not valid")
+        inner[path[-1]] = name
+    return nested
+
+
+def own_parts(nested: Any, path: Path, ranks: Ranks, source: str) -> Any:
+    """Returns what `nested_names` returned for a path, without the parts that other ranks have.
+
+    Raises:
+        CheckpointError: A state was saved in parts by another number of ranks.
+    """
+    if not isinstance(nested, dict):
+        return nested
+    if nested.keys() == {PARTS} and isinstance(parts := nested[PARTS], dict) and isinstance(parts.get(FIRSTS), dict):
+        first = _first_of_part(next(iter(parts[FIRSTS])), path, ranks, source)
+        return {PARTS: {first: parts[first]}} if first in parts else {}
+    own = {key: own_parts(inner, (*path, key), ranks, source) for key, inner in nested.items()}
+    return {key: inner for key, inner in own.items() if inner != {}}
+
+
+def _first_of_part(firsts: str, path: Path, ranks: Ranks, source: str) -> str:
+    """Returns the number of the first rank that has the part of this rank; empty if this rank has none.
+
+    Args:
+        firsts: The list of these numbers for all ranks, joined by commas.
+        path: The path of the state that ranks have parts of.
+        ranks, source: As for `with_rank_states`.
+
+    Raises:
+        CheckpointError: There were other ranks.
+    """
+    numbers = str(firsts).split(",")
+    if len(numbers) != ranks.count:
+        raise _of_other_ranks(path, sum(map(bool, numbers)), ranks, source)
+    return numbers[ranks.number]
 
 
 def is_list_of_firsts(path: Path) -> bool:
@@ -113,7 +170,7 @@ def own_state(loaded: Any, ranks: Ranks, source: str, existing: Mapping[Any, Any
                     del outer[name]
                 else:
                     outer[name] = _own(value[RANKS], ranks, source, inner)
-            elif existing is not None and value.keys() == {PARTS} and isinstance(value[PARTS], dict):
+            elif value.keys() == {PARTS} and isinstance(value[PARTS], dict):
                 # Only that of this rank was read.
                 [part] = list(value[PARTS].values())[:1] or [None]
                 outer[name] = None if isinstance(part, str) and part == NONE else part
