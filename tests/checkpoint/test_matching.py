@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchobj import exceptions
-from torchobj.checkpoint.matching import UNREAD, Accepts, Differences, Part, TensorOutline, assign, match
+from torchobj.checkpoint.matching import UNREAD, Accepts, Differences, Part, Skipped, TensorOutline, assign, match
 
 FOUR = TensorOutline(torch.float32, (4,))
 
@@ -59,6 +59,16 @@ def test_an_object_accepts_what_it_converts():
 
 def test_many_differences_are_counted():
     assert text(dict.fromkeys("abcdefg", 1), {}).endswith("e: not in the checkpoint; and 2 more")
+
+
+def test_names_that_are_skipped_are_no_differences():
+    skipped = Skipped([], [])
+    tree = {"a": torch.zeros(4), "new": 1, "deep": {"b": 1}, "part": Part(c=1)}
+    pairs = match(tree, {"a": FOUR, "old": 1, "deep": {"c": 1}, "part": {"d": 1}}, skipped)
+    assert [pair.path for pair in pairs] == ["a"]
+    assert skipped == (["new", "deep.b", "part.c"], ["old", "deep.c"])
+    assert str(skipped).startswith("not in the checkpoint, left unchanged: new, deep.b, part.c; only in the checkpoint")
+    assert isinstance(match({"a": torch.zeros(3)}, {"a": FOUR}, Skipped([], [])), Differences)
 
 
 def test_names_of_wrapped_modules_are_explained():

@@ -21,6 +21,7 @@ __all__ = [
     "Pair",
     "Part",
     "Path",
+    "Skipped",
     "TensorOutline",
     "assign",
     "match",
@@ -89,6 +90,22 @@ class Pair(NamedTuple):
     source: Any
 
 
+class Skipped(NamedTuple):
+    """Names that only one of a tree and an outline has, where these are no differences."""
+
+    missing: list[str]
+    """Names that only the tree has."""
+    unexpected: list[str]
+    """Names that only the outline has."""
+
+    def __str__(self) -> str:
+        groups = (
+            ("not in the checkpoint, left unchanged", self.missing),
+            ("only in the checkpoint, ignored", self.unexpected),
+        )
+        return "; ".join(f"{text}: {_listed(names, ', ')}" for text, names in groups if names)
+
+
 class Differences:
     """What differs between a tree and an outline. Its text names the first differences, and what to do."""
 
@@ -109,10 +126,16 @@ class Differences:
         """Adds the difference of an entry."""
         self._texts.append(f"{name_of(path) or 'the object'}: {text}")
 
-    def add_keys(self, path: Path, tree: Mapping[Any, Any], outline: Mapping[Any, Any]) -> None:
-        """Adds the keys that only one of two mappings has."""
+    def add_keys(
+        self, path: Path, tree: Mapping[Any, Any], outline: Mapping[Any, Any], skipped: Skipped | None = None
+    ) -> None:
+        """Adds the keys that only one of two mappings has; to `skipped` instead if it is given."""
         missing = [name_of((*path, key)) for key in tree if key not in outline]
         unknown = [] if isinstance(tree, Part) else [name_of((*path, key)) for key in outline if key not in tree]
+        if skipped is not None:
+            skipped.missing.extend(missing)
+            skipped.unexpected.extend(unknown)
+            return
         has = f", which has {_listed([str(key) for key in outline], ', ')}" if isinstance(tree, Part) else ""
         self._texts += [f"{name}: not in the checkpoint{has}" for name in missing]
         self._texts += [f"{name}: only in the checkpoint" for name in unknown]
@@ -120,7 +143,7 @@ class Differences:
         self.unknown += unknown
 
 
-def match(tree: Any, outline: Any) -> list[Pair] | Differences:
+def match(tree: Any, outline: Any, skipped: Skipped | None = None) -> list[Pair] | Differences:
     """Compares a tree with an outline.
 
     Tensors must have the same dtype, layout and shape, and memory that can be filled; lists and tuples the same length;
@@ -129,6 +152,7 @@ def match(tree: Any, outline: Any) -> list[Pair] | Differences:
     Args:
         tree: What one has. It may contain itself.
         outline: What is saved.
+        skipped: Gets the names that only one of them has, which then are no differences.
 
     Returns:
         The tensors of the tree with those that fill them, or the differences, if there are any.
@@ -138,7 +162,7 @@ def match(tree: Any, outline: Any) -> list[Pair] | Differences:
         into does not match: b: not in the checkpoint; c: only in the checkpoint; a: torch.float32 of shape (2,) here, \
 torch.float32 of shape (3,) in the checkpoint
     """
-    matching = _Matching()
+    matching = _Matching(skipped)
     matching.match(tree, outline, ())
     return matching.differences or matching.pairs
 
@@ -159,9 +183,10 @@ def pairs_of(into: Any, loaded: Any, url: str) -> list[Pair]:
 class _Matching:
     """A comparison. Each pair of containers is visited once."""
 
-    def __init__(self) -> None:
+    def __init__(self, skipped: Skipped | None) -> None:
         self.pairs: list[Pair] = []
         self.differences = Differences()
+        self._skipped = skipped
         self._visited: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def match(self, tree: Any, outline: Any, path: Path) -> None:
@@ -183,7 +208,7 @@ class _Matching:
             # Keeps both alive, so that no other object gets their ids.
             self._visited[id(tree), id(outline)] = (tree, outline)
             if isinstance(tree, Mapping):
-                self.differences.add_keys(path, tree, outline)
+                self.differences.add_keys(path, tree, outline, self._skipped)
             for key in [key for key in outline if key in tree] if isinstance(tree, Mapping) else range(len(tree)):
                 self.match(tree[key], outline[key], (*path, key))
 
@@ -281,7 +306,7 @@ def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def assign(into: Any, loaded: Any, *, source: str | None = None) -> Any:
+def assign(into: Any, loaded: Any, *, source: str | None = None, strict: bool = True) -> Any:
     """Returns `into` with everything that is not a tensor replaced by what was loaded, in place where possible.
 
     Args:
@@ -289,21 +314,24 @@ def assign(into: Any, loaded: Any, *, source: str | None = None) -> Any:
         loaded: What was loaded; may have more entries at the top.
         source: The checkpoint, for errors, if there may be objects below `into`, which load their states. Lists and
             tuples are then replaced, too.
+        strict: Passed to the `load_state_dict` of modules if it is False.
 
     Raises:
         CheckpointError: The `load_state_dict` of an object fails; the message names it.
     """
-    return _assign(into, loaded, (), {}, source=source)
+    return _assign(into, loaded, (), {}, source=source, strict=strict)
 
 
 #: By the ids of `into` and what was loaded: both, and what `_assign` returns for them.
 _Visited: TypeAlias = dict[tuple[int, int], tuple[Any, ...]]
 
 
-def _assign(into: Any, loaded: Any, path: Path, visited: _Visited, *, source: str | None) -> Any:
+def _assign(into: Any, loaded: Any, path: Path, visited: _Visited, *, source: str | None, strict: bool) -> Any:
     if source is not None and path and is_stateful(into):
         try:
-            into.load_state_dict(loaded)
+            into.load_state_dict(
+                loaded, **({} if strict or not isinstance(into, torch.nn.Module) else {"strict": False})
+            )
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             message = f"{source}: {name_of(path)}: {type(into).__name__} refuses its state"
             raise CheckpointError(f"{message}; earlier entries are restored: {error}") from error
@@ -313,13 +341,13 @@ def _assign(into: Any, loaded: Any, path: Path, visited: _Visited, *, source: st
         # Keeps both alive, so that no other object gets their ids.
         visited[both] = (into, loaded, into)
         for key in [key for key in into if key in loaded]:
-            new = _assign(into[key], loaded[key], (*path, key), visited, source=source)
+            new = _assign(into[key], loaded[key], (*path, key), visited, source=source, strict=strict)
             if new is not into[key]:
                 into[key] = new  # type: ignore[index]
     elif isinstance(into, list | tuple) and source is None:
         visited[both] = (into, loaded, into)
         pairs = enumerate(zip(into, loaded, strict=True))
-        values = [_assign(*pair, (*path, index), visited, source=source) for index, pair in pairs]
+        values = [_assign(*pair, (*path, index), visited, source=source, strict=strict) for index, pair in pairs]
         if isinstance(into, tuple):
             into = type(into)(*values) if hasattr(into, "_fields") else type(into)(values)
             visited[both] = (*visited[both][:2], into)

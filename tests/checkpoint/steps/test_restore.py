@@ -4,6 +4,7 @@ import collections
 import copy
 import datetime
 import pathlib
+import re
 
 import numpy
 import pytest
@@ -312,6 +313,15 @@ def test_names_of_wrapped_modules_are_explained(open_manager, sharded):
     manager.save(2, {"model": model})
     with pytest.raises(exceptions.CheckpointError, match="'_orig_mod.' in the names here .* fill its ._orig_mod"):
         manager.restore(into={"model": torch.compile(model)})
+    for step, into, prefixes in (
+        (0, torch.nn.Linear(2, 2), {"_orig_mod.": ""}),
+        (1, torch.compile(torch.nn.Linear(2, 2)), {"module.": "", "": "_orig_mod."}),
+        (2, torch.compile(torch.nn.Linear(2, 2)), {"": "_orig_mod."}),
+    ):
+        with pytest.raises(exceptions.CheckpointError, match=re.escape(f"; or restore with prefix_map={prefixes}")):
+            manager.restore(step, into={"model": into})
+        manager.restore(step, into={"model": into}, prefix_map=prefixes)
+        assert same(list(into.state_dict().values()), list(model.state_dict().values()))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -14,14 +14,15 @@ from typing import Any, Literal, Self
 
 import torch
 
-from torchobj.checkpoint.archive.load import effective_weights_only, load_counted
+from torchobj.checkpoint.archive.load import effective_weights_only
 from torchobj.checkpoint.leftovers import Leftover
-from torchobj.checkpoint.state.rank_states import own_state
+from torchobj.checkpoint.matching import Skipped
 from torchobj.checkpoint.state.staging import Stager
-from torchobj.checkpoint.steps.commit import STATE_FILE, Commit, checked_step, folder_of
+from torchobj.checkpoint.steps.commit import Commit, checked_step, folder_of
 from torchobj.checkpoint.steps.commits import Commits
 from torchobj.checkpoint.steps.pending_save import PendingSave, SaveHandle
-from torchobj.checkpoint.steps.restore import restore_file, restore_shards
+from torchobj.checkpoint.steps.prefixes import PrefixMap
+from torchobj.checkpoint.steps.restore import SavedState, read_file, read_shards, restore_file, restore_shards
 from torchobj.checkpoint.steps.retention import KeepBest, Retention
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
@@ -260,6 +261,8 @@ class CheckpointManager:
         into: MutableMapping[str, Any] | None = None,
         *,
         map_location: Any = None,
+        strict: bool = True,
+        prefix_map: Mapping[str, str] | None = None,
         weights_only: bool = True,
         progress: ProgressOption = None,
     ) -> MutableMapping[str, Any]:
@@ -268,10 +271,20 @@ class CheckpointManager:
         Args:
             step: Number of the step, or the latest.
             into: A dict as passed to `save`: its tensors are filled in place, its objects load their states, its dicts
-                are entered, and other values are replaced, also by lists of another length. In a sharded checkpoint the
-                keys of dicts in lists are strings, unless the list here has them. It may have fewer entries than the
-                checkpoint, but each of them must be complete. Required for sharded checkpoints.
-            map_location: Device of tensors without `into`, as for `torch.load`.
+                are entered, and other values are replaced, also by lists of another length. An empty dict gets all
+                saved entries, with their tensors on the CPU, except in the state dict of an optimizer. It may have
+                fewer entries than the checkpoint, but each of them must be complete, unless `strict` is False. None:
+                the whole state is returned, with whole tensors also of a sharded checkpoint, which each rank reads. To
+                read it on one rank only, use a manager with a `process_group` of this rank. In a sharded checkpoint the
+                keys of dicts are strings, unless the dict here has them, and there are no empty dicts.
+            map_location: Device of tensors without `into`, as for `torch.load`; the CPU for a sharded checkpoint.
+            strict: If False, entries that only the checkpoint has are ignored, and those that it does not have are left
+                unchanged, as by `load_state_dict(strict=False)`; a warning names them. Other shapes remain errors.
+            prefix_map: Prefixes of saved names, that is of the keys of dicts, and what replaces them:
+                `{"_orig_mod.": "", "module.": ""}` for models that `torch.compile` and DDP wrapped. A prefix that is
+                replaced by "" is also removed within a name, where a part of it starts; others at the start only. The
+                prefix "" stands before all names of a dict of tensors below the top: `{"": "module."}`. The longest
+                one applies. A file is then read into new memory on the CPU before it is copied.
             weights_only: Refuse everything but plain data, as `torch.load` does. Always with the environment variable
                 `TORCH_FORCE_WEIGHTS_ONLY_LOAD`.
             progress: As for `torchobj.load`, on the calling rank. An exception that it raises is raised on all ranks.
@@ -281,13 +294,17 @@ class CheckpointManager:
 
         Raises:
             CheckpointError: The step is not committed, its data is gone, it was saved with another `sharded`, it does
-                not match `into`, or an entry of `into` differed among another number of ranks: nothing was changed,
-                unless an object refused its state.
+                not match `into`, `prefix_map` gives two entries one name, or an entry of `into` differed among another
+                number of ranks: nothing was changed, unless an object refused its state.
             ConfigError: The step is not valid, arguments exclude each other, or the ranks have managers with other
                 arguments, or restore other steps.
             StoreError: The data cannot be read. `into` may be restored in part.
         """
-        settings = self._settings("restore", step=step)
+        compared: dict[str, Any] = {"step": step, "strict": bool(strict), "prefix_map": prefix_map}
+        if self._sharded:
+            # Reading without it takes other collectives.
+            compared["into"] = None if into is None else "a dict"
+        settings = self._settings("restore", **compared)
         with self._ranks.meeting() as meeting:
             of_all = meeting.gather(settings)
             if of_all is not None:
@@ -297,28 +314,28 @@ class CheckpointManager:
         source, folder = f"{self.url}, step {found.step}", f"{self.url}/{folder_of(found.attempt)}"
         with self._ranks.meeting():
             self._check_restore(found, into, map_location, source)
-            weights_only = effective_weights_only(weights_only is not False)
-            counted = ByteProgress(progress)
+            saved = SavedState(
+                folder,
+                self._config,
+                self._ranks,
+                source,
+                weights_only=effective_weights_only(weights_only is not False),
+                counted=ByteProgress(progress),
+                prefixes=PrefixMap(prefix_map),
+                skipped=None if strict else Skipped([], []),
+            )
         try:
             if into is None:
-                with self._ranks.meeting():
-                    url = folder + STATE_FILE
-                    loaded = load_counted(
-                        url, map_location, weights_only=weights_only, config=self._config, counted=counted
-                    )
-                    into = own_state(loaded, self._ranks, source)
+                into = read_shards(saved) if self._sharded else read_file(saved, map_location)
             elif self._sharded:
-                restore_shards(
-                    into, folder, self._config, self._ranks, source, weights_only=weights_only, counted=counted
-                )
+                restore_shards(into, saved)
             else:
-                restore_file(
-                    into, folder, self._config, self._ranks, source, weights_only=weights_only, counted=counted
-                )
+                restore_file(into, saved)
         except ObjectNotFoundError as gone:
             raise CheckpointError(f"{source}: committed, but its data is gone: {gone}") from gone
         with self._ranks.meeting():
-            counted.finish()
+            saved.counted.finish()
+        saved.log_skipped()
         return into
 
     def _check_restore(self, found: Commit, into: Any, map_location: Any, source: str) -> None:
@@ -326,8 +343,8 @@ class CheckpointManager:
             raise CheckpointError(
                 f"{source}: saved with sharded={not self._sharded}; pass the same to CheckpointManager"
             )
-        if into is None and self._sharded:
-            raise ConfigError(f"{source}: a sharded checkpoint is restored into a state; pass into=")
+        if map_location is not None and str(map_location) != "cpu" and self._sharded and into is None:
+            raise ConfigError("map_location=: a sharded checkpoint is read to the CPU; move what restore returns")
         if into is not None and not isinstance(into, MutableMapping):
             raise ConfigError(f"into is a {type(into).__name__}: must be a dict, as {{'model': model}}")
         if into is not None and map_location is not None:
