@@ -39,8 +39,16 @@ def test_items_are_alike_if_several_ranks_ask_the_same_slice_of_the_same_chunk()
         LoadPlan([asked("b"), asked("all"), asked("value", LoadItemType.BYTE_IO), asked("half", lengths=(2,))]),
         LoadPlan([asked("all"), asked("half", offset=(4,))]),
     ]
-    assert [alike.groups for alike in alike_items(plans)] == [[[1], [3]], [[1], [0]], [[0]]]
-    assert [alike.groups for alike in alike_items([LoadPlan([])] * 2)] == [[], []]
+
+    def found(machines):
+        of_ranks = alike_items(plans, machines)
+        return [[(alike.items, alike.peers.ranks) for alike in of_rank] for of_rank in of_ranks]
+
+    assert found("aaa") == [[([1], 3), ([3], 2)], [([1], 3), ([0], 2)], [([0], 3)]]
+    assert found("aba") == [[([1], 2)], [], [([0], 2)]]
+    assert found("abc") == [[], [], []]
+    nonces = [alike.peers.nonce for alike in alike_items(plans, "aaa")[0]]
+    assert len(set(nonces)) == 2
 
 
 def state_of(rank):

@@ -140,7 +140,7 @@ def test_a_background_save_creates_no_group_concurrently_with_the_program(bucket
     assert first[1] == "CheckpointManager"
     assert second[1] == (
         "ConfigError",
-        "process_group: this rank is not in it; create the manager on its ranks only",
+        "process_group: this rank is not in it; call this on its ranks only",
     )
     assert first[2] == second[2] == ("ConfigError", "step=6 on rank 1, 5 on rank 0: must be the same on all ranks")
 

@@ -4,6 +4,7 @@ The coordinator finds them in the plans of all ranks. Each rank reads its own as
 it meets at the same time; what cannot be read so is left to `load_items`.
 """
 
+import secrets
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 from torchobj.checkpoint.archive.plan import TensorArchive
 from torchobj.checkpoint.archive.zip_archive import DESCRIPTOR_MARK
+from torchobj.ranks.shared_read.reads import Peers
 
 __all__ = ["AlikeItems", "FramedRange", "alike_items"]
 
@@ -20,17 +22,20 @@ _DESCRIPTOR_BYTES = len(DESCRIPTOR_MARK) + 4
 
 
 class AlikeItems(NamedTuple):
-    """A part of a rank's plan."""
+    """Items of a rank's plan that the same ranks of its machine ask, in the same order."""
 
-    groups: list[list[int]]
-    """The indices of items, of which the same ranks ask those of a group, in the same order."""
+    items: list[int]
+    """Their indices."""
+    peers: Peers
+    """The ranks."""
 
 
-def alike_items(plans: Sequence[LoadPlan]) -> list[AlikeItems]:
-    """Returns for each rank the items that another rank asks as well.
+def alike_items(plans: Sequence[LoadPlan], machines: Sequence[str]) -> list[list[AlikeItems]]:
+    """Returns for each rank the items that another rank of its machine asks as well.
 
     Args:
         plans: The plans of all ranks, by rank number.
+        machines: The machine of each rank.
     """
     asked: dict[Any, dict[int, int]] = defaultdict(dict)
     for rank, plan in enumerate(plans):
@@ -39,12 +44,19 @@ def alike_items(plans: Sequence[LoadPlan]) -> list[AlikeItems]:
                 asked[_key(item)].setdefault(rank, index)
     groups: dict[tuple[int, ...], list[dict[int, int]]] = defaultdict(list)
     for key in sorted(asked, key=repr):
-        if len(asked[key]) > 1:
-            groups[tuple(sorted(asked[key]))].append(asked[key])
-    return [
-        AlikeItems([[item[rank] for item in items] for ranks, items in groups.items() if rank in ranks])
-        for rank in range(len(plans))
-    ]
+        by_machine: dict[str, list[int]] = defaultdict(list)
+        for rank in sorted(asked[key]):
+            by_machine[machines[rank]].append(rank)
+        for ranks in by_machine.values():
+            if len(ranks) > 1:
+                groups[tuple(ranks)].append(asked[key])
+    found: list[list[AlikeItems]] = [[] for _ in plans]
+    # In one order on all ranks, so that none waits for one that waits for it.
+    for together, items in groups.items():
+        peers = Peers(secrets.token_bytes(16), len(together))
+        for rank in together:
+            found[rank].append(AlikeItems([item[rank] for item in items], peers))
+    return found
 
 
 def _key(item: ReadItem) -> tuple[Any, ...]:

@@ -26,11 +26,12 @@ from torchobj.checkpoint.archive.device_memory import is_reachable
 from torchobj.checkpoint.archive.pickling import message_of
 from torchobj.checkpoint.archive.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir, is_canonical
-from torchobj.checkpoint.dcp.alike import FramedRange
+from torchobj.checkpoint.dcp.alike import AlikeItems, FramedRange
 from torchobj.checkpoint.dcp.metadata import MAX_NUMBER, TensorRange
 from torchobj.checkpoint.dcp.other_formats import END_BYTES, check_archive, is_transformed, payload_in, untransformed
+from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
-from torchobj.ranks.shared_read.reads import Reads, read_alone
+from torchobj.ranks.shared_read.reads import Reads, read_with
 from torchobj.store.concurrency import concurrently
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
@@ -107,9 +108,9 @@ class _Load:
         *,
         verify: bool,
         counted: ByteProgress,
-        reads: Reads,
+        config: StoreConfig | None,
     ) -> None:
-        self._reads_alike = reads
+        self._config = config
         self._checkpoint, self._url = checkpoint, checkpoint.url
         self._counted = counted
         self._metadata = metadata
@@ -125,14 +126,14 @@ class _Load:
         self._other: list[_TensorItem] = []
         self._loaded: list[_TensorItem] = []
 
-    def load(self, requests: list[ReadItem], alike: Sequence[Sequence[int]]) -> None:
+    def load(self, requests: list[ReadItem], alike: Sequence[AlikeItems]) -> None:
         try:
             self._load(requests, alike)
         finally:
             # They refer to this object: without this, the tensors would live until the next garbage collection.
             self._reads.clear()
 
-    def _load(self, requests: list[ReadItem], alike: Sequence[Sequence[int]]) -> None:
+    def _load(self, requests: list[ReadItem], alike: Sequence[AlikeItems]) -> None:
         infos = [self._info(request) for request in requests]
         targets = [
             None if request.type is LoadItemType.BYTE_IO else self._planner.resolve_tensor(request)
@@ -155,7 +156,8 @@ class _Load:
         self._counted.expect(expected)
         left = set(range(len(items)))
         for group in alike:
-            left -= self._load_alike({index: item for index in group if (item := items[index]) is not None})
+            asked = {index: item for index in group.items if (item := items[index]) is not None}
+            left -= self._load_alike(asked, read_with(group.peers, self._url, self._config))
         for index in sorted(left):
             request, info, item = requests[index], infos[index], items[index]
             if item is None:
@@ -170,7 +172,7 @@ class _Load:
             self._planner.commit_tensor(item.request, item.target)
         self._counted.add(expected)
 
-    def _load_alike(self, group: Mapping[int, _TensorItem]) -> set[int]:
+    def _load_alike(self, group: Mapping[int, _TensorItem], reads: Reads) -> set[int]:
         """Reads the items of a group that can be read whole into their memory, with the ranks that read them as well.
 
         Returns:
@@ -196,7 +198,7 @@ class _Load:
                 raise outcome
             versions[name] = outcome
         jobs = [(native, keys[name], versions[name], segments) for name, segments in files.items()]
-        sums = self._reads_alike.read(jobs, checksum=self._verify, arrived=self._counted.arrived)
+        sums = reads.read(jobs, checksum=self._verify, arrived=self._counted.arrived)
         of_file = {name: iter(of_job) for name, of_job in zip(files, sums, strict=True)}
         loaded = set()
         for index, (item, part) in ranges.items():
@@ -489,8 +491,8 @@ def load_items(
     items: list[ReadItem],
     planner: LoadPlanner,
     *,
-    alike: Sequence[Sequence[int]] = (),
-    reads: Reads = read_alone,
+    alike: Sequence[AlikeItems] = (),
+    config: StoreConfig | None = None,
     verify: bool,
     counted: ByteProgress,
 ) -> None:
@@ -503,8 +505,8 @@ def load_items(
         metadata: Metadata of the checkpoint, with a table of items.
         items: Items to load.
         planner: Planner of torch's.
-        alike: Indices of items that other ranks load as well, in groups.
-        reads: How the items of a group are read.
+        alike: Items that other ranks of this machine load as well.
+        config: Settings of the store, for these.
         verify: Compare the checksums of items that are read whole.
         counted: Receives the number of bytes that have arrived.
 
@@ -514,4 +516,4 @@ def load_items(
         ObjectChangedError: Another save replaced a file during the load.
         StoreError: A request failed.
     """
-    _Load(checkpoint, metadata, planner, verify=verify, counted=counted, reads=reads).load(items, alike)
+    _Load(checkpoint, metadata, planner, verify=verify, counted=counted, config=config).load(items, alike)

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from torchobj.checkpoint.checkpoint_dir import was_refused
-from torchobj.checkpoint.dcp.alike import AlikeItems, alike_items
+from torchobj.checkpoint.dcp.alike import alike_items
 from torchobj.checkpoint.dcp.folder_metadata import check_unchanged, folder_metadata
 from torchobj.checkpoint.dcp.load_items import ShortFileError, load_items
 from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
@@ -41,7 +41,7 @@ from torchobj.exceptions import (
     PreconditionFailedError,
     StoreError,
 )
-from torchobj.ranks.shared_read.reads import sharing
+from torchobj.ranks.shared_read.reads import machine
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import ByteProgress, ProgressOption
@@ -209,15 +209,15 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Returns the plan unchanged."""
-        return plan
+        """Returns the plan, with the machine of this rank."""
+        return plan if self._share is None else dataclasses.replace(plan, storage_data=machine())
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Returns the plans, each with the items that other ranks load as well."""
-        if self._share is None or len(plans) < 2:
+        """Returns the plans, each with the items that other ranks of the machine load as well."""
+        if self._share is None:
             return plans
-        found = zip(plans, alike_items(plans), strict=True)
-        return [dataclasses.replace(plan, storage_data=alike) for plan, alike in found]
+        found = alike_items(plans, [plan.storage_data for plan in plans])
+        return [dataclasses.replace(plan, storage_data=alike) for plan, alike in zip(plans, found, strict=True)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Loads the items of the rank into the destinations of the planner.
@@ -238,19 +238,11 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
             raise CheckpointError(f"{self.checkpoint_id}: set_up_storage_reader was not called")
         infos = [self._metadata.storage_data.get(item.storage_index) for item in plan.items]
         metadata, counted = self._metadata, self._counted
-        alike = plan.storage_data.groups if isinstance(plan.storage_data, AlikeItems) else []
+        # Without collectives there are no plans of other ranks.
+        alike = plan.storage_data if isinstance(plan.storage_data, list) else []
+        arguments: Any = {"alike": alike, "config": self._config, "verify": self._verify, "counted": counted}
         try:
-            with sharing(self._share if alike else None, self._checkpoint.url, self._config) as reads:
-                load_items(
-                    self._checkpoint,
-                    metadata,
-                    plan.items,
-                    planner,
-                    alike=alike,
-                    reads=reads,
-                    verify=self._verify,
-                    counted=counted,
-                )
+            load_items(self._checkpoint, metadata, plan.items, planner, **arguments)
         except ShortFileError:
             check_unchanged(self._checkpoint, infos)
             raise

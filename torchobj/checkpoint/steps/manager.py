@@ -8,6 +8,7 @@ that of one file or of state shards (`restore`).
 
 import contextlib
 import operator
+import secrets
 from collections.abc import Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -27,6 +28,7 @@ from torchobj.checkpoint.steps.retention import KeepBest, Retention
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
 from torchobj.ranks.meeting import Ranks, check_same
+from torchobj.ranks.shared_read.reads import Peers, machine
 from torchobj.store.transfers import ByteProgress, ProgressOption
 
 __all__ = ["CheckpointManager"]
@@ -312,18 +314,25 @@ class CheckpointManager:
                 meeting.result = self._found(step)
         found: Commit = meeting.result
         source, folder = f"{self.url}, step {found.step}", f"{self.url}/{folder_of(found.attempt)}"
-        with self._ranks.meeting():
+        with self._ranks.meeting() as meeting:
             self._check_restore(found, into, map_location, source)
-            saved = SavedState(
-                folder,
-                self._config,
-                self._ranks,
-                source,
-                weights_only=effective_weights_only(weights_only is not False),
-                counted=ByteProgress(progress),
-                prefixes=PrefixMap(prefix_map),
-                skipped=None if strict else Skipped([], []),
-            )
+            prefixes, counted = PrefixMap(prefix_map), ByteProgress(progress)
+            allowed_only = effective_weights_only(weights_only is not False)
+            machines = meeting.gather(machine())
+            if machines is not None:
+                meeting.result = secrets.token_bytes(16), machines
+        nonce, machines = meeting.result
+        saved = SavedState(
+            folder,
+            self._config,
+            self._ranks,
+            source,
+            weights_only=allowed_only,
+            peers=Peers(nonce, machines.count(machine())),
+            counted=counted,
+            prefixes=prefixes,
+            skipped=None if strict else Skipped([], []),
+        )
         try:
             if into is None:
                 into = read_shards(saved) if self._sharded else read_file(saved, map_location)

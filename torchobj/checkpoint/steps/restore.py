@@ -34,6 +34,7 @@ from torchobj.checkpoint.steps.saved_entries import SavedEntries, adopts, checke
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.ranks.meeting import Ranks
+from torchobj.ranks.shared_read.reads import Peers, read_with
 from torchobj.stateful import is_stateful
 from torchobj.store.transfers import ByteProgress
 
@@ -54,6 +55,8 @@ class SavedState(NamedTuple):
     source: str
     """The checkpoint, for errors."""
     weights_only: bool
+    peers: Peers
+    """The ranks of this machine, which read the same ranges of a file together."""
     counted: ByteProgress
     """Counts the bytes that this rank reads."""
     prefixes: PrefixMap
@@ -63,14 +66,16 @@ class SavedState(NamedTuple):
 
     def load(self, map_location: Any, keys: Sequence[str] | None = None, into: Any = None) -> Any:
         """Loads the state from its file, with the names that it was saved with."""
+        url = self.folder + STATE_FILE
         return load_counted(
-            self.folder + STATE_FILE,
+            url,
             map_location,
             weights_only=self.weights_only,
             keys=keys,
             into=into,
             config=self.config,
             counted=self.counted,
+            reads=read_with(self.peers, url, self.config),
         )
 
     def log_skipped(self) -> None:

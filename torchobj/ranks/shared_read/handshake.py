@@ -16,7 +16,7 @@ from typing import Self
 __all__ = ["Offer", "receive"]
 
 #: Maximum time for one message.
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 1.0
 
 #: Time between two attempts to connect.
 _PAUSE_S = 0.01

@@ -70,6 +70,8 @@ class Participant:
         checksum: Whether to compute the CRC-32 of each piece.
         arrived: Called about every 0.1 s with the number of bytes that have arrived; its exception ends the read.
         waits: Whether all participants have joined, and fail together. See `Ring.claim`.
+        expected: Number of participants that are about to join.
+        patience_s: Time to wait for them.
         stall_s: Time without any change after which the read ends.
     """
 
@@ -83,7 +85,10 @@ class Participant:
         arrived: Callable[[int], object] | None,
         waits: bool,
         stall_s: float,
+        expected: int = 1,
+        patience_s: float = 0.0,
     ) -> None:
+        self._expected, self._until_s = expected, time.monotonic() + patience_s
         self._ring, self._chunks, self._jobs = ring, chunks, jobs
         self._memories = [memory for *_, ranges in jobs for _, memory in ranges]
         self._checksum, self._arrived = checksum, arrived
@@ -197,6 +202,8 @@ class Participant:
 
     def _claim(self) -> list[Claim]:
         ring = self._ring
+        if ring.joined() < self._expected and time.monotonic() < self._until_s:
+            return []
         share = ring.shape.slots // max(1, ring.active())
         if self._passing is None:
             return ring.claim(max(1, share) - self._in_flight, self._range, waits=self._waits)

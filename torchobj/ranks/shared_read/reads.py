@@ -8,6 +8,7 @@ collective: ranks compare what they read, and an error of one is raised on all.
 import contextlib
 import dataclasses
 import datetime
+import errno
 import hashlib
 import logging
 import os
@@ -33,7 +34,7 @@ from torchobj.urls import parse_url
 from torchobj.workers import process
 from torchobj.workers.memory_budget import memory_bytes
 
-__all__ = ["Arrived", "Reads", "ShareOption", "read_alone", "sharing"]
+__all__ = ["Arrived", "Peers", "Reads", "ShareOption", "machine", "read_alone", "read_with", "sharing"]
 
 logger = logging.getLogger("torchobj")
 
@@ -60,6 +61,12 @@ _TRIED = 2
 
 #: Without a collective: time without a change after which a rank reads for itself what another one has begun.
 _STALL_S = 10.0
+
+#: Time that a rank waits for the ring of another one that has just begun to offer it.
+_TURN_S = 1.0
+
+#: Time that a rank waits for those that are about to read the same.
+_PEERS_S = 5.0
 
 #: Time that a rank waits for the ring of the first rank of its machine, which has created it already or is about to.
 _PATIENCE_S = 10.0
@@ -159,9 +166,28 @@ def sharing(
                 yield collective
             return
     is_one_of_several = process.rank(None).world_size > 1 or os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
-    can_join = share == "auto" and IS_SUPPORTED and is_one_of_several and not process.in_worker()
-    resolved = resolve(url, config)
-    yield _Joining(url, resolved) if can_join else read_alone
+    yield read_with(Peers(), url, config) if share == "auto" and is_one_of_several else read_alone
+
+
+class Peers(NamedTuple):
+    """Processes of this machine that are about to read the same ranges."""
+
+    nonce: bytes = b""
+    """What only they have in common; empty: any process may join."""
+    ranks: int = 1
+    """Their number, including this one."""
+
+
+def read_with(peers: Peers, url: str, config: StoreConfig | None) -> Reads:
+    """Returns reads that other processes join; each first waits for those peers that have not begun.
+
+    Args:
+        peers: The processes.
+        url: What is loaded.
+        config: Settings of the store.
+    """
+    can_join = IS_SUPPORTED and not process.in_worker() and (peers.ranks > 1 or not peers.nonce)
+    return _Joining(url, resolve(url, config), peers) if can_join else read_alone
 
 
 class _Joining:
@@ -169,8 +195,8 @@ class _Joining:
 
     is_collective = False
 
-    def __init__(self, url: str, config: StoreConfig) -> None:
-        self._config, self._settings = config, _settings(config)
+    def __init__(self, url: str, config: StoreConfig, peers: Peers) -> None:
+        self._config, self._settings, self._peers = config, _settings(config), peers
         # Each process has objects of its own in memory.
         self._is_local = parse_url(url).scheme == "memory"
 
@@ -181,7 +207,7 @@ class _Joining:
         chunks = Chunks(jobs, self._settings.chunk_bytes)
         if chunks.nbytes < _MIN_BYTES or self._is_local or any(version is None for _, _, version, _ in jobs):
             return read_alone.read(jobs, checksum=checksum, arrived=arrived)
-        digest = hashlib.sha256(digest_of(jobs) + b"%d %d" % (checksum, self._settings.chunk_bytes))
+        digest = hashlib.sha256(digest_of(jobs) + b"%d %d" % (checksum, self._settings.chunk_bytes) + self._peers.nonce)
         name, secret = f"torchobj-read-{os.geteuid()}-{digest.hexdigest()[:32]}", _identity_of(self._config)
         with contextlib.ExitStack() as stack:
             try:
@@ -191,7 +217,17 @@ class _Joining:
                 ring = None
             if ring is None or ring.shape[:2] != (len(chunks), chunks.count):
                 return read_alone.read(jobs, checksum=checksum, arrived=arrived)
-            own = Participant(ring, chunks, jobs, checksum=checksum, arrived=arrived, waits=False, stall_s=_STALL_S)
+            own = Participant(
+                ring,
+                chunks,
+                jobs,
+                checksum=checksum,
+                arrived=arrived,
+                waits=False,
+                stall_s=_STALL_S,
+                expected=self._peers.ranks,
+                patience_s=_PEERS_S,
+            )
             try:
                 with own:
                     own.read()
@@ -205,8 +241,13 @@ class _Joining:
         ring = _received(name, secret, stack, 0)
         if ring is None:
             ring = _created(chunks, self._settings.slots, stack)
-            # If another process was faster, this one reads without it.
-            stack.enter_context(Offer(name, secret, ring.descriptor()))
+            try:
+                stack.enter_context(Offer(name, secret, ring.descriptor()))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                # Another process was faster.
+                return _received(name, secret, stack, _TURN_S)
         return ring
 
 
@@ -248,8 +289,12 @@ def _timeout_of(group: Any) -> datetime.timedelta:
 _host_of: Callable[[], str] | None = None
 
 
-def _machine() -> str:
+def machine() -> str:
     """Returns what ranks of one machine have in common: kernel, network namespace and user."""
+    if not IS_SUPPORTED:
+        return ""
+    if _host_of is not None:
+        return _host_of()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot} {Path('/proc/self/ns/net').stat().st_ino} {os.geteuid()}"
 
@@ -398,9 +443,8 @@ class _Collective:
         """Lets all ranks agree on what they read, and on the machines that they may be on."""
         if not IS_SUPPORTED:
             raise ConfigError(f"share={self._share!r}: needs Linux; share=None lets each rank read for itself")
-        host = (_host_of or _machine)()
         with self._meeting() as meeting:
-            plans = meeting.gather(_Plan(host, self._url, digest_of(jobs), checksum, self._settings))
+            plans = meeting.gather(_Plan(machine(), self._url, digest_of(jobs), checksum, self._settings))
             self._check(plans)
             if plans is not None:
                 hosts = [plan.host for plan in plans]

@@ -208,6 +208,10 @@ class Ring:
         self._numbers[_ABORTED] = 1
         self._count_change()
 
+    def joined(self) -> int:
+        """Returns the number of participants that have joined so far."""
+        return int(np.count_nonzero(self._participants != _ABSENT))
+
     def active(self) -> int:
         """Returns the number of participants that have not left."""
         return int(np.count_nonzero(self._participants == _ACTIVE))
