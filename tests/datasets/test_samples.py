@@ -2,11 +2,13 @@
 
 import copy
 
+import numpy as np
 import pytest
 
 import torchobj
 from torchobj.datasets.wrappers import object_finder, prepare_workers
 from torchobj.exceptions import ObjectNotFoundError
+from torchobj.workers import process
 
 COUNT = 6
 
@@ -46,6 +48,54 @@ def test_the_listing_is_resolved_once_for_the_announcements_of_a_pass(folder, mo
     assert resolved == len(calls) > 0
     with pytest.raises(IndexError, match=f"index {COUNT} of {COUNT} samples"):
         find([COUNT])
+
+
+def test_a_worker_resolves_the_listing_that_it_has_inherited_no_more(folder, monkeypatch):
+    dataset, calls = torchobj.ObjectMapDataset(f"file://{folder}/", transform=lambda reader: reader.read()), []
+    assert len(dataset) == COUNT
+    find = dataset._listing.objects
+    monkeypatch.setattr(dataset._listing, "objects", lambda: calls.append(None) or find())
+    dataset.__getitems__([0])
+    assert calls
+    calls.clear()
+    monkeypatch.setattr(process, "in_worker", lambda: True)
+    assert (dataset.__getitems__([1, -1]), dataset[2], calls) == ([b"\1", bytes([COUNT - 1])], b"\2", [])
+
+
+def test_objects_of_a_sample_that_cannot_be_named_are_an_error_in_its_place(folder):
+    class Partly(Named):
+        def objects_at(self, index):
+            if index == 1:
+                raise LookupError(index)
+            found = super().objects_at(index)
+            return {2: found[0], 3: None, 4: [f"file://{folder}/4"]}.get(index, found)
+
+    dataset = Partly(folder)
+    find = object_finder(dataset)
+    assert (len(find([0, 1, 2, 3, 4, 5])), find([1])) == (2, [])
+    samples = dataset._torchobj.in_order(np.arange(COUNT))
+    assert next(samples) == 0
+    with pytest.raises(LookupError):
+        next(samples)
+    for index in (2, 3, 4):
+        with pytest.raises(
+            TypeError, match=rf"Partly.objects_at\({index}\) returned .*must be a sequence of ObjectRef"
+        ):
+            next(samples)
+    assert list(samples) == [5]
+    with pytest.raises(LookupError):
+        dataset.__getitems__([0, 1])
+
+
+def test_a_neighbour_whose_objects_cannot_be_named_replaces_no_sample(folder):
+    class Failing(Named):
+        def objects_at(self, index):
+            return [torchobj.ObjectRef(f"file://{folder}/missing")] if index == 0 else [None]
+
+    dataset = Failing(folder)
+    dataset._torchobj.failures.on_error = "replace"
+    with pytest.raises(TypeError, match=r"objects_at\(1\) returned"):
+        dataset[0]
 
 
 def test_a_copy_of_a_dataset_builds_its_own_samples(folder):

@@ -44,17 +44,12 @@ class Options(TypedDict, Generic[Sample], total=False):
     uneven: Uneven
 
 
-def identity(item: Any) -> Any:
-    """The default transform."""
-    return item
-
-
 class _ListedObjects:
     """A source whose samples are the objects of a listing."""
 
     def __init__(self, listing: Listing, transform: Callable[[ObjectReader], Any] | None) -> None:
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
-        self._listing, self._transform = listing, transform or identity
+        self._listing, self._transform = listing, transform
 
     def __len__(self) -> int:
         return len(self._listing.manifest())
@@ -65,11 +60,11 @@ class _ListedObjects:
     def reader(self) -> ManifestReader:
         return self._listing.reader()
 
-    def keys(self, position: int) -> tuple[int]:
-        return (position,)
+    def keys(self, positions: list[int]) -> list[tuple[int]]:
+        return list(zip(positions))
 
     def build(self, _: int, readers: Sequence[ObjectReader]) -> Any:
-        return self._transform(readers[0])
+        return readers[0] if self._transform is None else self._transform(readers[0])
 
     def configs(self) -> list[StoreConfig]:
         return self._listing.configs

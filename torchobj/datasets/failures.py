@@ -25,12 +25,14 @@ SKIPPED = object()
 class Failure(NamedTuple):
     """A sample that could not be read or built."""
 
-    url: str | None
-    """The URL of its object; None if the objects of the sample are not known, which is an error in any case."""
+    sample: int
+    """Its index."""
+    url: str
+    """The URL of its object."""
     error: Exception
 
     @classmethod
-    def noted(cls, error: Exception, what: str, url: str, index: int) -> Self:
+    def noted(cls, index: int, url: str, error: Exception, what: str) -> Self:
         """A failure whose exception has a note that names the sample."""
         add_sample_note(error, what, url, index)
         is_attribute = isinstance(error, AttributeError) and isinstance(error.obj, Buffer)
@@ -38,15 +40,13 @@ class Failure(NamedTuple):
         if is_attribute or (isinstance(error, TypeError) and re.search(r"\bBuffer\b", str(error))):
             # webdataset has bytes in its place.
             error.add_note("A Buffer is not bytes: pass bytes(buffer), or buffer.decode() where text is expected.")
-        return cls(url, error)
-
-    def exception(self) -> Exception:
-        """The exception to raise: a `StopIteration` of a transform would end the pass, as if there were no more."""
-        return stopped(self.error) if isinstance(self.error, StopIteration) else self.error
+        return cls(index, url, error)
 
 
-def stopped(error: StopIteration) -> RuntimeError:
-    """The exception for a `StopIteration` of the user, as Python raises it from generators."""
+def stopped(error: Exception) -> Exception:
+    """The exception to raise for one of the user: as in generators, a `StopIteration` would end the pass."""
+    if not isinstance(error, StopIteration):
+        return error
     raised = RuntimeError("a transform or handler of samples raised StopIteration")
     raised.__cause__ = error
     return raised
@@ -107,39 +107,33 @@ class FailurePolicy:
         """Number of samples that failed so far."""
         return self._failed.total()
 
-    def sample(self, index: int, found: Any | Failure, others: Iterable[Any | Failure] = ()) -> Any:
-        """The sample, or one in place of a failed one, or `SKIPPED` without a replacement.
+    def sample(self, failure: Failure, others: Iterable[Any | Failure] = ()) -> Any:
+        """A sample in place of one that failed, or `SKIPPED` without a replacement.
 
         Args:
-            index: Index of the sample.
-            found: The sample, or its failure.
+            failure: Why there is no sample.
             others: The samples, or their failures, that `replace` tries in this order.
 
         Raises:
             Exception: That of the failure, or of the user's callable.
         """
-        if not isinstance(found, Failure):
-            return found
-        failure = found
-        if failure.url is None:
-            raise failure.exception()
         if self._counts_raised or self.on_error != "raise":
             self._failed.add()
         action = "replaced"
         if self.on_error == "raise":
-            raise failure.exception()
+            raise stopped(failure.error)
         if self.on_error == "skip":
             sample, action = SKIPPED, "skipped"
         elif self.on_error == "replace":
             sample = next((other for other in others if not isinstance(other, Failure)), failure)
             if sample is failure:
-                raise failure.exception()
+                raise stopped(failure.error)
         else:
             try:
-                sample = self.on_error(index, failure.url, failure.error)
+                sample = self.on_error(*failure)
             except StopIteration as error:
                 raise stopped(error) from error
-        _log(index, failure, action)
+        _log(failure, action)
         return sample
 
 
@@ -160,12 +154,12 @@ def add_sample_note(error: BaseException, what: str, url: str, index: int) -> No
     error.add_note(f"{what} of sample {index}, {url}")
 
 
-def _log(index: int, failure: Failure, action: str) -> None:
+def _log(failure: Failure, action: str) -> None:
     """Logs the first failed sample of this process. Failures in DataLoader workers are not reported elsewhere."""
     warn_once(
         PROCESS,
         "sample %d, %s, was %s: %s: %s; further failures in this process are only counted, in failed_samples",
-        index,
+        failure.sample,
         failure.url,
         action,
         type(failure.error).__name__,

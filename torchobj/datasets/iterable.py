@@ -201,7 +201,8 @@ def _read_while_listing(
     before = 0
     for page in pages:
         skipped = min(len(page), max(0, begin - before))
-        for read in samples.read_in_order(in_order(len(page))[skipped:], listing.reader_of(Manifest(page))):
-            yield read._replace(position=before + read.position)
+        order = in_order(len(page))[skipped:]
+        for position, keys, readers, reader in samples.read_in_order(order, listing.reader_of(Manifest(page))):
+            yield before + position, keys, readers, reader
         before += len(page)
     listing.keep(Manifest(pages.whole()))

@@ -160,6 +160,9 @@ class Listing:
 
     def reader(self) -> ManifestReader:
         """Reads the objects, which are found as by `manifest`. Workers that are started later inherit it."""
+        if self._reader is not None and process.in_worker():
+            # The ranks have agreed on what it inherited.
+            return self._reader
         manifest = self.objects()
         if self._reader is None:
             with self._lock:

@@ -1,13 +1,13 @@
 """Map-style datasets whose samples consist of several objects that a subclass names."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig, resolve
 from torchobj.datasets.failures import FailurePolicy, OnError
 from torchobj.datasets.listing import Listing
-from torchobj.datasets.samples import MapStyleDataset, Sample_co, Samples
+from torchobj.datasets.samples import MapStyleDataset, Sample_co, Samples, Unnamed
 from torchobj.reading.reader import RefReader
 from torchobj.workers import process
 
@@ -122,14 +122,20 @@ class _NamedObjects:
         self._reader.source()
         return self._reader
 
-    def keys(self, position: int) -> list[ObjectRef]:
-        named = self._dataset.objects_at(position)
-        refs = list(named) if isinstance(named, Iterable) else None
-        if refs is None or not all(isinstance(ref, ObjectRef) for ref in refs):
-            raise TypeError(
-                f"{type(self._dataset).__name__}.objects_at({position}) returned {named!r}: must be a sequence of "
-                "ObjectRef"
-            )
+    def keys(self, positions: list[int]) -> list[Sequence[ObjectRef]]:
+        return list(map(self._named, positions))
+
+    def _named(self, position: int) -> Sequence[ObjectRef]:
+        try:
+            named = self._dataset.objects_at(position)
+            refs: list[Any] = list(named) if hasattr(named, "__iter__") else [None]
+        except Exception as error:  # noqa: BLE001  raised in the place of the sample
+            return Unnamed(error)
+        for ref in refs:
+            if not isinstance(ref, ObjectRef):
+                kind = type(self._dataset).__name__
+                message = f"{kind}.objects_at({position}) returned {named!r}: must be a sequence of ObjectRef"
+                return Unnamed(TypeError(message))
         return refs
 
     def build(self, position: int, readers: Sequence[ObjectReader]) -> Any:
@@ -137,8 +143,4 @@ class _NamedObjects:
 
     def configs(self) -> list[StoreConfig]:
         # Of the first sample; empty if its objects cannot be named.
-        try:
-            refs = self.keys(0)
-        except Exception:  # noqa: BLE001  raised when the sample is read
-            return []
-        return [resolve(ref.url, self._reader.config) for ref in refs]
+        return [resolve(ref.url, self._reader.config) for ref in self._named(0)]

@@ -5,15 +5,15 @@ A map-style dataset has its samples in one private attribute; an iterable datase
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeAlias
 
 import torch.utils.data
 from typing_extensions import TypeVar
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import StoreConfig
-from torchobj.datasets.failures import Failure, FailurePolicy, neighbours
+from torchobj.datasets.failures import Failure, FailurePolicy, neighbours, stopped
 from torchobj.ranks.sharding import Order
 from torchobj.reading import lookahead_warning
 from torchobj.reading.read_ahead import Group, grouped, read_ahead
@@ -49,6 +49,14 @@ def positions_of(indices: Sequence[Any], length: int) -> list[int]:
     return positions
 
 
+class Unnamed(list[Any]):
+    """In place of the objects of a sample that cannot be named: none, and the exception."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
 class SampleSource(Protocol[Key]):
     """What the samples of a dataset are made of."""
 
@@ -61,8 +69,8 @@ class SampleSource(Protocol[Key]):
     def reader(self) -> DatasetReader[Key]:
         """Reads the objects."""
 
-    def keys(self, position: int) -> Sequence[Key]:
-        """The objects of a sample."""
+    def keys(self, positions: list[int]) -> Sequence[Sequence[Key]]:
+        """The objects of each sample; `Unnamed` for a sample whose objects cannot be named."""
 
     def build(self, position: int, readers: Sequence[ObjectReader]) -> Any:
         """Builds a sample from the readers of its objects."""
@@ -71,21 +79,9 @@ class SampleSource(Protocol[Key]):
         """The configurations of the stores of the objects, as far as they are known."""
 
 
-class ReadSample(NamedTuple):
-    """What a sample is built from."""
-
-    position: int
-    keys: Sequence[Any]
-    readers: Sequence[Any]
-    """A reader of each object, or the exception if it cannot be read."""
-    reader: DatasetReader[Any]
-    """Has read them."""
-    error: Exception | None = None
-    """The exception of `SampleSource.keys`."""
-
-
-#: The position of a sample, the keys of its objects, and the exception of `SampleSource.keys`.
-_Named: TypeAlias = tuple[int, Sequence[Any], Exception | None]
+#: What a sample is built from: its position, the keys of its objects, a reader of each object, or the exception if it
+#: cannot be read, and what has read them.
+ReadSample: TypeAlias = tuple[int, Sequence[Any], Sequence[Any], DatasetReader[Any]]
 
 
 class Samples(Generic[Key]):
@@ -100,17 +96,11 @@ class Samples(Generic[Key]):
     def __init__(self, source: SampleSource[Key], failures: FailurePolicy, step: str = "in the transform") -> None:
         self.source, self.failures, self._step = source, failures, step
 
-    def at(self, positions: list[int]) -> list[Any]:
-        """The samples at these positions. Reads their objects concurrently."""
-        named, reader, found = self._read(positions)
-        samples, begin = [], 0
+    def at(self, positions: list[int], reader: DatasetReader[Key]) -> list[Any]:
+        """The samples at these positions. `reader`, which is that of the source, reads their objects concurrently."""
+        built = self._read(positions, reader)
         with profiled("torchobj.decode"):
-            for position, keys in zip(positions, named, strict=True):
-                end = begin + len(keys)
-                sample = self._built(position, keys, found[begin:end], reader)
-                begin = end
-                samples.append(self._replaced(position, sample) if isinstance(sample, Failure) else sample)
-        return samples
+            return [self._replaced(each) if isinstance(each, Failure) else each for each in built]
 
     def in_order(self, order: Order) -> Iterator[Any]:
         """The samples at these positions. Objects of the next ones are announced."""
@@ -119,80 +109,77 @@ class Samples(Generic[Key]):
 
     def sample(self, read: ReadSample) -> Any:
         """The sample of what was read for it, or one in place of it if it failed."""
-        position, keys, readers, reader, error = read
-        sample = Failure(None, error) if error is not None else self._built(position, keys, readers, reader)
-        return self._replaced(position, sample) if isinstance(sample, Failure) else sample
+        sample = self._built(*read)
+        return self._replaced(sample) if isinstance(sample, Failure) else sample
 
-    def _replaced(self, position: int, failure: Failure) -> Any:
-        return self.failures.sample(position, failure, self._others(position))
+    def _replaced(self, failure: Failure) -> Any:
+        return self.failures.sample(failure, self._others(failure.sample))
 
     def _others(self, position: int) -> Iterator[Any | Failure]:
         """The samples that `replace` tries. A generator, because the length of a listing in progress is not known."""
         for other in neighbours(position, len(self.source)):
-            [keys], reader, found = self._read([other])
-            yield self._built(other, keys, found, reader)
+            yield from self._read([other], self.source.reader())
+
+    def _read(self, positions: list[int], reader: DatasetReader[Key]) -> Iterator[Any | Failure]:
+        """Reads the objects of samples. The samples are built by the iterator."""
+        named = self.source.keys(positions)
+        found = reader.read(_all(named))
+        # Faster than `_parts`.
+        parts = zip(found) if {*map(len, named)} == {1} else _parts(iter(found), named)
+        return map(self._built, positions, named, parts, itertools.repeat(reader))
 
     def _built(
         self, position: int, keys: Sequence[Key], readers: Sequence[Any], reader: DatasetReader[Key]
     ) -> Any | Failure:
-        """The sample of the readers of its objects, or exceptions in place of them; or why there is none."""
-        for number, each in enumerate(readers):
+        """The sample of what was read for it, or why there is none."""
+        for each in readers:
             if isinstance(each, Exception):
-                return Failure.noted(each, "in the read", reader.url_of(keys[number]), position)
+                return Failure.noted(position, reader.url_of(keys[readers.index(each)]), each, "in the read")
+        if not keys and isinstance(keys, Unnamed):
+            raise stopped(keys.error)
         try:
             return self.source.build(position, readers)
         except Exception as failed:  # noqa: BLE001  raised, unless on_error handles it
-            url = reader.url_of(keys[0]) if keys else "without objects"
-            return Failure.noted(failed, self._step, url, position)
-
-    def _read(self, positions: list[int]) -> tuple[list[Sequence[Key]], DatasetReader[Key], list[Any]]:
-        """The keys of each sample, the reader, and what it returns for all of them."""
-        named, reader = list(map(self.source.keys, positions)), self.source.reader()
-        return named, reader, reader.read(list(itertools.chain.from_iterable(named)))
+            return Failure.noted(position, reader.url_of(keys[0]) if keys else "without objects", failed, self._step)
 
     def read_in_order(self, order: Order, reader: DatasetReader[Key]) -> Iterator[ReadSample]:
         """What the samples at these positions are built from. Objects of the next ones are announced."""
         if not reader.is_whole:
-            for position, keys, error in self._named(order):
-                yield ReadSample(position, keys, reader.read(keys), reader, error)
+            for position in order.tolist():
+                [keys] = self.source.keys([position])
+                yield position, keys, reader.read(keys), reader
             return
 
-        def sized() -> Iterator[tuple[_Named, int]]:
+        def sized() -> Iterator[tuple[tuple[int, Sequence[Key]], int]]:
             for begin in range(0, len(order), _GROUP_SAMPLES):
-                group = list(self._named(order[begin : begin + _GROUP_SAMPLES]))
-                sizes = iter(reader.sizes([key for _, keys, _ in group for key in keys]))
-                yield from ((each, sum(itertools.islice(sizes, len(each[1])))) for each in group)
+                positions = order[begin : begin + _GROUP_SAMPLES].tolist()
+                named = self.source.keys(positions)
+                sizes = _parts(iter(reader.sizes(_all(named))), named)
+                yield from zip(zip(positions, named, strict=True), map(sum, sizes), strict=True)
 
         def groups(limit: int) -> Iterator[Group[Key]]:
             for group, size in grouped(sized(), _GROUP_SAMPLES, min(reader.group_bytes, int(limit * _GROUP_SHARE))):
-                yield Group([key for _, keys, _ in group for key in keys], size, group)
+                yield Group(_all(keys for _, keys in group), size, group)
 
         for group, readers in read_ahead(reader, groups):
-            for position, keys, error in group.content:
-                yield ReadSample(position, keys, list(itertools.islice(readers, len(keys))), reader, error)
-
-    def _named(self, order: Order) -> Iterator[_Named]:
-        """The keys of the samples at these positions."""
-        for position in order.tolist():
-            try:
-                yield position, self.source.keys(position), None
-            except Exception as error:  # noqa: BLE001  raised in the place of the sample
-                yield position, (), error
+            for position, keys in group.content:
+                yield position, keys, tuple(itertools.islice(readers, len(keys))), reader
 
     def object_finder(self) -> Callable[[list[int]], Objects]:
         """The function from positions to objects, as a loader announces them. Called when a pass begins."""
-        find = self.source.reader().object_finder()
+        find, keys = self.source.reader().object_finder(), self.source.keys
+        # A sample whose objects cannot be named raises when it is read.
+        return lambda positions: find(_all(keys(positions)))
 
-        def found(positions: list[int]) -> Objects:
-            keys: list[Key] = []
-            for position in positions:
-                try:
-                    keys += self.source.keys(position)
-                except Exception:  # noqa: BLE001, S112  raised when the sample is read
-                    continue
-            return find(keys)
 
-        return found
+def _all(named: Iterable[Sequence[Key]]) -> list[Key]:
+    """The objects of several samples."""
+    return list(itertools.chain.from_iterable(named))
+
+
+def _parts(of_all: Iterator[Any], named: Iterable[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """What belongs to the objects of each sample, of what belongs to those of all."""
+    return (tuple(itertools.islice(of_all, len(keys))) for keys in named)
 
 
 class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
@@ -210,17 +197,13 @@ class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
             IndexError: There is no such sample.
             StoreError: An object of it cannot be read.
         """
-        if process.in_worker():
-            _note_batch(self)
-        sample: Sample_co = self._torchobj.at(positions_of([index], len(self)))[0]
-        return sample
+        return _samples_at(self, [index], is_batch=process.in_worker())[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
         """The samples of a batch, read concurrently. Called by DataLoader."""
         if is_overridden(self):
             return [self[index] for index in indices]
-        _note_batch(self)
-        return self._torchobj.at(positions_of(indices, len(self)))
+        return _samples_at(self, indices, is_batch=True)
 
     @property
     def failed_samples(self) -> int:
@@ -233,6 +216,9 @@ def is_overridden(dataset: MapStyleDataset[Any]) -> bool:
     return type(dataset).__getitem__ is not MapStyleDataset.__getitem__
 
 
-def _note_batch(dataset: MapStyleDataset[Any]) -> None:
-    if HAS_PREFETCHER and dataset._torchobj.source.reader().is_whole:
+def _samples_at(dataset: MapStyleDataset[Sample_co], indices: Sequence[Any], *, is_batch: bool) -> list[Sample_co]:
+    samples = dataset._torchobj
+    reader = samples.source.reader()
+    if is_batch and HAS_PREFETCHER and reader.is_whole:
         lookahead_warning.note_batch(dataset)
+    return samples.at(positions_of(indices, len(dataset)), reader)

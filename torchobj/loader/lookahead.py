@@ -195,10 +195,10 @@ def _copied(item: Any) -> Any:
     if not isinstance(item, (np.ndarray, MutableSequence, MutableMapping, MutableSet)):
         return item
     copied: Any = copy.copy(item)
-    if isinstance(item, (list, dict)):
+    # Most are lists of int.
+    if isinstance(item, (list, dict)) and {*map(type, item.values() if isinstance(item, dict) else item)} != {int}:
         for key, part in item.items() if isinstance(item, dict) else enumerate(item):
-            if type(part) is not int:
-                copied[key] = _copied(part)
+            copied[key] = _copied(part)
     return copied
 
 

@@ -3,6 +3,7 @@
 `read_ahead` reads them in an order that is known.
 """
 
+import itertools
 import multiprocessing
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -129,7 +130,7 @@ class DatasetReader(Generic[Key]):
         if self.manifest is None:
             return source.to_announce  # type: ignore[return-value]  # the keys of this source
         number = source.number
-        return lambda keys: [(number, key) for key in keys]  # type: ignore[misc]  # indices
+        return lambda keys: list(zip(itertools.repeat(number), keys))  # type: ignore[arg-type]  # indices
 
     def __getstate__(self) -> dict[str, Any]:
         spawning = process.is_pickling_for_spawn()

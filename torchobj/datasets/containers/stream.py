@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from torchobj.config.checks import check
-from torchobj.datasets.base import identity
 from torchobj.datasets.containers.shuffle_buffer import ShuffleBuffer
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import Listing
@@ -104,7 +103,7 @@ class StreamDataset(PassDataset[Sample_co]):
         check("shuffle_buffer", shuffle_buffer, "a number of samples, 0 or more", ok=is_size)
         check("shuffle", shuffle, "True or False", ok=isinstance(shuffle, bool))
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
-        self._listing, self._transform = listing, transform or identity
+        self._listing, self._transform = listing, transform
         self._shuffle, self._shuffle_buffer = shuffle, shuffle_buffer
         self.seed, self.uneven = seed, uneven
         self._reader = RefReader(listing.config)
@@ -207,7 +206,7 @@ class StreamDataset(PassDataset[Sample_co]):
 
     def _finished(self, sample: Any) -> Any:
         """Decodes and transforms a sample."""
-        return self._transform(sample)
+        return sample if self._transform is None else self._transform(sample)
 
     def _segments(self, shard: Shard, epoch: int) -> list[Segment]:
         units = self._units()
@@ -302,14 +301,14 @@ class StreamDataset(PassDataset[Sample_co]):
 
     def _sample(self, item: StreamItem) -> Any:
         (unit, number, *_), value = item.id, item.value
-        try:
-            is_failed = isinstance(value, Exception)
-            sample: Any = (
-                Failure(self._unit_url(unit), value.with_traceback(None)) if is_failed else self._finished(value)
-            )
-        except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
-            sample = Failure.noted(error, "in the transform", self._unit_url(unit), number)
-        return self._failures.sample(number, sample)
+        if isinstance(value, Exception):
+            failure = Failure(number, self._unit_url(unit), value.with_traceback(None))
+        else:
+            try:
+                return self._finished(value)
+            except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
+                failure = Failure.noted(number, self._unit_url(unit), error, "in the transform")
+        return self._failures.sample(failure)
 
 
 class _Stream(Iterator[StreamItem]):

@@ -164,7 +164,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
             self._compare(sample)
         fields = Sample(sample)
         decoded(fields, self._decode)
-        return self._transform(fields)
+        return super()._finished(fields)
 
     def _compare(self, sample: dict[str, Any]) -> None:
         """Warns once in all workers of a job if `decode` matches no field of its first sample."""
