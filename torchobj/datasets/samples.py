@@ -123,9 +123,7 @@ class Samples(Generic[Key]):
     def _read(self, positions: list[int], reader: DatasetReader[Key]) -> Iterator[Any | Failure]:
         """Reads the objects of samples. The samples are built by the iterator."""
         named = self.source.keys(positions)
-        found = reader.read(_all(named))
-        # Faster than `_parts`.
-        parts = zip(found) if {*map(len, named)} == {1} else _parts(iter(found), named)
+        parts = _parts(reader.read(_all(named)), named)
         return map(self._built, positions, named, parts, itertools.repeat(reader))
 
     def _built(
@@ -150,15 +148,15 @@ class Samples(Generic[Key]):
                 yield position, keys, reader.read(keys), reader
             return
 
-        def sized() -> Iterator[tuple[tuple[int, Sequence[Key]], int]]:
-            for begin in range(0, len(order), _GROUP_SAMPLES):
-                positions = order[begin : begin + _GROUP_SAMPLES].tolist()
-                named = self.source.keys(positions)
-                sizes = _parts(iter(reader.sizes(_all(named))), named)
-                yield from zip(zip(positions, named, strict=True), map(sum, sizes), strict=True)
+        def sized(begin: int) -> Iterator[tuple[tuple[int, Sequence[Key]], int]]:
+            positions = order[begin : begin + _GROUP_SAMPLES].tolist()
+            named = self.source.keys(positions)
+            sizes = map(sum, _parts(reader.sizes(_all(named)), named))
+            return zip(zip(positions, named, strict=True), sizes, strict=True)
 
         def groups(limit: int) -> Iterator[Group[Key]]:
-            for group, size in grouped(sized(), _GROUP_SAMPLES, min(reader.group_bytes, int(limit * _GROUP_SHARE))):
+            each = itertools.chain.from_iterable(map(sized, range(0, len(order), _GROUP_SAMPLES)))
+            for group, size in grouped(each, _GROUP_SAMPLES, min(reader.group_bytes, int(limit * _GROUP_SHARE))):
                 yield Group(_all(keys for _, keys in group), size, group)
 
         for group, readers in read_ahead(reader, groups):
@@ -177,9 +175,13 @@ def _all(named: Iterable[Sequence[Key]]) -> list[Key]:
     return list(itertools.chain.from_iterable(named))
 
 
-def _parts(of_all: Iterator[Any], named: Iterable[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+def _parts(of_all: list[Any], named: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     """What belongs to the objects of each sample, of what belongs to those of all."""
-    return (tuple(itertools.islice(of_all, len(keys))) for keys in named)
+    if {*map(len, named)} == {1}:
+        # The same, without a call for each sample.
+        return zip(of_all)
+    each = iter(of_all)
+    return (tuple(itertools.islice(each, len(keys))) for keys in named)
 
 
 class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
