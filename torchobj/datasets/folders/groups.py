@@ -12,8 +12,9 @@ from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.containers.tar_samples import Sample
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.folders.folder import Arrangement, FolderDataset
+from torchobj.datasets.folders.folder import Arrangement, Folder
 from torchobj.datasets.listing import ALLOWED
+from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.samples import Sample_co, positions_of
 from torchobj.exceptions import ObjectNotFoundError
 
@@ -25,7 +26,7 @@ logger = logging.getLogger("torchobj")
 _SHOWN = 3
 
 
-class GroupDataset(FolderDataset[Sample_co]):
+class GroupDataset(ObjectDataset[Sample_co]):
     """A map-style dataset whose samples are groups of objects: an image, its mask and its labels.
 
     The names of the objects of a group differ only in their ends. A sample is a dict of readers by field, and the
@@ -68,6 +69,8 @@ class GroupDataset(FolderDataset[Sample_co]):
         (2, ('b/c', '[1, 2]', [1, 2]))
     """
 
+    _arrangement: Arrangement | None = None
+
     def __init__(
         self,
         url: str,
@@ -86,20 +89,29 @@ class GroupDataset(FolderDataset[Sample_co]):
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
         check("missing", missing, "'raise' or 'drop'", ok=missing in ("raise", "drop"))
         check("allow_empty", allow_empty, "True or False", ok=isinstance(allow_empty, bool))
-        super().__init__(url, config, on_error)
+        super().__init__(config=config, on_error=on_error)
+        self._folder = Folder(url, config)
+        self._listing = self._folder.listing
         self.fields, self.transform = dict(fields), transform
         self._is_dropping, self._allow_empty = missing == "drop", allow_empty
 
-    def _options(self) -> list[str]:
-        return [f"fields: {', '.join(self.fields)}"]
+    def __repr__(self) -> str:
+        described = f"{self._listing!r}, fields: {', '.join(self.fields)}"
+        return f"<{type(self).__name__} {described}, on_error={self._torchobj.failures.on_error!r}>"
 
-    @override
+    def _found(self) -> Arrangement:
+        """The objects, found at the first call. Every call ensures that the ranks of a job agree on the listing."""
+        self._listing.objects()
+        if self._arrangement is None:
+            self._arrangement = self._arranged()
+        return self._arrangement
+
     def _arranged(self) -> Arrangement:
         """The objects of one group after the other, in the order of their stems."""
         by_suffix = {suffix: position for position, suffix in enumerate(self.fields.values())}
         lengths = sorted({len(suffix) for suffix in by_suffix}, reverse=True)
         groups: dict[str, list[int]] = {}
-        for index, name in self._names():
+        for index, name in self._folder.names():
             # The longest suffix first.
             for length in lengths:
                 position, stem = by_suffix.get(name[-length:]), name[:-length]
@@ -108,12 +120,12 @@ class GroupDataset(FolderDataset[Sample_co]):
                     break
         self._check(groups)
         stems = sorted(stem for stem, parts in groups.items() if min(parts) >= 0)
-        return self._in_order(array("q", (index for stem in stems for index in groups[stem])))
+        return self._folder.in_order(array("q", (index for stem in stems for index in groups[stem])))
 
     def _check(self, groups: Mapping[str, Sequence[int]]) -> None:
         described = ", ".join(self.fields.values())
         if not groups:
-            described = f"{self._folder}: no object has a name that ends with one of {described}"
+            described = f"{self._folder.url}: no object has a name that ends with one of {described}"
             if not self._allow_empty:
                 raise ObjectNotFoundError(f"{described}{self._listing.nearest()}; {ALLOWED}")
             logger.warning("%s", described)
@@ -123,12 +135,12 @@ class GroupDataset(FolderDataset[Sample_co]):
         shown = "; ".join(self._described(stem, groups[stem]) for stem in sorted(incomplete)[:_SHOWN])
         more = f"; and {len(incomplete) - _SHOWN} more" if len(incomplete) > _SHOWN else ""
         if self._is_dropping and len(incomplete) < len(groups):
-            logger.warning("%s: %d of %d groups are incomplete and were dropped: %s%s", self._folder, len(incomplete),
-                           len(groups), shown, more)  # fmt: skip
+            logger.warning("%s: %d of %d groups are incomplete and were dropped: %s%s", self._folder.url,
+                           len(incomplete), len(groups), shown, more)  # fmt: skip
             return
         advice = "check the suffixes" if self._is_dropping else "upload the objects, or pass missing='drop'"
         raise ObjectNotFoundError(
-            f"{self._folder}: {len(incomplete)} of {len(groups)} groups are incomplete: {shown}{more}; {advice}"
+            f"{self._folder.url}: {len(incomplete)} of {len(groups)} groups are incomplete: {shown}{more}; {advice}"
         )
 
     def _described(self, stem: str, parts: Sequence[int]) -> str:
@@ -148,7 +160,7 @@ class GroupDataset(FolderDataset[Sample_co]):
             IndexError: There is no such sample.
         """
         first, suffix = positions_of([index], len(self))[0] * len(self.fields), next(iter(self.fields.values()))
-        return self._found().key(first)[len(self._folder.key) :].removesuffix(suffix)
+        return self._found().key(first)[len(self._folder.url.key) :].removesuffix(suffix)
 
     @override
     def objects_at(self, index: int) -> Sequence[ObjectRef]:

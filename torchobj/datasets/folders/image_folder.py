@@ -15,7 +15,8 @@ from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.failures import OnError
-from torchobj.datasets.folders.folder import Arrangement, FolderDataset
+from torchobj.datasets.folders.folder import Arrangement, Folder
+from torchobj.datasets.objects import ObjectDataset
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.urls import canonical_url
 
@@ -116,7 +117,7 @@ class Samples(_LazyList[tuple[str, Any]]):
         return self._objects.url(index), self._targets[index]
 
 
-class ImageFolder(FolderDataset[tuple[Any, Any]]):
+class ImageFolder(ObjectDataset[tuple[Any, Any]]):
     """Images in folders that are named after their classes, `folder/class/…/name.jpg`, as torchvision's `ImageFolder`.
 
     Classes, their numbers and the order of samples are torchvision's for the same files. A sample is the pair of image
@@ -175,6 +176,8 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         [(torch.Size([3, 3, 3, 4]), tensor([0, 0, 1]))]
     """
 
+    _arrangement: Arrangement | None = None
+
     def __init__(  # noqa: PLR0917  torchvision's arguments
         self,
         url: str,
@@ -202,7 +205,9 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         is_classes = is_list and all(isinstance(name, str) and name for name in classes or ())
         ok = classes is None or (is_classes and 0 < len(classes) == len({*classes}))
         check("classes", classes, "a list of different names of folders, or None", ok=ok)
-        super().__init__(url, config, on_error)
+        super().__init__(config=config, on_error=on_error)
+        self._folder = Folder(url, config)
+        self._listing = self._folder.listing
         self.root, self.loader = url, loader
         self.transform, self.target_transform = transform, target_transform
         has_transform = transform is not None or target_transform is not None
@@ -212,6 +217,9 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         #: Set by `_arranged`.
         self._labels = Labels([], {}, [])
         self._assigned_targets: Sequence[Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._listing!r}, on_error={self._torchobj.failures.on_error!r}>"
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
         """The names of the classes, and the number of each. Called at the first use with `root`; can be overridden.
@@ -228,13 +236,13 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         """
         names = self._chosen
         if names is None:
-            below = self._names(self._folder_of(directory))
+            below = self._folder.names(self._folder_of(directory))
             names = sorted(
                 {folder for folder, slash, _ in (name.partition("/") for _, name in below) if folder and slash}
             )
         if not names:
             raise ObjectNotFoundError(
-                f"{self._folder}: no class folders: images have keys such as {self._folder}class/image.jpg, "
+                f"{self._folder.url}: no class folders: images have keys such as {self._folder.url}class/image.jpg, "
                 f"and no object has a key of this form{self._listing.nearest()}"
             )
         return list(names), {name: number for number, name in enumerate(names)}
@@ -265,13 +273,13 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
                 is not in `root`.
         """
         order, targets = self._found_in(directory, class_to_idx, extensions, is_valid_file, allow_empty=allow_empty)
-        return list(Samples(self._in_order(order), targets))
+        return list(Samples(self._folder.in_order(order), targets))
 
     def _folder_of(self, directory: str) -> str:
         """The part of the URL of a folder after `root`."""
         url = canonical_url(directory)
         folder = url if url.endswith("/") else f"{url}/"
-        root = str(self._folder)
+        root = str(self._folder.url)
         check("directory", directory, f"{root} or the URL of a folder in it", ok=folder.startswith(root))
         return folder[len(root) :]
 
@@ -294,24 +302,30 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         def is_image(index: int, file: str) -> bool:
             return file.lower().endswith(ends) if is_valid_file is None else is_valid_file(listed.url(index))
 
-        below = self._names(self._folder_of(directory))
+        below = self._folder.names(self._folder_of(directory))
         order, targets, empty = _in_order(_images_by_folder(below, class_to_idx, is_image), class_to_idx)
         if empty and not allow_empty:
             wanted = "that is_valid_file accepts" if not ends else f"with one of the extensions {', '.join(ends)}"
             raise ObjectNotFoundError(
-                f"{self._folder}: no object {wanted} in the classes {', '.join(empty)}; pass allow_empty=True to "
+                f"{self._folder.url}: no object {wanted} in the classes {', '.join(empty)}; pass allow_empty=True to "
                 "keep classes without images"
             )
         return order, targets
 
-    @override
+    def _found(self) -> Arrangement:
+        """The objects, found at the first call. Every call ensures that the ranks of a job agree on the listing."""
+        self._listing.objects()
+        if self._arrangement is None:
+            self._arrangement = self._arranged()
+        return self._arrangement
+
     def _arranged(self) -> Arrangement:
         classes, class_to_idx = self.find_classes(self.root)
         if getattr(self.make_dataset, "__func__", None) is ImageFolder.make_dataset:
             order, targets = self._found_in(
                 self.root, class_to_idx, self.extensions, self._is_valid_file, allow_empty=self._allow_empty
             )
-            found = self._in_order(order)
+            found = self._folder.in_order(order)
         else:
             samples = self.make_dataset(
                 self.root,
@@ -330,7 +344,7 @@ class ImageFolder(FolderDataset[tuple[Any, Any]]):
         for pair in pairs:
             if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], str)):
                 check("samples", pair, "pairs of the URL of an object, and a target", ok=False)
-        return self._of_urls([canonical_url(url) for url, _ in pairs]), [target for _, target in pairs]
+        return self._folder.of_urls([canonical_url(url) for url, _ in pairs]), [target for _, target in pairs]
 
     def _found_labels(self) -> Labels:
         self._found()
