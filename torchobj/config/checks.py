@@ -14,6 +14,11 @@ def check(name: str, value: object, allowed: str, *, ok: bool) -> None:
         raise ConfigError(f"{name}={value!r}: must be {allowed}")
 
 
+def check_callable(name: str, value: object) -> None:
+    """Checks an argument that is callable or None, as the transform of a dataset."""
+    check(name, value, "callable, or None", ok=value is None or callable(value))
+
+
 def _shown(value: object) -> object:
     """A value for a message: of a container the type only, because its items may be secrets in the wrong place."""
     return type(value) if isinstance(value, (list, tuple, dict, set)) else value

@@ -9,7 +9,7 @@ from typing_extensions import TypeVar
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import StoreConfig
-from torchobj.config.checks import check
+from torchobj.config.checks import check, check_callable
 from torchobj.datasets.failures import OnError, OnIterableError
 from torchobj.datasets.listing import Listing, ManifestFile, Objects, OnChange, listing_of
 from torchobj.datasets.samples import Sample_co
@@ -48,7 +48,7 @@ class _ListedObjects:
     """A source whose samples are the objects of a listing."""
 
     def __init__(self, listing: Listing, transform: Callable[[ObjectReader], Any] | None) -> None:
-        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        check_callable("transform", transform)
         self._listing, self._transform = listing, transform
 
     def __len__(self) -> int:

@@ -109,7 +109,8 @@ class Samples(Generic[Key]):
 
     def sample(self, read: ReadSample) -> Any:
         """The sample of what was read for it, or one in place of it if it failed."""
-        sample = self._built(*read)
+        position, keys, readers, reader = read
+        sample = self._built(position, keys, readers, reader)
         return self._replaced(sample) if isinstance(sample, Failure) else sample
 
     def _replaced(self, failure: Failure) -> Any:
@@ -157,7 +158,7 @@ class Samples(Generic[Key]):
         def groups(limit: int) -> Iterator[Group[Key]]:
             each = itertools.chain.from_iterable(map(sized, range(0, len(order), _GROUP_SAMPLES)))
             for group, size in grouped(each, _GROUP_SAMPLES, min(reader.group_bytes, int(limit * _GROUP_SHARE))):
-                yield Group(_all(keys for _, keys in group), size, group)
+                yield Group(_all(map(operator.itemgetter(1), group)), size, group)
 
         for group, readers in read_ahead(reader, groups):
             for position, keys in group.content:

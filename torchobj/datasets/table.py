@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
 from torchobj.config import StoreConfig
-from torchobj.config.checks import check
+from torchobj.config.checks import check, check_callable
 from torchobj.datasets.csv_table import CsvFormat, csv_format, csv_table
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.objects import ObjectDataset
@@ -98,7 +98,7 @@ class TableDataset(ObjectDataset[Sample_co]):
     ) -> None:
         self.url_columns = _names("url_columns", [url_columns] if isinstance(url_columns, str) else url_columns)
         check("url_columns", url_columns, "the name of a column, or a list of names", ok=bool(self.url_columns))
-        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        check_callable("transform", transform)
         if base_url is not None:
             parse_url(base_url)
         self._base = None if base_url is None else f"{base_url.removesuffix('/')}/"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from torchobj.config.checks import check
+from torchobj.config.checks import check, check_callable
 from torchobj.datasets.containers.shuffle_buffer import ShuffleBuffer
 from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import Listing
@@ -102,7 +102,7 @@ class StreamDataset(PassDataset[Sample_co]):
         is_size = isinstance(shuffle_buffer, int) and not isinstance(shuffle_buffer, bool) and shuffle_buffer >= 0
         check("shuffle_buffer", shuffle_buffer, "a number of samples, 0 or more", ok=is_size)
         check("shuffle", shuffle, "True or False", ok=isinstance(shuffle, bool))
-        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        check_callable("transform", transform)
         self._listing, self._transform = listing, transform
         self._shuffle, self._shuffle_buffer = shuffle, shuffle_buffer
         self.seed, self.uneven = seed, uneven

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig
-from torchobj.config.checks import check
+from torchobj.config.checks import check, check_callable
 from torchobj.datasets.containers.shared_index import SharedIndex
 from torchobj.datasets.containers.tar_samples import Decode, Sample, check_decode, decoded
 from torchobj.datasets.failures import OnError
@@ -80,7 +80,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
     ) -> None:
         is_index = index is None or isinstance(index, (TarIndex, str, os.PathLike))
         check("index", index, "a TarIndex, or the path or URL of its file", ok=is_index)
-        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        check_callable("transform", transform)
         self._decode, self.transform = check_decode(decode), transform
         self._listing = listing_of(Shards(checked_urls(urls), TAR_SUFFIXES), parse_url, config)
         super().__init__(config=self._listing.config, on_error=on_error)

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig
-from torchobj.config.checks import check
+from torchobj.config.checks import check, check_callable
 from torchobj.datasets.containers.tar_samples import Sample
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.folders.folder import Arrangement, Folder
@@ -86,7 +86,7 @@ class GroupDataset(ObjectDataset[Sample_co]):
         check("fields", fields, 'suffixes by field, such as {"image": ".jpg"}', ok=bool(fields) and is_suffixes)
         check("fields", fields, "fields with different suffixes", ok=len({*fields.values()}) == len(fields))
         check("fields", fields, "without '__key__', which is the key of the group", ok="__key__" not in fields)
-        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        check_callable("transform", transform)
         check("missing", missing, "'raise' or 'drop'", ok=missing in ("raise", "drop"))
         check("allow_empty", allow_empty, "True or False", ok=isinstance(allow_empty, bool))
         super().__init__(config=config, on_error=on_error)

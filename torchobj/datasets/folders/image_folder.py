@@ -13,7 +13,7 @@ from typing_extensions import override
 from torchobj import decode
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import StoreConfig
-from torchobj.config.checks import check
+from torchobj.config.checks import check, check_callable
 from torchobj.datasets.failures import OnError
 from torchobj.datasets.folders.folder import Arrangement, Folder
 from torchobj.datasets.objects import ObjectDataset
@@ -195,7 +195,7 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         check("loader", loader, "callable", ok=callable(loader))
         given = {"transform": transform, "target_transform": target_transform, "is_valid_file": is_valid_file}
         for name, value in given.items():
-            check(name, value, "callable, or None", ok=value is None or callable(value))
+            check_callable(name, value)
         chosen = (extensions,) if isinstance(extensions, str) else extensions
         is_names = chosen is None or (bool(chosen) and all(isinstance(name, str) for name in chosen))
         check("extensions", extensions, "a string or a list of strings, or None", ok=is_names)
