@@ -129,11 +129,6 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
 
     _construct = __init__
 
-    @property
-    def failed_samples(self) -> int:
-        """Number of samples that failed so far, in this process and its DataLoader workers."""
-        return self._failures.count
-
     @override
     def prepare(self) -> None:
         # Workers inherit the listing, and announce by themselves.

@@ -193,6 +193,13 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         # A shallow copy of the dataset has the same policy.
         self._failures = self._failures.replaced(on_error)
 
+    @property
+    def failed_samples(self) -> int:
+        """Number of samples that failed so far, in this process and its DataLoader workers. The datasets of a mixture
+        count their own.
+        """
+        return self._failures.count
+
     def prepare(self) -> None:
         """Does what workers inherit. Called by a loader before it starts workers."""
 

@@ -122,11 +122,6 @@ class StreamDataset(PassDataset[Sample_co]):
         """The shards, listed at the first access. An access before the loop lists once for all workers."""
         return self._listing.manifest()
 
-    @property
-    def failed_samples(self) -> int:
-        """Number of samples that failed so far, in this process and its DataLoader workers."""
-        return self._failures.count
-
     @override
     def prepare(self) -> None:
         self._reader.source()
