@@ -62,8 +62,8 @@ _LIMIT_S = 600.0
 _FAULTS = {"reset": "reset in one body of", "silence": "1.5 s of silence in one body of"}
 # The targets.
 _SENT, _TIMES_RANKS, _RUNAI_RATE, _RUNAI_CPU, _OF_PT = 1.02, 3.5, 2.0, 0.5, 0.95
-# The ring of shared memory: 64 parts of 8 MiB.
-_RING_MIB = 512
+# The ring of shared memory: 64 parts of 8 MiB. Besides it, what a process allocates for its threads.
+_RING_MIB, _PROCESS_MIB = 512, 4
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def verdicts(plan: Plan, case: Rounds) -> Iterator[Verdict]:
         yield targets.bounded(f"{case.label}: the origin sends <= {_SENT}x", sent, 3, "x", most=_SENT)
         if plan.capped:
             yield targets.ratio(case, "MB/s", "mb_per_s", OURS, least=_TIMES_RANKS, ours=SHARED)
-        own_mib = plan.ranks * plan.weights.states.payload_bytes / MIB
+        own_mib = plan.ranks * (plan.weights.states.payload_bytes / MIB + _PROCESS_MIB)
         yield targets.grows_at_most(case, own_mib + _RING_MIB, SHARED, "of all ranks, ")
     elif plan.weights.format == SAFETENSORS and plan.is_swept and plan.ranks == 1:
         found = [name for name in RUNAI if case.has(name)]

@@ -1,6 +1,7 @@
 """Views of the memory of tensors as arrays of bytes, without `Tensor.numpy()`. Does not import torch."""
 
 import ctypes
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -8,7 +9,10 @@ import numpy
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["memory_of"]
+__all__ = ["advise_huge_pages", "memory_of"]
+
+#: Size of a huge page, and the advice to use them (madvise(2)).
+_HUGE_PAGE_BYTES, _MADV_HUGEPAGE = 2 << 20, 14
 
 #: Larger than any memory: an array of this type starts at a tensor's address and is truncated to its length.
 _FAR: Any = ctypes.c_ubyte * (1 << 62)
@@ -46,3 +50,21 @@ def memory_of(tensor: "torch.Tensor") -> Any:
     memory = _FAR.from_address(address)
     memory.owner = tensor
     return numpy.frombuffer(memory, numpy.uint8, length)
+
+
+def advise_huge_pages(memory: Any) -> None:
+    """Asks the kernel for huge pages where no page of new memory was touched yet: one fault then maps 2 MiB.
+
+    Reads of the store do so themselves; this is for memory that is copied to.
+
+    Args:
+        memory: uint8 array of shape (nbytes,).
+    """
+    if sys.platform != "linux":
+        return
+    address = memory.ctypes.data
+    first = -(-address // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+    length = (address + memory.nbytes - first) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
+    if length > 0:
+        # Advice only: the contents of the pages do not change, and an error is of no consequence.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)

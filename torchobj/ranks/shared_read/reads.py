@@ -190,6 +190,11 @@ def read_with(peers: Peers, url: str, config: StoreConfig | None) -> Reads:
     return _Joining(url, resolve(url, config), peers) if can_join else read_alone
 
 
+def _local_ranks() -> int:
+    """Returns the number of ranks of this machine as the launcher gave it, or the most that a ring has."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or MAX_PARTICIPANTS)
+
+
 class _Joining:
     """Joins a read of the same ranges, or lets others join."""
 
@@ -227,6 +232,7 @@ class _Joining:
                 stall_s=_STALL_S,
                 expected=self._peers.ranks,
                 patience_s=_PEERS_S,
+                most=self._peers.ranks if self._peers.nonce else _local_ranks(),
             )
             try:
                 with own:

@@ -246,27 +246,27 @@ class Ring:
         found = (self._states & 0xFF == _READY) & (self._received & (1 << self.number) == 0)
         return [Claim(int(chunk), int(self._states[chunk]) >> _SLOT_SHIFT) for chunk in np.flatnonzero(found)]
 
-    def claim(self, count: int, chunks: Sequence[int], *, waits: bool, is_passed: bool = False) -> list[Claim]:
+    def claim(
+        self, count: int, chunks: Sequence[int], *, waits: bool, keeps: bool = False, is_passed: bool = False
+    ) -> list[Claim]:
         """Claims chunks that are unread, the first ones first.
 
         Args:
             count: Maximum number.
             chunks: Those that may be claimed.
-            waits: Whether all participants have joined, and wait for a slot. Otherwise chunks of the first slots stay
-                for participants that join later, and a chunk without a slot is read by each participant for itself.
+            waits: Whether to wait for a slot. Otherwise a chunk without one is read by each participant for itself.
+            keeps: Whether chunks stay in unused slots for participants that join later.
             is_passed: Whether each chunk needs a slot, because it is passed between machines.
         """
         own, active = 1 << self.number, self._active_bits()
         candidates = np.asarray(chunks, np.int64)
         unread = (self._states[candidates] & 0xFF == _UNREAD) & (self._received[candidates] & own == 0)
         found = candidates[unread][: max(count, 0)]
-        free = self._free_slots(active, len(found), reuse_first=waits) if len(found) else []
+        free = self._free_slots(active, len(found), reuse_first=not keeps) if len(found) else []
         claims: list[Claim] = []
         for chunk in map(int, found):
             others = active & ~int(self._received[chunk]) & ~own
-            is_shared = (
-                is_passed or others or (not waits and self._numbers[_PUBLISHED] + len(claims) < self.shape.slots)
-            )
+            is_shared = is_passed or others or (keeps and self._numbers[_PUBLISHED] + len(claims) < self.shape.slots)
             if waits and is_shared and not free:
                 break
             slot = free.pop() if is_shared and free else None
