@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 import torchobj
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.exceptions import ConfigError
-from torchobj.store.tensor_memory import memory_of
+from torchobj.store.tensor_memory import advise_huge_pages, memory_of
 
 
 def test_the_array_shares_the_tensors_memory_for_every_dtype_and_shape():
@@ -81,3 +81,10 @@ def test_storages_can_be_resized_after_their_memory_was_used(use):
     use(state)
     for tensor in (*used.values(), *state.values()):
         tensor.untyped_storage().resize_(0)
+
+
+def test_advice_about_pages_changes_no_bytes_and_takes_any_memory():
+    for size in (0, 1, 5 << 20):
+        memory = memory_of(torch.ones(size, dtype=torch.uint8))
+        advise_huge_pages(memory)
+        assert memory.sum() == size

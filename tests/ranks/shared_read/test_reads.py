@@ -127,6 +127,25 @@ def test_machines_read_for_themselves_if_passing_on_is_slower():
     assert passing_pays([Timing(0.0, 0.0)])
 
 
+def in_containers(rank, url, config, share):
+    """As in two containers of one machine that share neither a network nor a process namespace."""
+    join_job()
+    reads._host_of = lambda: "one machine"
+    if rank % 2:
+        handshake.receive = lambda *_, **__: None
+    counted = count_chunks()
+    return same_as_saved(torchobj.load(url, config=config, share=share)), counted[0]
+
+
+@pytest.mark.parametrize("share", ["host", "job"])
+def test_ranks_that_no_descriptor_reaches_are_on_machines_of_their_own(bucket, config, share):
+    [url, *_] = urls_of(bucket, config)
+    found = run_ranks(in_containers, url, config, share, size=3)
+    assert [right for right, _ in found] == [True] * 3
+    read = sum(count for _, count in found)
+    assert (read > 1.8 * (TOTAL - MIB)) is (share == "host"), found
+
+
 def with_machines_apart(rank, url, config):
     join_job()
     reads._host_of = lambda: f"host {rank % 2}"
