@@ -50,6 +50,9 @@ _MIN_BYTES = 16 << 20
 #: Number of requests at a time for which a ring has slots if `max_in_flight` is "auto".
 _SLOTS = 64
 
+#: Number of slots for processes that may come: as many chunks stay for them, and cost the first one an extra copy.
+_KEPT_SLOTS = 16
+
 #: A ring takes at most this part of the memory of the machine or container.
 _MEMORY_SHARE = 16
 
@@ -246,7 +249,8 @@ class _Joining:
         """Returns the ring of another process, or one that others can join until the stack is closed."""
         ring = _received(name, secret, stack, 0)
         if ring is None:
-            ring = _created(chunks, self._settings.slots, stack)
+            slots = self._settings.slots if self._peers.nonce else min(self._settings.slots, _KEPT_SLOTS)
+            ring = _created(chunks, slots, stack)
             try:
                 stack.enter_context(Offer(name, secret, ring.descriptor()))
             except OSError as error:
