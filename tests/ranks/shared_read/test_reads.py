@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import torchobj
+from tests.support import ranks
 from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
 from torchobj import AdvancedOptions, exceptions
@@ -231,9 +232,7 @@ def with_a_killed_rank(rank, url, config, share):
 
 
 def killed_ranks(url, config, share):
-    from tests.support import ranks as support
-
-    results = support._context.Queue()
+    results = ranks._context.Queue()
 
     def main(rank):
         results.put((rank, with_a_killed_rank(rank, url, config, share)))
@@ -241,7 +240,7 @@ def killed_ranks(url, config, share):
         results.join_thread()
         os._exit(0)
 
-    with support.started(main, size=3):
+    with ranks.started(main, size=3):
         return dict(results.get(timeout=60) for _ in range(2))
 
 
@@ -273,9 +272,7 @@ def test_reads_that_are_not_collective_wait_for_no_rank(bucket, config):
     [url, *_] = urls_of(bucket, config)
     other = f"{bucket.url}/other.pt"
     torchobj.save(STATE, other, config=config)
-    from tests.support import ranks as support
-
-    barrier = support._context.Barrier(2)
+    barrier = ranks._context.Barrier(2)
     assert run_ranks(joined_when_it_happens, [url, other], config, barrier) == [(True, True)] * 2
 
 
@@ -307,18 +304,14 @@ def read_at_the_same_time(rank, url, config, barrier, killed):
 def test_a_read_that_is_running_is_joined(bucket, config, monkeypatch):
     monkeypatch.setattr(reads, "_settings", lambda config: reads._Settings(MIB, 16))
     [url, *_] = urls_of(bucket, config)
-    from tests.support import ranks as support
-
-    found = run_ranks(read_at_the_same_time, url, config, support._context.Barrier(3), False, size=3)
+    found = run_ranks(read_at_the_same_time, url, config, ranks._context.Barrier(3), False, size=3)
     assert [right for right, _ in found] == [True] * 3
     assert sum(count for _, count in found) <= TOTAL + MIB // 64
 
 
 def test_the_others_go_on_when_the_reading_rank_is_killed(bucket, config):
     [url, *_] = urls_of(bucket, config)
-    from tests.support import ranks as support
-
-    results, barrier = support._context.Queue(), support._context.Barrier(3)
+    results, barrier = ranks._context.Queue(), ranks._context.Barrier(3)
 
     def main(rank):
         results.put((rank, read_at_the_same_time(rank, url, config, barrier, True)))
@@ -326,10 +319,36 @@ def test_the_others_go_on_when_the_reading_rank_is_killed(bucket, config):
         results.join_thread()
         os._exit(0)
 
-    with support.started(main, size=3):
+    with ranks.started(main, size=3):
         found = dict(results.get(timeout=60) for _ in range(2))
     assert sorted(found) == [1, 2]
     assert [right for right, _ in found.values()] == [True] * 2
+
+
+def stopped(rank, url, config, barrier):
+    """Rank 0 claims all chunks, and reads none until the other rank has gone on alone."""
+    join_job()
+    if rank == 1:
+        barrier.wait(30)
+        right = same_as_saved(torchobj.load(url, config=config))
+        barrier.wait(30)
+        return right
+    real, first = Participant._read_chunks, threading.Lock()
+
+    def held(self, claims):
+        if first.acquire(blocking=False):
+            barrier.wait(30)
+            barrier.wait(30)
+        return real(self, claims)
+
+    Participant._read_chunks = held
+    return same_as_saved(torchobj.load(url, config=config))
+
+
+def test_a_rank_that_delivers_nothing_is_not_waited_for(bucket, config, monkeypatch):
+    monkeypatch.setattr(reads, "_STALL_S", 0.3)
+    [url, *_] = urls_of(bucket, config)
+    assert run_ranks(stopped, url, config, ranks._context.Barrier(2)) == [True] * 2
 
 
 def test_arguments_are_checked():

@@ -35,7 +35,6 @@ _CHECK_S = 0.1
 #: Time between two reports of progress.
 _REPORT_S = 0.1
 
-
 #: Number of chunks that all participants have in flight at first.
 _FIRST_IN_FLIGHT = 8
 
@@ -80,15 +79,15 @@ class Participant:
     Args:
         ring: The ring.
         chunks: What all participants read.
-        jobs: The objects.
-        memories: The memory of each range: writable buffers, or uint8 tensors of a device.
+        jobs: The objects, with their memory: writable buffers, or uint8 tensors of a device.
         checksum: Whether to compute the CRC-32 of each piece.
         arrived: Called about every 0.1 s with the number of bytes that have arrived; its exception ends the read.
         waits: Whether all participants have joined, and fail together. See `Ring.claim`.
+        stall_s: Time without any change after which the read fails; without `waits`, after which this participant reads
+            what is left for itself.
         expected: Number of participants that are about to join.
         patience_s: Time to wait for them.
         most: Maximum number of participants that may join.
-        stall_s: Time without any change after which the read ends.
     """
 
     def __init__(
@@ -117,7 +116,9 @@ class Participant:
         self._in_flight = 0
         #: Maximum number of chunks in flight of all participants: it grows while that raises the throughput.
         self._limit, self._period, self._best_rate = _FIRST_IN_FLIGHT, _Period(), 0.0
-        self._done_bytes = 0
+        self._done_bytes, self._wait_s = 0, _MIN_WAIT_S
+        #: Times of the last change, of the last check of other participants, and of the last report.
+        self._changed_s = self._checked_s = self._reported_s = 0.0
         self._range, self._passing = range(0), None  # type: range, Passing | None
         #: Chunks that were copied, and are in their slots until they are passed on.
         self._kept: set[int] = set()
@@ -140,7 +141,7 @@ class Participant:
 
         Raises:
             AbortedError: Another participant has failed.
-            StalledError: Another participant is alive, but delivers nothing.
+            StalledError: Another participant is alive, but delivers nothing, and `waits`.
             StoreError: A chunk cannot be read.
         """
         self._range, self._passing = range(len(self._chunks)) if chunks is None else chunks, passing
@@ -159,8 +160,8 @@ class Participant:
             pool.leave(error)
 
     def _run(self, pool: CallPool) -> None:
-        ring, received, wait_s = self._ring, list[int](), _MIN_WAIT_S
-        changed_s = checked_s = reported_s = time.monotonic()
+        ring, received = self._ring, list[int]()
+        self._changed_s = self._checked_s = self._reported_s = time.monotonic()
         while True:
             seen = ring.changes
             self._woken.clear()
@@ -178,22 +179,38 @@ class Participant:
             for claim in ready:
                 self._copy(claim)
                 received.append(claim.chunk)
-            self._done_bytes += sum(self._chunks.size(claim.chunk) for claim in ready)
-            now = time.monotonic()
-            if self._arrived is not None and now > reported_s + _REPORT_S:
-                self._arrived(self._done_bytes)
-                reported_s = now
-            if received or claims or ring.changes != seen:
-                changed_s, wait_s = now, _MIN_WAIT_S
-            if not received and not claims:
-                self._woken.wait(wait_s)
-                wait_s = min(2 * wait_s, _MAX_WAIT_S)
-            if now > checked_s + _CHECK_S:
-                with ring.locked():
-                    ring.leave_dead()
-                checked_s = now
-                if not self._in_flight and now > changed_s + self._stall_s:
+            self._report(received)
+            self._wait(seen, has_changed=bool(received or claims))
+            if self._is_stalled():
+                if self._waits:
                     raise StalledError(f"another rank of this machine has not delivered for {self._stall_s:.0f} s")
+                # It goes on alone.
+                self._read_chunks([Claim(chunk, None) for chunk in ring.missing()])
+                return
+
+    def _report(self, received: Sequence[int]) -> None:
+        self._done_bytes += sum(map(self._chunks.size, received))
+        if self._arrived is not None and time.monotonic() > self._reported_s + _REPORT_S:
+            self._arrived(self._done_bytes)
+            self._reported_s = time.monotonic()
+
+    def _wait(self, seen: int, *, has_changed: bool) -> None:
+        """Waits for a change since the ring had `seen` of them, or for a read, unless there was one."""
+        if has_changed or self._ring.changes != seen:
+            self._changed_s, self._wait_s = time.monotonic(), _MIN_WAIT_S
+        if not has_changed:
+            self._woken.wait(self._wait_s)
+            self._wait_s = min(2 * self._wait_s, _MAX_WAIT_S)
+
+    def _is_stalled(self) -> bool:
+        """Removes participants that have died, at times. Returns whether those that live deliver nothing."""
+        now = time.monotonic()
+        if now < self._checked_s + _CHECK_S:
+            return False
+        self._checked_s = now
+        with self._ring.locked():
+            self._ring.leave_dead()
+        return not self._in_flight and now > self._changed_s + self._stall_s
 
     def _record(self, received: Sequence[int]) -> None:
         """Records what this participant has, so that slots are used again: not before a chunk has been passed on."""
@@ -293,10 +310,8 @@ class Participant:
         assert claim.slot is not None  # noqa: S101  only chunks in slots are ready
         slot, position = self._ring.slot(claim.slot), 0
         for piece in self._chunks.pieces[claim.chunk]:
-            target, source = (
-                self._part(piece.target, piece.start, piece.length),
-                slot[position : position + piece.length],
-            )
+            target = self._part(piece.target, piece.start, piece.length)
+            source = slot[position : position + piece.length]
             if isinstance(target, torch.Tensor):
                 target.copy_(torch.frombuffer(source, dtype=torch.uint8))
             else:

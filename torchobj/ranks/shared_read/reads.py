@@ -28,7 +28,7 @@ from torchobj.ranks.shared_read import handshake
 from torchobj.ranks.shared_read.chunks import Chunks, Job, digest_of
 from torchobj.ranks.shared_read.handshake import Offer
 from torchobj.ranks.shared_read.hosts import Exchange, Hosts, passing_pays
-from torchobj.ranks.shared_read.participant import AbortedError, Participant, StalledError
+from torchobj.ranks.shared_read.participant import AbortedError, Participant
 from torchobj.ranks.shared_read.ring import IS_SUPPORTED, MAX_PARTICIPANTS, Ring, RingShape
 from torchobj.urls import parse_url
 from torchobj.workers import process
@@ -237,12 +237,8 @@ class _Joining:
                 patience_s=_PEERS_S,
                 most=self._peers.ranks if self._peers.nonce else _local_ranks(),
             )
-            try:
-                with own:
-                    own.read()
-            except StalledError as error:
-                logger.debug("share='auto': reading alone: %s", error)
-                return read_alone.read(jobs, checksum=checksum, arrived=arrived)
+            with own:
+                own.read()
             return own.sums() if checksum else [[] for _ in jobs]
 
     def _join(self, name: str, secret: bytes, chunks: Chunks, stack: contextlib.ExitStack) -> Ring | None:

@@ -241,6 +241,10 @@ class Ring:
         received = self._received[chunks.start : chunks.stop]
         return int(np.count_nonzero(received & (1 << self.number) == 0))
 
+    def missing(self) -> list[int]:
+        """Returns the chunks that this participant has not received."""
+        return [int(chunk) for chunk in np.flatnonzero(self._received & (1 << self.number) == 0)]
+
     def ready(self) -> list[Claim]:
         """Returns the chunks in slots that this participant has not received."""
         found = (self._states & 0xFF == _READY) & (self._received & (1 << self.number) == 0)
