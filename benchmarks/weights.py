@@ -52,7 +52,7 @@ from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB
 from benchmarks.lab.progress import progress
 
-SHARED = "torchobj, share=host"
+SHARED, JOB = "torchobj, share=host", "torchobj, share=job, 2 machines"
 RUNAI = [name for name in CLIENTS if name.startswith("runai")]
 # Where its number of requests is not swept.
 _RUNAI_ELSEWHERE = "runai, 8 requests"
@@ -61,7 +61,7 @@ _CAP = 400_000_000
 _LIMIT_S = 600.0
 _FAULTS = {"reset": "reset in one body of", "silence": "1.5 s of silence in one body of"}
 # The targets.
-_SENT, _TIMES_RANKS, _RUNAI_RATE, _RUNAI_CPU, _OF_PT = 1.02, 3.5, 2.0, 0.5, 0.95
+_SENT, _SENT_MACHINES, _TIMES_RANKS, _RUNAI_RATE, _RUNAI_CPU, _OF_PT = 1.02, 1.04, 3.5, 2.0, 0.5, 0.95
 # The ring of shared memory: 64 parts of 8 MiB. Besides it, what a process allocates for its threads.
 _RING_MIB, _PROCESS_MIB = 512, 4
 
@@ -85,7 +85,7 @@ class Scale:
 
 FULL = Scale(States.of_mib(4096), States.of_mib(1024), States.of_mib(2048), States(256, 4 * MIB), 200, Llama(64))
 QUICK = Scale(States.of_mib(64), States.of_mib(64), States.of_mib(64), States(16, 2 * MIB), 10, Llama(256, layers=4))
-QUICK_CLIENTS = (OURS, SHARED, _RUNAI_ELSEWHERE)
+QUICK_CLIENTS = (OURS, SHARED, JOB, _RUNAI_ELSEWHERE)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Plan:
         """Whether a client is measured."""
         if client in RUNAI and client != _RUNAI_ELSEWHERE and not self.is_swept:
             return False
-        return self.weights.is_read_by(CLIENTS[client]) and (client != SHARED or self.ranks > 1)
+        return self.weights.is_read_by(CLIENTS[client]) and (client not in (SHARED, JOB) or self.ranks > 1)
 
 
 def plans(scale: Scale, *, quick: bool) -> Iterator[Plan]:
@@ -187,7 +187,7 @@ class Bench(contextlib.ExitStack):
         if not clients:
             return
         self._store([plan.weights])
-        fewer = {} if plan.is_swept else {name: 1 for name in CLIENTS if name not in (OURS, SHARED)}
+        fewer = {} if plan.is_swept else {name: 1 for name in CLIENTS if name not in (OURS, SHARED, JOB)}
         self._measure(Rounds(plan.label), clients, partial(self._load, plan), partial(verdicts, plan), fewer)
 
     def formats(self, states: States) -> None:
@@ -231,6 +231,11 @@ def verdicts(plan: Plan, case: Rounds) -> Iterator[Verdict]:
     elif plan.ranks > 1 and plan.weights.format != FLASHPACK:
         sent = case.spread("sent_share", SHARED) if case.has(SHARED) else None
         yield targets.bounded(f"{case.label}: the origin sends <= {_SENT}x", sent, 3, "x", most=_SENT)
+        if case.has(JOB):
+            sent = case.spread("sent_share", JOB)
+            yield targets.bounded(
+                f"{case.label}: two machines: <= {_SENT_MACHINES}x", sent, 3, "x", most=_SENT_MACHINES
+            )
         if plan.capped:
             yield targets.ratio(case, "MB/s", "mb_per_s", OURS, least=_TIMES_RANKS, ours=SHARED)
         own_mib = plan.ranks * (plan.weights.states.payload_bytes / MIB + _PROCESS_MIB)

@@ -66,13 +66,11 @@ class Client:
         dcp.save(state, storage_writer=self.writer(folder), no_dist=not _many_ranks())
 
 
-class Torchobj(Client):
-    """`torchobj.load`, and `StorageReader` and `StorageWriter`; every rank reads everything."""
+class TorchobjFiles(Client):
+    """`torchobj.load` of files."""
 
-    modules = ("torchobj", "torchobj.checkpoint")
-    #: `share=` of `load`, and of `StorageReader`.
+    modules = ("torchobj",)
     share: ClassVar[str | None] = None
-    share_dcp: ClassVar[str | None] = None
 
     def open(self, location: Location) -> None:
         import torchobj
@@ -88,6 +86,13 @@ class Torchobj(Client):
     def load_files(self, keys: Sequence[str]) -> Tensors:
         return self._load(keys[0] if len(keys) == 1 else f"{keys[0].rsplit('/', 1)[0]}/")
 
+
+class Torchobj(TorchobjFiles):
+    """Also `StorageReader` and `StorageWriter`; every rank reads everything."""
+
+    modules = ("torchobj", "torchobj.checkpoint")
+    share_dcp: ClassVar[str | None] = None
+
     def reader(self, folder: str) -> Any:
         url = self._location.url(folder)
         return self._module.checkpoint.StorageReader(url, config=self._config, share=self.share_dcp)
@@ -101,6 +106,19 @@ class TorchobjShared(Torchobj):
 
     share = "host"
     share_dcp = "auto"
+
+
+class TorchobjJob(TorchobjFiles):
+    """The ranks of the job read once; every other one is told that it is on another machine."""
+
+    share = "job"
+
+    def open(self, location: Location) -> None:
+        super().open(location)
+        from torchobj.ranks.shared_read import reads
+
+        machine = f"machine {distributed.get_rank() % 2}"
+        reads._host_of = lambda: machine
 
 
 class Runai(Client):
@@ -264,6 +282,7 @@ class FlashPack(_Downloading):
 CLIENTS: dict[str, type[Client]] = {
     "torchobj": Torchobj,
     "torchobj, share=host": TorchobjShared,
+    "torchobj, share=job, 2 machines": TorchobjJob,
     **{
         f"runai, {requests} requests": type(f"Runai{requests}", (Runai,), {"requests": requests})
         for requests in _RUNAI_REQUESTS
