@@ -14,7 +14,7 @@ import torchobj
 from tests.support.long_tables import often
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, KeepBest
-from torchobj.checkpoint.steps import manager, pending_save
+from torchobj.checkpoint.steps import pending_save, restore
 from torchobj.checkpoint.steps.retention import Retention, expired
 
 _names = itertools.count()
@@ -155,7 +155,7 @@ class History:
 
         monkeypatch.setattr(pending_save, "save_counted", write)
         monkeypatch.setattr(
-            manager, "load_counted", lambda url, *_, **__: {"value": int(bytes(raw.get(self.key(url))))}
+            restore, "load_counted", lambda url, *_, **__: {"value": int(bytes(raw.get(self.key(url))))}
         )
         self.restart()
 
