@@ -39,7 +39,7 @@ def stream_tensors(
     device: torch.device | str | int | None = None,
     keys: Sequence[str] | None = None,
     config: StoreConfig | None = None,
-    share: ShareOption = "auto",
+    share: ShareOption = None,
     process_group: "torch.distributed.ProcessGroup | None" = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors of files of safetensors as they arrive, each with memory of its own.
@@ -53,9 +53,9 @@ def stream_tensors(
         device: Device of the tensors. None: the CPU.
         keys: Yields only these tensors, as `load` selects them; files that have none of them are not read.
         config: Settings of the store.
-        share: Which ranks read the bytes once for all of them, as for `load`. With `"host"` and `"job"` all ranks
-            iterate over the same tensors, and close the iterator, if they do, after the same one; the slowest one
-            determines the pace.
+        share: Which ranks read the bytes once for all of them, as for `load`; by default none. With `"host"` and
+            `"job"` all ranks iterate over the same tensors, and close the iterator, if they do, after the same one; the
+            slowest one determines the pace. `"auto"` is of use if ranks iterate at the same pace.
         process_group: The ranks of `"host"` and `"job"`. None: all.
 
     Yields:
