@@ -50,7 +50,9 @@ class Ranks:
     ) -> None:
         if group is not None and torch.distributed.get_rank(group) < 0:
             raise ConfigError("process_group: this rank is not in it; call this on its ranks only")
-        self._members, self._process = group, _torchobj.process_number()
+        #: Not the group itself, which `sharing` would keep alive.
+        self._members = None if group is None else torch.distributed.get_process_group_ranks(group)
+        self._process = _torchobj.process_number()
         self.timeout = timeout
         self._own: torch.distributed.ProcessGroup | None = None
         #: Why the group has ended; None if it has not.
@@ -60,7 +62,14 @@ class Ranks:
     def count(self) -> int:
         """The number of ranks that save."""
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return torch.distributed.get_world_size(self._members) if is_distributed else 1
+        if self._members is not None:
+            return len(self._members)
+        return torch.distributed.get_world_size() if is_distributed else 1
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether no rank has gone in an earlier collective."""
+        return self._gone is None
 
     @property
     def several(self) -> bool:
@@ -70,7 +79,10 @@ class Ranks:
     @property
     def number(self) -> int:
         """The number of this rank among those that save."""
-        return torch.distributed.get_rank(self._members) if self.several else 0
+        if not self.several:
+            return 0
+        rank = torch.distributed.get_rank()
+        return rank if self._members is None else self._members.index(rank)
 
     @property
     def is_first(self) -> bool:
@@ -94,10 +106,10 @@ class Ranks:
             )
         self.check_connected()
         if self._own is None:
-            members = None if self._members is None else torch.distributed.get_process_group_ranks(self._members)
+            members, is_local = self._members, self._members is not None
             with self.collective():
                 made = torch.distributed.new_group(
-                    members, timeout=self.timeout, backend="gloo", use_local_synchronization=members is not None
+                    members, timeout=self.timeout, backend="gloo", use_local_synchronization=is_local
                 )
             self._own = cast("torch.distributed.ProcessGroup", made)
         return self._own
@@ -127,7 +139,8 @@ class Ranks:
         except CheckpointException as error:
             # torch's own is not an Exception.
             raise next((cause for cause, _ in error.failures.values()), error) from error
-        except RuntimeError as lost:
+        except (RuntimeError, ValueError) as lost:
+            # A ValueError: the program has destroyed the group.
             if isinstance(lost, TorchobjError):
                 raise
             self._gone, group, self._own = f"another rank is gone: {lost}", self._own, None

@@ -24,7 +24,7 @@ TOTAL = 6 * MIB
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     monkeypatch.setattr(reads, "_settings", lambda config: reads._Settings(MIB, 64))
-    monkeypatch.setattr(reads, "_MIN_BYTES", MIB)
+    monkeypatch.setattr(reads, "MIN_BYTES", MIB)
 
 
 def asked(name, kind=LoadItemType.TENSOR, offset=(0,), lengths=(4,)):

@@ -18,7 +18,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     monkeypatch.setattr(reads, "_settings", lambda config: reads._Settings(MIB, 64))
-    monkeypatch.setattr(reads, "_MIN_BYTES", MIB)
+    monkeypatch.setattr(reads, "MIN_BYTES", MIB)
 
 
 def restored(rank, url, config, sharded, own_dtype):

@@ -19,7 +19,7 @@ from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
 from torchobj import AdvancedOptions, exceptions
 from torchobj.ranks.shared_read import handshake, reads, ring
-from torchobj.ranks.shared_read.hosts import Timing, passing_pays
+from torchobj.ranks.shared_read.hosts import Timing, exchange_pays
 from torchobj.ranks.shared_read.participant import Participant
 
 MIB = 1 << 20
@@ -38,7 +38,7 @@ def config(bucket):
 def small_parts(monkeypatch):
     """Parts of 1 MiB, of which a ring has 4."""
     monkeypatch.setattr(reads, "_settings", lambda config: reads._Settings(MIB, 4))
-    monkeypatch.setattr(reads, "_MIN_BYTES", MIB)
+    monkeypatch.setattr(reads, "MIN_BYTES", MIB)
 
 
 def join_job(timeout=None):
@@ -123,9 +123,9 @@ def test_each_machine_reads_its_part_and_passes_it_on(bucket, config, hosts):
 
 
 def test_machines_read_for_themselves_if_passing_on_is_slower():
-    assert passing_pays([Timing(1e-9, 1e-9), Timing(1e-9, 1.9e-9)])
-    assert not passing_pays([Timing(1e-9, 1e-9), Timing(1e-9, 2.1e-9)])
-    assert passing_pays([Timing(0.0, 0.0)])
+    assert exchange_pays([Timing(1e-9, 1e-9), Timing(1e-9, 1.9e-9)])
+    assert not exchange_pays([Timing(1e-9, 1e-9), Timing(1e-9, 2.1e-9)])
+    assert exchange_pays([Timing(0.0, 0.0)])
 
 
 def in_containers(rank, url, config, share):
@@ -150,7 +150,7 @@ def test_ranks_that_no_descriptor_reaches_are_on_machines_of_their_own(bucket, c
 def with_machines_apart(rank, url, config):
     join_job()
     reads._host_of = lambda: f"host {rank % 2}"
-    reads.passing_pays = lambda timings: False
+    reads.exchange_pays = lambda timings: False
     return same_as_saved(torchobj.load(url, config=config, share="job"))
 
 

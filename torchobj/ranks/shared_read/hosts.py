@@ -1,6 +1,6 @@
-"""Passes chunks between machines: each machine reads its part, and sends it to the others while it reads on.
+"""Exchanges chunks between machines: each machine reads its part, and sends it to the others while it reads on.
 
-The n-th ranks of all machines form a column. Each rank reads every so many chunks, and sends them to the others of its
+The n-th ranks of all machines form a column. Each rank reads every n-th chunk, and sends them to the others of its
 column, so that all ranks send and receive at the same time. Every chunk begins with a header, which says if its sender
 has failed: then no bytes follow, but all headers are still sent, and no rank waits for a message that never comes.
 """
@@ -15,15 +15,14 @@ import torch
 
 from torchobj.ranks.meeting import RankGoneError
 from torchobj.ranks.shared_read.chunks import Chunks
-from torchobj.ranks.shared_read.participant import AbortedError
-from torchobj.ranks.shared_read.ring import Claim, Ring
+from torchobj.ranks.shared_read.ring import AbortedError, Claim, Ring
 
-__all__ = ["Exchange", "Hosts", "Timing", "passing_pays"]
+__all__ = ["Exchange", "Hosts", "Timing", "exchange_pays"]
 
 #: Time between two attempts to get a slot for a chunk of another machine.
 _PAUSE_S = 0.001
 
-#: Passing on is chosen if it takes up to this many times as long as reading, because machines that read the same
+#: An exchange is chosen if it takes up to this many times as long as reading, because machines that read the same
 #: objects slow each other down.
 _PREFERENCE = 2.0
 
@@ -60,14 +59,14 @@ class Timing(NamedTuple):
     """How fast a rank reads and exchanges, in seconds per byte; 0 if it did not."""
 
     read: float
-    passed: float
+    exchange: float
 
 
-def passing_pays(timings: list[Timing]) -> bool:
-    """Returns whether machines pass chunks on, rather than each reading all of them."""
+def exchange_pays(timings: list[Timing]) -> bool:
+    """Returns whether machines exchange chunks, rather than each reading all of them."""
     reading = [timing.read for timing in timings if timing.read]
-    passing = [timing.passed for timing in timings if timing.passed]
-    return not (reading and passing) or max(passing) <= _PREFERENCE * sum(reading) / len(reading)
+    exchanging = [timing.exchange for timing in timings if timing.exchange]
+    return not (reading and exchanging) or max(exchanging) <= _PREFERENCE * sum(reading) / len(reading)
 
 
 class Exchange:
@@ -79,7 +78,7 @@ class Exchange:
     Args:
         ring: The ring of this machine.
         chunks: The chunks of the whole read.
-        part: Those that are passed.
+        part: Those that are exchanged.
         hosts: The machines.
         group: Process group of the ranks, on the CPU.
     """
@@ -99,8 +98,8 @@ class Exchange:
         self._has_failed = False
         self._error: BaseException | None = None
         self._began_s = time.monotonic()
-        self._read_s = self._passed_s = 0.0
-        self._passed_bytes = 0
+        self._read_s = self._exchange_s = 0.0
+        self._exchanged_bytes = 0
         self._thread = threading.Thread(target=self._run, name="torchobj-exchange", daemon=True)
 
     def __enter__(self) -> Self:
@@ -121,7 +120,7 @@ class Exchange:
         read_bytes = sum(map(self._chunks.size, self.own))
         return Timing(
             self._read_s / read_bytes if read_bytes else 0.0,
-            self._passed_s / self._passed_bytes if self._passed_bytes else 0.0,
+            self._exchange_s / self._exchanged_bytes if self._exchanged_bytes else 0.0,
         )
 
     def send(self, claim: Claim) -> None:
@@ -181,7 +180,7 @@ class Exchange:
                 size = self._chunks.size(chunk)
                 data = torch.empty(size, dtype=torch.uint8) if slot is None else self._tensor(slot, chunk)
                 works.append(torch.distributed.irecv(data, group=self._group, group_src=source, tag=2 * chunk + 1))
-                self._passed_bytes += size
+                self._exchanged_bytes += size
             if sent is not None and sent[1] is not None:
                 chunk, slot, to = sent
                 data = self._tensor(sent[1], chunk)
@@ -189,7 +188,7 @@ class Exchange:
             for work in works:
                 if work is not None:
                     work.wait()
-            self._passed_s += time.monotonic() - began_s
+            self._exchange_s += time.monotonic() - began_s
             if claim is not None and header is not None:
                 for number, piece in enumerate(self._chunks.pieces[claim.chunk], 1):
                     self._ring.sums[piece.number] = int(header[number])
@@ -235,7 +234,7 @@ class Exchange:
             with self._ring.locked():
                 if self._ring.is_aborted:
                     self._has_failed = True
-                elif claims := self._ring.claim(1, [chunk], waits=True, is_passed=True):
+                elif claims := self._ring.claim(1, [chunk], waits=True, is_exchanged=True):
                     return claims[0]
             time.sleep(_PAUSE_S)
         return None

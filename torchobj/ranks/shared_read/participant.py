@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,16 +17,17 @@ import torch
 from torchobj import _torchobj
 from torchobj.exceptions import TorchobjError
 from torchobj.ranks.shared_read.chunks import Chunks, Job
-from torchobj.ranks.shared_read.ring import MAX_PARTICIPANTS, Claim, Ring
+from torchobj.ranks.shared_read.hosts import Exchange
+from torchobj.ranks.shared_read.ring import MAX_PARTICIPANTS, AbortedError, Claim, Ring
 from torchobj.store.concurrency import CallPool
 from torchobj.store.tensor_memory import advise_huge_pages
 
-__all__ = ["AbortedError", "Participant", "Passing", "StalledError"]
+__all__ = ["Participant", "StalledError"]
 
 #: Maximum number of calls of the store at a time. Each reads several chunks if more requests may be in flight.
 _CALLS = 16
 
-#: Time between two looks at the ring: it doubles while nothing changes.
+#: Polling interval: it doubles while nothing changes.
 _MIN_WAIT_S, _MAX_WAIT_S = 0.0005, 0.004
 
 #: Time between two checks whether other participants have died.
@@ -49,28 +50,8 @@ class _Period:
         self.began_s, self.nbytes = time.monotonic(), 0
 
 
-class AbortedError(TorchobjError):
-    """Another participant has failed, and this one ends."""
-
-
 class StalledError(TorchobjError):
     """Nothing has changed for too long."""
-
-
-class Passing(Protocol):
-    """Passes chunks between machines."""
-
-    own: Sequence[int]
-    """The chunks that this rank reads from the store."""
-
-    def send(self, claim: Claim) -> None:
-        """Starts to send a chunk, which is in its slot."""
-
-    def keeps(self, chunk: int) -> bool:
-        """Returns whether a chunk is still needed in its slot."""
-
-    def unsent(self) -> int:
-        """Returns the number of chunks that are being sent, or wait for it."""
 
 
 class Participant:
@@ -112,6 +93,8 @@ class Participant:
         self._waits, self._stall_s = waits, stall_s
         #: Reads that have ended: their claims and the error, or None.
         self._ended: collections.deque[tuple[Sequence[Claim], BaseException | None]] = collections.deque()
+        #: CRC-32 of pieces that were read into memory of this process, by number.
+        self._own_sums: dict[int, int] = {}
         self._woken = threading.Event()
         self._in_flight = 0
         #: Maximum number of chunks in flight of all participants: it grows while that raises the throughput.
@@ -119,8 +102,8 @@ class Participant:
         self._done_bytes, self._wait_s = 0, _MIN_WAIT_S
         #: Times of the last change, of the last check of other participants, and of the last report.
         self._changed_s = self._checked_s = self._reported_s = 0.0
-        self._range, self._passing = range(0), None  # type: range, Passing | None
-        #: Chunks that were copied, and are in their slots until they are passed on.
+        self._range, self._exchange = range(0), None  # type: range, Exchange | None
+        #: Chunks that were copied, and are in their slots until they are sent.
         self._kept: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -132,19 +115,19 @@ class Participant:
                 self._ring.abort()
             self._ring.leave()
 
-    def read(self, chunks: range | None = None, passing: "Passing | None" = None) -> None:
+    def read(self, chunks: range | None = None, exchange: Exchange | None = None) -> None:
         """Reads and copies until this participant has all chunks.
 
         Args:
             chunks: Those to read; None: all.
-            passing: What passes chunks between machines; None: they are all read here.
+            exchange: What exchanges them with other machines; None: they are all read here.
 
         Raises:
             AbortedError: Another participant has failed.
             StalledError: Another participant is alive, but delivers nothing, and `waits`.
             StoreError: A chunk cannot be read.
         """
-        self._range, self._passing = range(len(self._chunks)) if chunks is None else chunks, passing
+        self._range, self._exchange = range(len(self._chunks)) if chunks is None else chunks, exchange
         for memory in self._memories:
             if isinstance(memory, np.ndarray):
                 advise_huge_pages(memory)
@@ -213,9 +196,9 @@ class Participant:
         return not self._in_flight and now > self._changed_s + self._stall_s
 
     def _record(self, received: Sequence[int]) -> None:
-        """Records what this participant has, so that slots are used again: not before a chunk has been passed on."""
+        """Records what this participant has, so that slots are used again: not before a chunk has been sent."""
         for chunk in (*self._kept, *received):
-            if self._passing is not None and self._passing.keeps(chunk):
+            if self._exchange is not None and self._exchange.keeps(chunk):
                 self._kept.add(chunk)
             else:
                 self._kept.discard(chunk)
@@ -235,8 +218,8 @@ class Participant:
                     own.append(claim.chunk)
                 else:
                     self._ring.publish(claim.chunk)
-                    if self._passing is not None:
-                        self._passing.send(claim)
+                    if self._exchange is not None:
+                        self._exchange.send(claim)
             if error is not None:
                 raise error
         return own
@@ -261,12 +244,12 @@ class Participant:
         if ring.joined() < self._expected and time.monotonic() < self._until_s:
             return []
         share = min(self._limit, ring.shape.slots) // max(1, ring.active())
-        if self._passing is None:
+        if self._exchange is None:
             keeps = not self._waits and ring.joined() < self._most
             return ring.claim(max(1, share) - self._in_flight, self._range, waits=self._waits, keeps=keeps)
         # The other half is for what arrives from other machines.
-        room = max(1, share // 2) - self._in_flight - self._passing.unsent()
-        return ring.claim(room, self._passing.own, waits=True, is_passed=True)
+        room = max(1, share // 2) - self._in_flight - self._exchange.unsent()
+        return ring.claim(room, self._exchange.own, waits=True, is_exchanged=True)
 
     def _start(self, pool: CallPool, claims: Sequence[Claim]) -> None:
         """Reads chunks, several by one call if there are many."""
@@ -294,7 +277,7 @@ class Participant:
                     if isinstance(memory, torch.Tensor):
                         copied.append((memory, memory := np.empty(piece.length, np.uint8)))
                 ranges.setdefault(piece.job, []).append((piece.offset, memory))
-                pieces.append(piece)
+                pieces.append((piece, claim))
                 position += piece.length
         jobs = [(*self._jobs[job][:3], segments) for job, segments in ranges.items()]
         results = _torchobj.scatter(jobs, self._checksum)
@@ -302,8 +285,9 @@ class Participant:
             target.copy_(torch.from_numpy(memory))
         if self._checksum:
             by_job = {job: iter(sums) for job, (_, _, sums) in zip(ranges, results, strict=True)}
-            for piece in pieces:
-                self._ring.sums[piece.number] = next(by_job[piece.job])
+            for piece, claim in pieces:
+                sums: Any = self._own_sums if claim.slot is None else self._ring.sums
+                sums[piece.number] = next(by_job[piece.job])
 
     def _copy(self, claim: Claim) -> None:
         """Copies a chunk from its slot into memory of this process."""
@@ -331,7 +315,7 @@ class Participant:
         for piece in sorted(
             (piece for chunk in self._chunks.pieces for piece in chunk), key=lambda piece: (piece.target, piece.start)
         ):
-            value = int(self._ring.sums[piece.number])
+            value = self._own_sums.get(piece.number, int(self._ring.sums[piece.number]))
             of_ranges[piece.target] = (
                 value if not piece.start else _torchobj.crc32_combine(of_ranges[piece.target], value, piece.length)
             )

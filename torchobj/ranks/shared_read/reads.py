@@ -12,6 +12,7 @@ import errno
 import hashlib
 import logging
 import os
+import pickle
 import secrets
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +28,14 @@ from torchobj.ranks.meeting import Meeting, Ranks
 from torchobj.ranks.shared_read import handshake
 from torchobj.ranks.shared_read.chunks import Chunks, Job, digest_of
 from torchobj.ranks.shared_read.handshake import Offer
-from torchobj.ranks.shared_read.hosts import Exchange, Hosts, passing_pays
-from torchobj.ranks.shared_read.participant import AbortedError, Participant
-from torchobj.ranks.shared_read.ring import IS_SUPPORTED, MAX_PARTICIPANTS, Ring, RingShape
+from torchobj.ranks.shared_read.hosts import Exchange, Hosts, exchange_pays
+from torchobj.ranks.shared_read.participant import Participant
+from torchobj.ranks.shared_read.ring import IS_SUPPORTED, MAX_PARTICIPANTS, AbortedError, Ring, RingShape
 from torchobj.urls import parse_url
 from torchobj.workers import process
 from torchobj.workers.memory_budget import memory_bytes
 
-__all__ = ["Arrived", "Peers", "Reads", "ShareOption", "machine", "read_alone", "read_with", "sharing"]
+__all__ = ["MIN_BYTES", "Arrived", "Peers", "Reads", "ShareOption", "machine", "read_alone", "read_with", "sharing"]
 
 logger = logging.getLogger("torchobj")
 
@@ -45,7 +46,7 @@ ShareOption: TypeAlias = Literal["auto", "host", "job"] | None
 Arrived: TypeAlias = Callable[[int], object] | None
 
 #: Smaller reads are not shared without a collective: two requests cost less than the handshake.
-_MIN_BYTES = 16 << 20
+MIN_BYTES = 16 << 20
 
 #: Number of requests at a time for which a ring has slots if `max_in_flight` is "auto".
 _SLOTS = 64
@@ -56,10 +57,10 @@ _KEPT_SLOTS = 16
 #: A ring takes at most this part of the memory of the machine or container.
 _MEMORY_SHARE = 16
 
-#: Minimum size of a chunk that machines pass on.
+#: Minimum size of a chunk that machines exchange.
 _MIN_CHUNK_BYTES = 1 << 20
 
-#: Number of chunks of each rank that machines pass on before they compare their timings.
+#: Number of chunks of each rank that machines exchange before they compare their timings.
 _TRIED = 2
 
 #: Without a collective: time without a change after which a rank reads for itself what another one has begun.
@@ -160,14 +161,15 @@ def sharing(
     if group is not None and share not in ("host", "job"):
         raise ConfigError(f"process_group: is for share='host' and share='job', not for share={share!r}")
     if share in ("host", "job"):
-        ranks = _ranks_of(group)
-        if ranks.several:
-            # Created here, on the thread that creates the program's other groups.
-            ranks.group  # noqa: B018
-            collective = _Collective(ranks, share, url, _settings(resolve(url, config)))
+        with _ranks_of(group) as ranks:
+            if not ranks.several:
+                yield read_alone
+                return
+            collective = _Collective(ranks, share, url)
             with collective.until_end():
+                collective.configure(config)
                 yield collective
-            return
+        return
     is_one_of_several = process.rank(None).world_size > 1 or os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
     yield read_with(Peers(), url, config) if share == "auto" and is_one_of_several else read_alone
 
@@ -176,7 +178,7 @@ class Peers(NamedTuple):
     """Processes of this machine that are about to read the same ranges."""
 
     nonce: bytes = b""
-    """What only they have in common; empty: any process may join."""
+    """Secret that only these processes have; empty: any process may join."""
     ranks: int = 1
     """Their number, including this one."""
 
@@ -213,7 +215,7 @@ class _Joining:
 
     def read(self, jobs: Sequence[Job], *, checksum: bool, arrived: Arrived = None) -> list[list[int]]:
         chunks = Chunks(jobs, self._settings.chunk_bytes)
-        if chunks.nbytes < _MIN_BYTES or self._is_local or any(version is None for _, _, version, _ in jobs):
+        if chunks.nbytes < MIN_BYTES or self._is_local or any(version is None for _, _, version, _ in jobs):
             return read_alone.read(jobs, checksum=checksum, arrived=arrived)
         digest = hashlib.sha256(digest_of(jobs) + b"%d %d" % (checksum, self._settings.chunk_bytes) + self._peers.nonce)
         name, secret = f"torchobj-read-{os.geteuid()}-{digest.hexdigest()[:32]}", _identity_of(self._config)
@@ -233,7 +235,7 @@ class _Joining:
                 arrived=arrived,
                 waits=False,
                 stall_s=_STALL_S,
-                expected=self._peers.ranks,
+                expected=min(self._peers.ranks, MAX_PARTICIPANTS),
                 patience_s=_PEERS_S,
                 most=self._peers.ranks if self._peers.nonce else _local_ranks(),
             )
@@ -259,28 +261,43 @@ class _Joining:
 
 def _identity_of(config: StoreConfig) -> bytes:
     """Returns a digest of a configuration with its secrets, and of the variables that credentials come from."""
-    variables = sorted(item for item in os.environ.items() if item[0].startswith(_CREDENTIAL_PREFIXES))
+    names = [name for name in os.environ if name.startswith(_CREDENTIAL_PREFIXES) or name == "HOME"]
+    variables = [(name, os.environ[name]) for name in sorted(names)]
     return hashlib.sha256(repr((_values(config), variables)).encode(errors="surrogateescape")).digest()
 
 
 def _values(config: Any) -> Any:
-    if not dataclasses.is_dataclass(config):
-        return getattr(config, "__qualname__", str(config))
-    return [(field.name, _values(getattr(config, field.name))) for field in dataclasses.fields(config)]
+    if dataclasses.is_dataclass(config):
+        return [(field.name, _values(getattr(config, field.name))) for field in dataclasses.fields(config)]
+    if not callable(config):
+        return str(config)
+    try:
+        return pickle.dumps(config)
+    except Exception:  # noqa: BLE001  pickling an object of the user's may raise anything
+        # Not equal to that of another process.
+        return secrets.token_bytes(16)
 
 
-#: The ranks of each group, which have a group of their own. None stands for all ranks.
-_ranks: "weakref.WeakKeyDictionary[Any, Ranks]" = weakref.WeakKeyDictionary()
+#: The ranks of each group that no load uses. Loads that overlap have other ones, whose messages do not mix.
+_free: "weakref.WeakKeyDictionary[Any, list[Ranks]]" = weakref.WeakKeyDictionary()
 
 
-def _ranks_of(group: "torch.distributed.ProcessGroup | None") -> Ranks:
-    """Returns the ranks of a group, whose waits end with the timeout of that group."""
+@contextlib.contextmanager
+def _ranks_of(group: "torch.distributed.ProcessGroup | None") -> Iterator[Ranks]:
+    """Returns the ranks of a group for one load, whose waits end with the timeout of that group."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return Ranks()
+        yield Ranks()
+        return
     key = torch.distributed.group.WORLD if group is None else group
-    if key not in _ranks:
-        _ranks[key] = Ranks(group, _timeout_of(key))
-    return _ranks[key]
+    free = _free.setdefault(key, [])
+    ranks = free.pop() if free else Ranks(group, _timeout_of(key))
+    # Created here, on the thread that creates the program's other groups.
+    ranks.group  # noqa: B018
+    try:
+        yield ranks
+    finally:
+        if ranks.is_connected:
+            free.append(ranks)
 
 
 def _timeout_of(group: Any) -> datetime.timedelta:
@@ -296,13 +313,17 @@ _host_of: Callable[[], str] | None = None
 
 
 def machine() -> str:
-    """Returns what ranks of one machine have in common: kernel, network namespace and user."""
-    if not IS_SUPPORTED:
-        return ""
+    """Returns what ranks of one machine have in common: kernel, network namespace and user.
+
+    Another value in each call if the system does not show these, as in some sandboxes: then each rank is alone.
+    """
     if _host_of is not None:
         return _host_of()
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino} {os.geteuid()}"
+    if IS_SUPPORTED:
+        with contextlib.suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            return f"{boot} {Path('/proc/self/ns/net').stat().st_ino} {os.geteuid()}"
+    return secrets.token_hex(16)
 
 
 class _Plan(NamedTuple):
@@ -331,14 +352,23 @@ class _Collective:
 
     is_collective = True
 
-    def __init__(self, ranks: Ranks, share: str, url: str, settings: _Settings) -> None:
-        self._ranks, self._share, self._url, self._settings = ranks, share, url, settings
-        self._is_local = parse_url(url).scheme == "memory"
+    def __init__(self, ranks: Ranks, share: str, url: str) -> None:
+        self._ranks, self._share, self._url = ranks, share, url
         #: Whether a meeting has failed, so that the other ranks have left, too.
         self._is_over = False
 
     def reaches(self, device: torch.device) -> bool:  # noqa: ARG002  tensors of any device are copied to
         return True
+
+    def configure(self, config: StoreConfig | None) -> None:
+        """Takes the settings. What is wrong with them is raised on all ranks.
+
+        Raises:
+            ConfigError: They are invalid, or the URL is.
+        """
+        self._settings = _settings(resolve(self._url, config))
+        # Each process has objects of its own in memory.
+        self._is_local = parse_url(self._url).scheme == "memory"
 
     @contextlib.contextmanager
     def _meeting(self) -> Iterator[Meeting]:
@@ -424,7 +454,7 @@ class _Collective:
             return own.sums() if checksum else [[] for _ in jobs]
 
     def _read_with_hosts(self, own: Participant, ring: Ring, chunks: Chunks, hosts: Hosts) -> None:
-        """Passes the first chunks between machines, and the others if that is not slower than to read them."""
+        """Exchanges the first chunks between machines, and the others if that is not slower than to read them."""
         group = self._ranks.group
         assert group is not None  # noqa: S101  there are several ranks
         first = range(min(len(chunks), _TRIED * len(hosts.groups) * hosts.columns))
@@ -434,11 +464,11 @@ class _Collective:
                 own.read(first, exchange)
             timings = meeting.gather(exchange.timing)
             if timings is not None:
-                meeting.result = passing_pays(timings)
+                meeting.result = exchange_pays(timings)
         if not others:
             return
         with self._reading():
-            logger.debug("%s: machines %s", self._url, "pass parts on" if meeting.result else "read for themselves")
+            logger.debug("%s: machines %s", self._url, "exchange parts" if meeting.result else "read for themselves")
             if meeting.result:
                 with Exchange(ring, chunks, others, hosts, group) as exchange:
                     own.read(others, exchange)

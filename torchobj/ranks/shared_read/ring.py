@@ -21,7 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["IS_SUPPORTED", "MAX_PARTICIPANTS", "Claim", "Ring", "RingShape"]
+from torchobj.exceptions import TorchobjError
+
+__all__ = ["IS_SUPPORTED", "MAX_PARTICIPANTS", "AbortedError", "Claim", "Ring", "RingShape"]
 
 #: Maximum number of processes that join one ring: each has a bit of a word.
 MAX_PARTICIPANTS = 60
@@ -46,6 +48,10 @@ _NO_SLOT = 1 << 30
 
 #: Byte of the lock of the states; each participant holds the byte behind it with its number.
 _LOCKED_BYTE = 0
+
+
+class AbortedError(TorchobjError):
+    """Another participant has failed, and this one ends."""
 
 
 class RingShape(NamedTuple):
@@ -113,13 +119,13 @@ class Ring:
         created = os.memfd_create("torchobj-read", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(created, shape.nbytes)
-            # Nobody can shrink it below what another process has mapped.
+            # The seals prevent truncation below a mapping of another process.
             fcntl.fcntl(created, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             os.pwrite(created, struct.pack("4q", *shape), 8 * _SHAPE)
             ring = cls._of(created, shape)
         finally:
             os.close(created)
-        assert ring is not None  # noqa: S101  a new ring has places
+        assert ring is not None  # noqa: S101  a new ring has free numbers
         return ring
 
     @classmethod
@@ -130,7 +136,7 @@ class Ring:
             received: A descriptor that the other process has sent; the caller closes it.
 
         Returns:
-            The ring; None if the file is not a ring, or has no place left.
+            The ring; None if the file is not a ring, or has no free participant number.
 
         Raises:
             OSError: The system refuses it.
@@ -251,7 +257,7 @@ class Ring:
         return [Claim(int(chunk), int(self._states[chunk]) >> _SLOT_SHIFT) for chunk in np.flatnonzero(found)]
 
     def claim(
-        self, count: int, chunks: Sequence[int], *, waits: bool, keeps: bool = False, is_passed: bool = False
+        self, count: int, chunks: Sequence[int], *, waits: bool, keeps: bool = False, is_exchanged: bool = False
     ) -> list[Claim]:
         """Claims chunks that are unread, the first ones first.
 
@@ -260,17 +266,21 @@ class Ring:
             chunks: Those that may be claimed.
             waits: Whether to wait for a slot. Otherwise a chunk without one is read by each participant for itself.
             keeps: Whether chunks stay in unused slots for participants that join later.
-            is_passed: Whether each chunk needs a slot, because it is passed between machines.
+            is_exchanged: Whether each chunk needs a slot, because machines exchange it.
         """
+        if count <= 0:
+            return []
         own, active = 1 << self.number, self._active_bits()
-        candidates = np.asarray(chunks, np.int64)
+        # A range is converted 50 times as fast by its ends.
+        ends = (chunks.start, chunks.stop) if isinstance(chunks, range) else None
+        candidates = np.asarray(chunks, np.int64) if ends is None else np.arange(*ends)
         unread = (self._states[candidates] & 0xFF == _UNREAD) & (self._received[candidates] & own == 0)
-        found = candidates[unread][: max(count, 0)]
+        found = candidates[unread][:count]
         free = self._free_slots(active, len(found), reuse_first=not keeps) if len(found) else []
         claims: list[Claim] = []
         for chunk in map(int, found):
             others = active & ~int(self._received[chunk]) & ~own
-            is_shared = is_passed or others or (keeps and self._numbers[_PUBLISHED] + len(claims) < self.shape.slots)
+            is_shared = is_exchanged or others or (keeps and self._numbers[_PUBLISHED] + len(claims) < self.shape.slots)
             if waits and is_shared and not free:
                 break
             slot = free.pop() if is_shared and free else None
