@@ -25,13 +25,15 @@ _context = multiprocessing.get_context("fork")
 @contextlib.contextmanager
 def started(main, *arguments, size=2):
     """Starts processes that run `main(rank, *arguments)`, where `init_process_group` connects them."""
-    store = job_store()
-    ranks = [_context.Process(target=_joined, args=(store.port, rank, size, main, arguments)) for rank in range(size)]
+    store, all_started = job_store(), _context.Event()
+    common = (size, main, arguments, all_started)
+    ranks = [_context.Process(target=_joined, args=(store.port, rank, *common)) for rank in range(size)]
     with contextlib.ExitStack() as stack:
         for rank in ranks:
             rank.start()
             stack.callback(rank.join)
             stack.callback(rank.kill)
+        all_started.set()
         yield ranks
 
 
@@ -47,9 +49,12 @@ def environment_of(port, rank, size=2):
     return {**address, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_ATTEMPT": "0"}
 
 
-def _joined(port, rank, size, main, arguments):
+def _joined(port, rank, size, main, arguments, all_started):
     # Dump the tracebacks before the test times out.
     faulthandler.dump_traceback_later(LONGEST_S - 15, exit=True)
+    # The thread of the store, which answers ranks that connect, may hold a lock while the test forks: the forked rank would
+    # wait for it.
+    all_started.wait()
     # A forked process must not use the threads of its parent.
     torch.set_num_threads(1)
     os.environ |= environment_of(port, rank, size)

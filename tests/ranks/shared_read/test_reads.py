@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from tests.support import ranks
 from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
 from torchobj import AdvancedOptions, exceptions
+from torchobj.checkpoint.safetensors import stream
 from torchobj.ranks.shared_read import handshake, reads, ring
 from torchobj.ranks.shared_read.hosts import Timing, exchange_pays
 from torchobj.ranks.shared_read.participant import Participant
@@ -349,6 +351,47 @@ def test_a_rank_that_delivers_nothing_is_not_waited_for(bucket, config, monkeypa
     monkeypatch.setattr(reads, "_STALL_S", 0.3)
     [url, *_] = urls_of(bucket, config)
     assert run_ranks(stopped, url, config, ranks._context.Barrier(2)) == [True] * 2
+
+
+def overlapping(rank, urls, config):
+    """A collective load inside a loop over a collective stream, which reads ahead."""
+    join_job(datetime.timedelta(seconds=20))
+    pt, folder = urls
+    found = {}
+    for name, tensor in torchobj.stream_tensors(folder, config=config, share="host"):
+        found[name] = tensor
+        if len(found) == 1:
+            inner = torchobj.load(pt, config=config, share="job")
+    return same_as_saved(inner), same_as_saved(found)
+
+
+def test_collective_loads_may_overlap(bucket, config, monkeypatch):
+    monkeypatch.setattr(stream, "_GROUP_BYTES", MIB)
+    monkeypatch.setattr(stream, "_IN_FLIGHT_BYTES", 2 * MIB)
+    pt, _, folder = urls_of(bucket, config)
+    assert run_ranks(overlapping, [pt, folder], config) == [(True, True)] * 2
+
+
+def without_a_boot_id(rank, url, config):
+    join_job()
+    reads.Path = lambda path: pathlib.Path("/nowhere", path.lstrip("/"))
+    return [same_as_saved(torchobj.load(url, config=config, share=share)) for share in ("host", "job", "auto")]
+
+
+def test_ranks_of_a_system_that_shows_no_boot_id_are_on_machines_of_their_own(bucket, config):
+    [url, *_] = urls_of(bucket, config)
+    assert run_ranks(without_a_boot_id, url, config) == [[True] * 3] * 2
+
+
+def with_an_invalid_url(rank, url, config):
+    join_job(PATIENCE)
+    return outcome(lambda: torchobj.load("s3:/b" if rank else url, config=config, share="host"))
+
+
+def test_an_invalid_url_of_one_rank_is_an_error_on_all(bucket, config):
+    [url, *_] = urls_of(bucket, config)
+    found = run_ranks(with_an_invalid_url, url, config)
+    assert [name for name, _ in found] == ["ConfigError"] * 2
 
 
 def test_arguments_are_checked():

@@ -26,9 +26,9 @@ from torchobj.checkpoint.archive.device_memory import is_reachable
 from torchobj.checkpoint.archive.pickling import message_of
 from torchobj.checkpoint.archive.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir, is_canonical
-from torchobj.checkpoint.dcp.alike import AlikeItems, FramedRange
 from torchobj.checkpoint.dcp.metadata import MAX_NUMBER, TensorRange
 from torchobj.checkpoint.dcp.other_formats import END_BYTES, check_archive, is_transformed, payload_in, untransformed
+from torchobj.checkpoint.dcp.replicated import FramedRange, ReplicatedItems
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
 from torchobj.ranks.shared_read.reads import Reads, read_with
@@ -126,14 +126,14 @@ class _Load:
         self._other: list[_TensorItem] = []
         self._loaded: list[_TensorItem] = []
 
-    def load(self, requests: list[ReadItem], alike: Sequence[AlikeItems]) -> None:
+    def load(self, requests: list[ReadItem], replicated: Sequence[ReplicatedItems]) -> None:
         try:
-            self._load(requests, alike)
+            self._load(requests, replicated)
         finally:
             # They refer to this object: without this, the tensors would live until the next garbage collection.
             self._reads.clear()
 
-    def _load(self, requests: list[ReadItem], alike: Sequence[AlikeItems]) -> None:
+    def _load(self, requests: list[ReadItem], replicated: Sequence[ReplicatedItems]) -> None:
         infos = [self._info(request) for request in requests]
         targets = [
             None if request.type is LoadItemType.BYTE_IO else self._planner.resolve_tensor(request)
@@ -155,9 +155,13 @@ class _Load:
         )
         self._counted.expect(expected)
         left = set(range(len(items)))
-        for group in alike:
+        for group in replicated:
             asked = {index: item for index in group.items if (item := items[index]) is not None}
-            left -= self._load_alike(asked, read_with(group.peers, self._url, self._config))
+            loaded = self._load_replicated(asked, read_with(group.peers, self._url, self._config))
+            done = sum(asked[index].target.nbytes for index in loaded)
+            self._counted.add(done)
+            expected -= done
+            left -= loaded
         for index in sorted(left):
             request, info, item = requests[index], infos[index], items[index]
             if item is None:
@@ -172,7 +176,7 @@ class _Load:
             self._planner.commit_tensor(item.request, item.target)
         self._counted.add(expected)
 
-    def _load_alike(self, group: Mapping[int, _TensorItem], reads: Reads) -> set[int]:
+    def _load_replicated(self, group: Mapping[int, _TensorItem], reads: Reads) -> set[int]:
         """Reads the items of a group that can be read whole into their memory, with the ranks that read them as well.
 
         Returns:
@@ -181,7 +185,7 @@ class _Load:
         ranges = {
             index: (item, FramedRange(item.info.offset, _frame_of(item), memory))
             for index, item, memory in _apart(group)
-            if _is_alike(item)
+            if _is_shareable(item)
         }
         if not ranges:
             return set()
@@ -419,7 +423,7 @@ def _apart(group: Mapping[int, _TensorItem]) -> Iterator[tuple[int, _TensorItem,
             last_end = memory.data_ptr() + memory.nbytes
 
 
-def _is_alike(item: _TensorItem) -> bool:
+def _is_shareable(item: _TensorItem) -> bool:
     """Returns whether the bytes of a whole saved tensor are those of the target's memory, and are not few."""
     nbytes, info = item.target.nbytes, item.info
     is_framed = item.frame is not None and item.frame.payload_bytes == nbytes and not is_transformed(info)
@@ -491,7 +495,7 @@ def load_items(
     items: list[ReadItem],
     planner: LoadPlanner,
     *,
-    alike: Sequence[AlikeItems] = (),
+    replicated: Sequence[ReplicatedItems] = (),
     config: StoreConfig | None = None,
     verify: bool,
     counted: ByteProgress,
@@ -505,7 +509,7 @@ def load_items(
         metadata: Metadata of the checkpoint, with a table of items.
         items: Items to load.
         planner: Planner of torch's.
-        alike: Items that other ranks of this machine load as well.
+        replicated: Items that other ranks of this machine load as well.
         config: Settings of the store, for these.
         verify: Compare the checksums of items that are read whole.
         counted: Receives the number of bytes that have arrived.
@@ -516,4 +520,4 @@ def load_items(
         ObjectChangedError: Another save replaced a file during the load.
         StoreError: A request failed.
     """
-    _Load(checkpoint, metadata, planner, verify=verify, counted=counted, config=config).load(items, alike)
+    _Load(checkpoint, metadata, planner, verify=verify, counted=counted, config=config).load(items, replicated)

@@ -23,12 +23,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from torchobj.checkpoint.checkpoint_dir import was_refused
-from torchobj.checkpoint.dcp.alike import alike_items
 from torchobj.checkpoint.dcp.folder_metadata import check_unchanged, folder_metadata
 from torchobj.checkpoint.dcp.load_items import ShortFileError, load_items
 from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA, rank_prefix, ranked
 from torchobj.checkpoint.dcp.removal import DistributedDir
+from torchobj.checkpoint.dcp.replicated import replicated_items
 from torchobj.checkpoint.dcp.save_items import RankReport, write_items
 from torchobj.checkpoint.dcp.tensor_files import TensorFiles, check_tensors, weights_in, write_tensors
 from torchobj.checkpoint.safetensors import names
@@ -214,10 +214,10 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Returns the plans, each with the items that other ranks of the machine load as well."""
-        if self._share is None:
+        if self._share is None or self._metadata is None:
             return plans
-        found = alike_items(plans, [plan.storage_data for plan in plans])
-        return [dataclasses.replace(plan, storage_data=alike) for plan, alike in zip(plans, found, strict=True)]
+        found = replicated_items(plans, [plan.storage_data for plan in plans], self._metadata)
+        return [dataclasses.replace(plan, storage_data=items) for plan, items in zip(plans, found, strict=True)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Loads the items of the rank into the destinations of the planner.
@@ -239,8 +239,8 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
         infos = [self._metadata.storage_data.get(item.storage_index) for item in plan.items]
         metadata, counted = self._metadata, self._counted
         # Without collectives there are no plans of other ranks.
-        alike = plan.storage_data if isinstance(plan.storage_data, list) else []
-        arguments: Any = {"alike": alike, "config": self._config, "verify": self._verify, "counted": counted}
+        replicated = plan.storage_data if isinstance(plan.storage_data, list) else []
+        arguments: Any = {"replicated": replicated, "config": self._config, "verify": self._verify, "counted": counted}
         try:
             load_items(self._checkpoint, metadata, plan.items, planner, **arguments)
         except ShortFileError:

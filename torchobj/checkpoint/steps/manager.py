@@ -318,17 +318,19 @@ class CheckpointManager:
             self._check_restore(found, into, map_location, source)
             prefixes, counted = PrefixMap(prefix_map), ByteProgress(progress)
             allowed_only = effective_weights_only(weights_only is not False)
-            machines = meeting.gather(machine())
-            if machines is not None:
-                meeting.result = secrets.token_bytes(16), machines
-        nonce, machines = meeting.result
+            # Ranks that restore the same names read the same ranges.
+            own = machine(), None if into is None else sorted(map(str, into))
+            of_ranks = meeting.gather(own)
+            if of_ranks is not None:
+                meeting.result = secrets.token_bytes(16), of_ranks
+        nonce, of_ranks = meeting.result
         saved = SavedState(
             folder,
             self._config,
             self._ranks,
             source,
             weights_only=allowed_only,
-            peers=Peers(nonce, machines.count(machine())),
+            peers=Peers(nonce, of_ranks.count(own)),
             counted=counted,
             prefixes=prefixes,
             skipped=None if strict else Skipped([], []),

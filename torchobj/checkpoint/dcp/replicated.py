@@ -1,28 +1,30 @@
-"""The items of a load that several ranks ask alike, such as replicated tensors, which ranks of a machine read once.
+"""Finds the items of a load that several ranks request, such as replicated tensors, and compares what is read of them.
 
-The coordinator finds them in the plans of all ranks. Each rank reads its own as ranges, together with those ranks that
-it meets at the same time; what cannot be read so is left to `load_items`.
+The coordinator finds them in the plans of all ranks; `load_items` reads them once per machine.
 """
 
+import math
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 from torchobj.checkpoint.archive.plan import TensorArchive
 from torchobj.checkpoint.archive.zip_archive import DESCRIPTOR_MARK
+from torchobj.ranks.shared_read import reads
 from torchobj.ranks.shared_read.reads import Peers
 
-__all__ = ["AlikeItems", "FramedRange", "alike_items"]
+__all__ = ["FramedRange", "ReplicatedItems", "replicated_items"]
 
 #: Size of a descriptor up to the CRC-32, and of what precedes it.
 _DESCRIPTOR_BYTES = len(DESCRIPTOR_MARK) + 4
 
 
-class AlikeItems(NamedTuple):
-    """Items of a rank's plan that the same ranks of its machine ask, in the same order."""
+class ReplicatedItems(NamedTuple):
+    """Items of a rank's plan that the same ranks of its machine request, in the same order."""
 
     items: list[int]
     """Their indices."""
@@ -30,13 +32,30 @@ class AlikeItems(NamedTuple):
     """The ranks."""
 
 
-def alike_items(plans: Sequence[LoadPlan], machines: Sequence[str]) -> list[list[AlikeItems]]:
-    """Returns for each rank the items that another rank of its machine asks as well.
+def replicated_items(
+    plans: Sequence[LoadPlan], machines: Sequence[str], metadata: Metadata
+) -> list[list[ReplicatedItems]]:
+    """Returns for each rank the items that other ranks of its machine request, unless they are too small to be shared.
 
     Args:
         plans: The plans of all ranks, by rank number.
         machines: The machine of each rank.
+        metadata: Metadata of the checkpoint.
     """
+    groups = _groups(plans, machines)
+    found: list[list[ReplicatedItems]] = [[] for _ in plans]
+    # In one order on all ranks, so that none waits for one that waits for it.
+    for together, items in groups.items():
+        if sum(_nbytes(plans[together[0]].items[item[together[0]]], metadata) for item in items) < reads.MIN_BYTES:
+            continue
+        peers = Peers(secrets.token_bytes(16), len(together))
+        for rank in together:
+            found[rank].append(ReplicatedItems([item[rank] for item in items], peers))
+    return found
+
+
+def _groups(plans: Sequence[LoadPlan], machines: Sequence[str]) -> dict[tuple[int, ...], list[dict[int, int]]]:
+    """Returns, for ranks of one machine, the items that all of them request: the index of each item in their plans."""
     asked: dict[Any, dict[int, int]] = defaultdict(dict)
     for rank, plan in enumerate(plans):
         for index, item in enumerate(plan.items):
@@ -50,13 +69,13 @@ def alike_items(plans: Sequence[LoadPlan], machines: Sequence[str]) -> list[list
         for ranks in by_machine.values():
             if len(ranks) > 1:
                 groups[tuple(ranks)].append(asked[key])
-    found: list[list[AlikeItems]] = [[] for _ in plans]
-    # In one order on all ranks, so that none waits for one that waits for it.
-    for together, items in groups.items():
-        peers = Peers(secrets.token_bytes(16), len(together))
-        for rank in together:
-            found[rank].append(AlikeItems([item[rank] for item in items], peers))
-    return found
+    return groups
+
+
+def _nbytes(item: ReadItem, metadata: Metadata) -> int:
+    described: Any = metadata.state_dict_metadata.get(item.storage_index.fqn)
+    is_tensor = isinstance(described, TensorStorageMetadata)
+    return math.prod(item.lengths) * int(described.properties.dtype.itemsize) if is_tensor else 0
 
 
 def _key(item: ReadItem) -> tuple[Any, ...]:

@@ -1,16 +1,21 @@
-"""Tensors that several ranks load alike: which they are, and that a machine reads them once."""
+"""Tensors that several ranks load: which they are, and that a machine reads them once."""
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 from tests.support.distributed_states import QUIET, assert_equal, blank, reader_of, writer_of
 from tests.support.ranks import run_ranks
 from torchobj.checkpoint import StorageReader
-from torchobj.checkpoint.dcp.alike import alike_items
+from torchobj.checkpoint.dcp.replicated import replicated_items
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.shared_read import reads
 from torchobj.ranks.shared_read.participant import Participant
@@ -33,32 +38,39 @@ def asked(name, kind=LoadItemType.TENSOR, offset=(0,), lengths=(4,)):
     return ReadItem(kind, index, none, index, none, torch.Size(lengths))
 
 
-def test_items_are_alike_if_several_ranks_ask_the_same_slice_of_the_same_chunk():
+def test_items_are_replicated_if_several_ranks_request_the_same_slice_of_the_same_chunk(monkeypatch):
+    monkeypatch.setattr(reads, "MIN_BYTES", 32)
     plans = [
         LoadPlan([asked("own 0"), asked("all"), asked("value", LoadItemType.BYTE_IO), asked("b"), asked("half")]),
         LoadPlan([asked("b"), asked("all"), asked("value", LoadItemType.BYTE_IO), asked("half", lengths=(2,))]),
         LoadPlan([asked("all"), asked("half", offset=(4,))]),
     ]
 
+    tensor = TensorStorageMetadata(TensorProperties(torch.float64), torch.Size((4,)), [])
+    metadata = Metadata(dict.fromkeys(("own 0", "all", "b", "half"), tensor))
+
     def found(machines):
-        of_ranks = alike_items(plans, machines)
-        return [[(alike.items, alike.peers.ranks) for alike in of_rank] for of_rank in of_ranks]
+        of_ranks = replicated_items(plans, machines, metadata)
+        return [[(group.items, group.peers.ranks) for group in of_rank] for of_rank in of_ranks]
 
     assert found("aaa") == [[([1], 3), ([3], 2)], [([1], 3), ([0], 2)], [([0], 3)]]
     assert found("aba") == [[([1], 2)], [], [([0], 2)]]
     assert found("abc") == [[], [], []]
-    nonces = [alike.peers.nonce for alike in alike_items(plans, "aaa")[0]]
+    nonces = [group.peers.nonce for group in replicated_items(plans, "aaa", metadata)[0]]
     assert len(set(nonces)) == 2
+    # 64 bytes of three ranks.
+    monkeypatch.setattr(reads, "MIN_BYTES", 33)
+    assert found("aaa") == [[], [], []]
 
 
 def state_of(rank):
-    """What all ranks have alike, tied weights, and a tensor of each rank."""
+    """What all ranks have, tied weights, and a tensor of each rank."""
     weight = torch.arange(MIB // 4, dtype=torch.float32)
     state = {f"layer.{number}": weight + number for number in range(5)} | {"small": torch.ones(3), "step": 7}
     return state | {"tied": weight, "also tied": weight, f"own.{rank}": torch.full((50_000,), float(rank))}
 
 
-def loaded_alike(rank, bucket, format, share):
+def loaded_by_rank(rank, bucket, format, share):
     """Whether a rank has what was saved, the bytes that it has read for all, and the error of a damaged file."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
@@ -82,11 +94,11 @@ def loaded_alike(rank, bucket, format, share):
 
 
 @pytest.mark.parametrize("format", [None, "safetensors"])
-def test_ranks_of_a_machine_read_what_they_load_alike_once(bucket, format):
-    counts = run_ranks(loaded_alike, bucket, format, "auto", size=3)
+def test_ranks_of_a_machine_read_what_they_load_replicated_once(bucket, format):
+    counts = run_ranks(loaded_by_rank, bucket, format, "auto", size=3)
     # The bytes of the tensors, with their frames.
     assert TOTAL <= sum(counts) <= TOTAL + 16 * 2048, counts
-    assert run_ranks(loaded_alike, bucket, format, None, size=2) == [0, 0]
+    assert run_ranks(loaded_by_rank, bucket, format, None, size=2) == [0, 0]
 
 
 def loaded_damaged(rank, bucket):
