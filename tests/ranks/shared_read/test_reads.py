@@ -175,6 +175,7 @@ def loaded_differently(rank, urls, config):
         outcome(lambda: torchobj.load(damaged if rank else pt, config=config, share="host")),
         outcome(lambda: torchobj.load(damaged, config=config, share="host")),
         outcome(lambda: torchobj.load(pt, config=config, share="host", progress=fail if rank else None)),
+        outcome(lambda: torchobj.load(pt, config=config, share="job" if rank else "host")),
         # The group is as usable as before.
         outcome(lambda: same_as_saved(torchobj.load(pt, config=config, share="host"))),
     ]
@@ -204,7 +205,9 @@ def test_what_differs_is_an_error_on_all_ranks(bucket, config):
         assert of_rank[3][0] == "ConfigError"
         assert of_rank[4][0] == "IntegrityError"
         assert of_rank[5] == ("KeyError", "'a bar'")
-        assert of_rank[6] is True
+        assert of_rank[6][0] == "ConfigError"
+        assert "share='job' on rank 1, 'host' on rank 0" in of_rank[6][1]
+        assert of_rank[7] is True
 
 
 def with_a_missing_rank(rank, url, config):
@@ -254,6 +257,41 @@ def test_a_killed_rank_is_an_error_on_the_others(bucket, config, share):
     for name, message in found.values():
         assert name == "CheckpointError"
         assert "another rank is gone" in message
+
+
+def failing_in_the_middle(rank, url, config, share, how):
+    """An error of one rank while the others wait for slots, and its time."""
+    join_job(datetime.timedelta(seconds=60))
+    reads._host_of = (lambda: f"host {rank // 2}") if share == "job" else None
+    torchobj.load(url, config=config, share="host")
+    calls = []
+    real = getattr(Participant, how)
+
+    def failing(self, *given):
+        calls.append(given)
+        if rank == 1 and len(calls) == 2:
+            raise KeyError("of one rank")
+        return real(self, *given)
+
+    setattr(Participant, how, failing)
+    began_s = time.monotonic()
+    found = outcome(lambda: torchobj.load(url, config=config, share=share))
+    setattr(Participant, how, real)
+    return (
+        found,
+        time.monotonic() - began_s,
+        outcome(lambda: same_as_saved(torchobj.load(url, config=config, share=share))),
+    )
+
+
+@pytest.mark.parametrize(("share", "how"), [("host", "_copy"), ("host", "_read_chunks"), ("job", "_copy")])
+def test_an_error_of_one_rank_ends_the_read_of_all(bucket, config, share, how):
+    [url, *_] = urls_of(bucket, config)
+    for found, took_s, after in run_ranks(failing_in_the_middle, url, config, share, how, size=3):
+        assert found == ("KeyError", "'of one rank'")
+        # Not the timeout, of which every rank has a minute.
+        assert took_s < 30
+        assert after is True
 
 
 def joined_when_it_happens(rank, urls, config, barrier):

@@ -4,9 +4,11 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 
 import pytest
 
+from torchobj.ranks.shared_read import ring as ring_module
 from torchobj.ranks.shared_read.ring import Ring, RingShape
 
 SHAPE = RingShape(chunks=6, pieces=6, slots=2, chunk_bytes=4096)
@@ -96,8 +98,8 @@ def test_a_failed_read_is_made_by_another_one(ring, other):
     assert chunks_of(claim(other)) == [0]
 
 
-def die_with_a_claim(ring, claimed):
-    own = Ring.join(ring.descriptor())
+def die_with_a_claim(descriptor, claimed):
+    own = Ring.join(descriptor)
     # The lock of its parent's file would be left.
     claim(own, 2)
     with own.locked():
@@ -107,7 +109,7 @@ def die_with_a_claim(ring, claimed):
 
 def test_a_killed_process_leaves_neither_lock_nor_claim(ring):
     claimed = _context.Event()
-    process = _context.Process(target=die_with_a_claim, args=(ring, claimed))
+    process = _context.Process(target=die_with_a_claim, args=(os.dup(ring.descriptor()), claimed))
     process.start()
     assert claimed.wait(30)
     os.kill(process.pid, signal.SIGKILL)
@@ -118,6 +120,62 @@ def test_a_killed_process_leaves_neither_lock_nor_claim(ring):
         ring.leave_dead()
         assert ring.active() == 1
     assert chunks_of(claim(ring, 2)) == [0, 1]
+
+
+def die_with_a_child(descriptor, child_pid):
+    own = Ring.join(descriptor)
+    claim(own, 2)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    child_pid.value = child
+    signal.pause()
+
+
+def test_a_child_that_outlives_its_parent_keeps_no_lock(ring):
+    child_pid = _context.Value("i", 0)
+    process = _context.Process(target=die_with_a_child, args=(os.dup(ring.descriptor()), child_pid))
+    process.start()
+    until_s = time.monotonic() + 30
+    while not child_pid.value and time.monotonic() < until_s:
+        os.sched_yield()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with ring.locked():
+        assert ring.leave_dead()
+    os.kill(child_pid.value, signal.SIGKILL)
+
+
+def hold_the_lock(descriptor, is_held):
+    own = Ring.join(descriptor)
+    with own.locked():
+        is_held.set()
+        signal.pause()
+
+
+def test_a_lock_that_is_not_released_is_an_error(ring, monkeypatch):
+    monkeypatch.setattr(ring_module, "_LOCK_S", 0.1)
+    is_held = _context.Event()
+    process = _context.Process(target=hold_the_lock, args=(os.dup(ring.descriptor()), is_held))
+    process.start()
+    assert is_held.wait(30)
+    with pytest.raises(ring_module.StalledError, match="holds the lock of a shared read"), ring.locked():
+        pass
+    process.kill()
+    process.join()
+    with ring.locked():
+        pass
+
+
+def test_a_refused_mapping_leaves_no_descriptor(monkeypatch):
+    def refused(*_):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(ring_module.mmap, "mmap", refused)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="allocate"):
+        Ring.create(SHAPE)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_only_sealed_files_of_the_right_size_are_joined(ring):

@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from contextlib import suppress
 from typing import Self
 
@@ -43,15 +44,19 @@ class Offer:
         except OSError:
             self._socket.close()
             raise
+        self._is_closed = False
+        _offers.add(self)
         self._thread = threading.Thread(target=self._serve, name="torchobj-handshake", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                return
+                # Closed; or there is no descriptor left for a connection, until another one is closed.
+                time.sleep(_PAUSE_S)
+                continue
             with connection, suppress(OSError):
                 connection.settimeout(_TIMEOUT_S)
                 if _user_of(connection) == os.geteuid() and hmac.compare_digest(connection.recv(32), self._secret):
@@ -59,8 +64,9 @@ class Offer:
 
     def close(self) -> None:
         """Ends the thread, and frees the name."""
+        self._is_closed = True
         with suppress(OSError):
-            # Wakes `accept`; a forked child may hold the socket open.
+            # Wakes `accept`.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
@@ -70,6 +76,18 @@ class Offer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+#: The offers of this process. A forked child closes its copies of the sockets, which would hold the names.
+_offers: "weakref.WeakSet[Offer]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for offer in list(_offers):
+        offer._socket.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def receive(name: str, secret: bytes, *, patience_s: float = 0) -> int | None:

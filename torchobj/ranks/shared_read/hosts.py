@@ -112,6 +112,8 @@ class Exchange:
         self._published.put(None)
         self._thread.join()
         if self._error is not None and (kind is None or issubclass(kind, AbortedError)):
+            if not isinstance(self._error, RuntimeError):
+                raise self._error
             raise RankGoneError(f"another rank is gone: {self._error}") from self._error
 
     @property
@@ -194,8 +196,7 @@ class Exchange:
                     self._ring.sums[piece.number] = int(header[number])
                 with self._ring.locked():
                     self._ring.publish(claim.chunk)
-        except RuntimeError as error:
-            # A rank is gone.
+        except BaseException as error:  # noqa: BLE001  raised by `__exit__`: a rank is gone, or a fault of this rank
             self._error = self._error or error
             self._fail()
 

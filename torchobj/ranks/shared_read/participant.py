@@ -9,20 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
 import torch
 
 from torchobj import _torchobj
-from torchobj.exceptions import TorchobjError
 from torchobj.ranks.shared_read.chunks import Chunks, Job
 from torchobj.ranks.shared_read.hosts import Exchange
-from torchobj.ranks.shared_read.ring import MAX_PARTICIPANTS, AbortedError, Claim, Ring
+from torchobj.ranks.shared_read.ring import MAX_PARTICIPANTS, AbortedError, Claim, Ring, StalledError
 from torchobj.store.concurrency import CallPool
 from torchobj.store.tensor_memory import advise_huge_pages
 
-__all__ = ["Participant", "StalledError"]
+__all__ = ["Participant"]
 
 #: Maximum number of calls of the store at a time. Each reads several chunks if more requests may be in flight.
 _CALLS = 16
@@ -48,10 +48,6 @@ class _Period:
 
     def __init__(self) -> None:
         self.began_s, self.nbytes = time.monotonic(), 0
-
-
-class StalledError(TorchobjError):
-    """Nothing has changed for too long."""
 
 
 class Participant:
@@ -110,7 +106,7 @@ class Participant:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._ring.locked():
+        with suppress(StalledError), self._ring.locked():
             if kind is not None and self._waits:
                 self._ring.abort()
             self._ring.leave()
@@ -137,6 +133,10 @@ class Participant:
             self._run(pool)
         except BaseException as failed:
             error = failed
+            if self._waits:
+                # The others end now, and do not wait for slots that this participant holds back.
+                with suppress(StalledError), self._ring.locked():
+                    self._ring.abort()
             raise
         finally:
             # Then no thread writes into a slot that another participant may use.
@@ -192,7 +192,8 @@ class Participant:
             return False
         self._checked_s = now
         with self._ring.locked():
-            self._ring.leave_dead()
+            if self._ring.leave_dead() and self._waits:
+                self._ring.abort()
         return not self._in_flight and now > self._changed_s + self._stall_s
 
     def _record(self, received: Sequence[int]) -> None:

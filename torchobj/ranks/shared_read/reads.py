@@ -24,13 +24,13 @@ import torch
 from torchobj import _torchobj
 from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import ConfigError
-from torchobj.ranks.meeting import Meeting, Ranks
+from torchobj.ranks.meeting import Meeting, RankGoneError, Ranks
 from torchobj.ranks.shared_read import handshake
 from torchobj.ranks.shared_read.chunks import Chunks, Job, digest_of
 from torchobj.ranks.shared_read.handshake import Offer
 from torchobj.ranks.shared_read.hosts import Exchange, Hosts, exchange_pays
 from torchobj.ranks.shared_read.participant import Participant
-from torchobj.ranks.shared_read.ring import IS_SUPPORTED, MAX_PARTICIPANTS, AbortedError, Ring, RingShape
+from torchobj.ranks.shared_read.ring import IS_SUPPORTED, MAX_PARTICIPANTS, AbortedError, Ring, RingShape, StalledError
 from torchobj.urls import parse_url
 from torchobj.workers import process
 from torchobj.workers.memory_budget import memory_bytes
@@ -197,7 +197,8 @@ def read_with(peers: Peers, url: str, config: StoreConfig | None) -> Reads:
 
 def _local_ranks() -> int:
     """Returns the number of ranks of this machine as the launcher gave it, or the most that a ring has."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or MAX_PARTICIPANTS)
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(given) if given.isdecimal() else MAX_PARTICIPANTS
 
 
 class _Joining:
@@ -222,7 +223,7 @@ class _Joining:
         with contextlib.ExitStack() as stack:
             try:
                 ring = self._join(name, secret, chunks, stack)
-            except OSError as error:
+            except (OSError, StalledError) as error:
                 logger.debug("share='auto': reading alone: %s", error)
                 ring = None
             if ring is None or ring.shape[:2] != (len(chunks), chunks.count):
@@ -239,8 +240,12 @@ class _Joining:
                 patience_s=_PEERS_S,
                 most=self._peers.ranks if self._peers.nonce else _local_ranks(),
             )
-            with own:
-                own.read()
+            try:
+                with own:
+                    own.read()
+            except StalledError as error:
+                logger.debug("share='auto': reading alone: %s", error)
+                return read_alone.read(jobs, checksum=checksum, arrived=arrived)
             return own.sums() if checksum else [[] for _ in jobs]
 
     def _join(self, name: str, secret: bytes, chunks: Chunks, stack: contextlib.ExitStack) -> Ring | None:
@@ -330,6 +335,7 @@ class _Plan(NamedTuple):
     """What a rank is going to read."""
 
     host: str
+    share: str
     url: str
     digest: bytes
     checksum: bool
@@ -388,6 +394,8 @@ class _Collective:
                 yield meeting
             except AbortedError as error:
                 aborted = error
+            except StalledError as error:
+                raise RankGoneError(f"{self._url}: {error}") from error
         if aborted is not None:
             raise aborted
 
@@ -424,6 +432,10 @@ class _Collective:
                         "more; load the same entries into objects of the same form on all ranks"
                     )
                 continue
+            if plan.share != first.share:
+                raise ConfigError(
+                    f"share={plan.share!r} on rank {number}, {first.share!r} on rank 0: must be the same on all ranks"
+                )
             if plan.url != first.url:
                 raise ConfigError(
                     f"share={self._share!r}: rank {number} loads {plan.url}, rank 0 loads {first.url}: must be the "
@@ -480,7 +492,7 @@ class _Collective:
         if not IS_SUPPORTED:
             raise ConfigError(f"share={self._share!r}: needs Linux; share=None lets each rank read for itself")
         with self._meeting() as meeting:
-            plans = meeting.gather(_Plan(machine(), self._url, digest_of(jobs), checksum, self._settings))
+            plans = meeting.gather(_Plan(machine(), self._share, self._url, digest_of(jobs), checksum, self._settings))
             self._check(plans)
             if plans is not None:
                 hosts = [plan.host for plan in plans]
@@ -498,12 +510,18 @@ class _Collective:
         name = f"torchobj-read-{start.name}-{first}"
         # The offer ends when all ranks have joined.
         with contextlib.ExitStack() as offering, self._meeting() as meeting:
-            ring = None if first == number else _received(name, start.secret, stack)
-            joined = number if ring is None else first
-            if ring is None:
-                ring = _created(chunks, start.settings.slots, stack)
-                if first == number:
-                    offering.enter_context(Offer(name, start.secret, ring.descriptor()))
+            try:
+                ring = None if first == number else _received(name, start.secret, stack)
+                joined = number if ring is None else first
+                if ring is None:
+                    ring = _created(chunks, start.settings.slots, stack)
+                    if first == number:
+                        offering.enter_context(Offer(name, start.secret, ring.descriptor()))
+            except OSError as error:
+                raise ConfigError(
+                    f"share={self._share!r}: {self._url}: the system refuses shared memory: {error}; share=None lets "
+                    "each rank read for itself"
+                ) from error
             all_joined = meeting.gather(joined)
             if all_joined is not None:
                 found: dict[int, list[int]] = {}

@@ -16,6 +16,8 @@ import os
 import struct
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,7 +25,7 @@ import numpy as np
 
 from torchobj.exceptions import TorchobjError
 
-__all__ = ["IS_SUPPORTED", "MAX_PARTICIPANTS", "AbortedError", "Claim", "Ring", "RingShape"]
+__all__ = ["IS_SUPPORTED", "MAX_PARTICIPANTS", "AbortedError", "Claim", "Ring", "RingShape", "StalledError"]
 
 #: Maximum number of processes that join one ring: each has a bit of a word.
 MAX_PARTICIPANTS = 60
@@ -46,12 +48,19 @@ _READER_SHIFT, _SLOT_SHIFT = 8, 16
 #: Slot of a chunk that is read into memory of its reader.
 _NO_SLOT = 1 << 30
 
+#: Maximum time to wait for the lock of the states, which is held for microseconds; interval between two attempts.
+_LOCK_S, _LOCK_PAUSE_S = 10.0, 0.0002
+
 #: Byte of the lock of the states; each participant holds the byte behind it with its number.
 _LOCKED_BYTE = 0
 
 
 class AbortedError(TorchobjError):
     """Another participant has failed, and this one ends."""
+
+
+class StalledError(TorchobjError):
+    """Another participant is alive, but does not go on."""
 
 
 class RingShape(NamedTuple):
@@ -78,6 +87,23 @@ class RingShape(NamedTuple):
         return self.data + self.slots * self.chunk_bytes
 
 
+#: The rings of this process.
+_rings: "weakref.WeakSet[Ring]" = weakref.WeakSet()
+
+
+def _opened(descriptor: int) -> int:
+    """Opens the file of a descriptor once more."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def _close_in_child() -> None:
+    for ring in list(_rings):
+        ring.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 class Claim(NamedTuple):
     """A chunk that this participant reads."""
 
@@ -92,15 +118,26 @@ class Ring:
     One thread at a time uses it, except for `locked`.
 
     Args:
-        descriptor: A file of its own, which this object closes.
+        descriptor: The file, which the caller closes.
         shape: The sizes.
-        number: Number of this participant.
+
+    Raises:
+        OSError: The system refuses it.
     """
 
-    def __init__(self, descriptor: int, shape: RingShape, number: int) -> None:
-        self._descriptor, self.shape, self.number = descriptor, shape, number
+    def __init__(self, descriptor: int, shape: RingShape) -> None:
+        self.shape, self.number = shape, -1
         self._thread_lock = threading.Lock()
-        self._map = mmap.mmap(descriptor, shape.nbytes)
+        # Opened once to be mapped, and once for the locks: these belong to an open file, as which a forked child keeps
+        # the mapping, and the other process that which it has sent.
+        mapped = _opened(descriptor)
+        try:
+            self._map = mmap.mmap(mapped, shape.nbytes)
+        finally:
+            os.close(mapped)
+        #: Closed in a forked child, which would keep the locks when this process has ended.
+        self._own = _opened(descriptor)
+        _rings.add(self)
         self._numbers = np.frombuffer(self._map, np.int64, shape.data // 8)
         self._participants = self._numbers[_PARTICIPANTS:_STATES]
         self._states = self._numbers[_STATES : _STATES + shape.chunks]
@@ -151,15 +188,17 @@ class Ring:
 
     @classmethod
     def _of(cls, descriptor: int, shape: RingShape) -> "Ring | None":
-        # Locks belong to an open file: a duplicate of the descriptor would share those of the other process.
-        own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        ring = cls(own, shape, -1)
-        with ring.locked():
-            free = np.flatnonzero(ring._participants == _ABSENT)
-            if len(free):
-                ring.number = int(free[0])
-                ring._lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, ring.number + 1)
-                ring._participants[ring.number] = _ACTIVE
+        ring = cls(descriptor, shape)
+        try:
+            with ring.locked():
+                free = np.flatnonzero(ring._participants == _ABSENT)
+                if len(free):
+                    ring.number = int(free[0])
+                    ring._lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, ring.number + 1)
+                    ring._participants[ring.number] = _ACTIVE
+        except BaseException:
+            ring.close()
+            raise
         if ring.number >= 0:
             return ring
         ring.close()
@@ -167,27 +206,45 @@ class Ring:
 
     def descriptor(self) -> int:
         """Returns the descriptor, for `join` in another process."""
-        return self._descriptor
+        return self._own
 
     def close(self) -> None:
         """Closes the file. Views of slots stay valid."""
-        os.close(self._descriptor)
+        own, self._own = self._own, -1
+        if own >= 0:
+            os.close(own)
 
     def _lock(self, command: int, kind: int, byte: int) -> int:
         """Locks, unlocks or tests a byte of the file. Returns the kind of the lock that another process holds."""
         asked = struct.pack("hhqqiq", kind, os.SEEK_SET, byte, 1, 0, 0)
-        answer = fcntl.fcntl(self._descriptor, command, asked)
+        answer = fcntl.fcntl(self._own, command, asked)
         return int(struct.unpack_from("h", answer)[0]) if isinstance(answer, bytes) else fcntl.F_UNLCK
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Excludes other participants, and other threads of this one. The lock of a killed process is released."""
+        """Excludes other participants, and other threads of this one. The lock of a killed process is released.
+
+        Raises:
+            StalledError: Another participant holds the lock for too long: it is stopped.
+        """
         with self._thread_lock:
-            self._lock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, _LOCKED_BYTE)
+            self._wait_for_lock()
             try:
                 yield
             finally:
                 self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _LOCKED_BYTE)
+
+    def _wait_for_lock(self) -> None:
+        until_s = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                self._lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, _LOCKED_BYTE)
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() > until_s:
+                    raise StalledError(f"another rank holds the lock of a shared read for {_LOCK_S:.0f} s") from None
+                time.sleep(_LOCK_PAUSE_S)
+            else:
+                return
 
     @property
     def changes(self) -> int:
@@ -225,11 +282,18 @@ class Ring:
     def _active_bits(self) -> int:
         return sum(1 << int(number) for number in np.flatnonzero(self._participants == _ACTIVE))
 
-    def leave_dead(self) -> None:
-        """Removes participants whose processes have ended: what they were reading is unread."""
+    def leave_dead(self) -> bool:
+        """Removes participants whose processes have ended: what they were reading is unread.
+
+        Returns:
+            Whether there were any.
+        """
+        found = False
         for number in np.flatnonzero(self._participants == _ACTIVE):
             if number != self.number and self._lock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, int(number) + 1) == fcntl.F_UNLCK:
                 self._leave(int(number))
+                found = True
+        return found
 
     def leave(self) -> None:
         """Removes this participant."""
