@@ -49,7 +49,7 @@ def test_the_origin_limits_what_all_connections_receive(running):
     assert time.monotonic() - began_s > 0.15
 
 
-def test_the_origin_resets_one_large_body_in_so_many(running):
+def test_the_origin_resets_every_nth_large_body(running):
     running.set(reset=2)
     before = origin.counters(running.memory)
     assert read(running, "large") == 4 * MIB

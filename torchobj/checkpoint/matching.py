@@ -27,6 +27,7 @@ __all__ = [
     "match",
     "name_of",
     "pairs_of",
+    "unwrapped",
 ]
 
 #: The keys that lead from an object to one of its entries.
@@ -287,7 +288,7 @@ def _wrapper_remedy(missing: Iterable[str], unknown: Iterable[str]) -> str:
         ''
     """
     missing, unknown = set(missing), set(unknown)
-    if not set(map(_unwrapped, missing)) & set(map(_unwrapped, unknown)):
+    if not set(map(unwrapped, missing)) & set(map(unwrapped, unknown)):
         return ""
     remedies = ""
     for part, wrapper in WRAPPERS.items():
@@ -302,7 +303,8 @@ def _wrapper_remedy(missing: Iterable[str], unknown: Iterable[str]) -> str:
     return remedies
 
 
-def _unwrapped(name: str) -> str:
+def unwrapped(name: str) -> str:
+    """Returns a name without the parts that wrappers of modules add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 

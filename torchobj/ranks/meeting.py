@@ -60,7 +60,7 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """The number of ranks that save."""
+        """The number of ranks that meet."""
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if self._members is not None:
             return len(self._members)
@@ -78,7 +78,7 @@ class Ranks:
 
     @property
     def number(self) -> int:
-        """The number of this rank among those that save."""
+        """The number of this rank among those that meet."""
         if not self.several:
             return 0
         rank = torch.distributed.get_rank()
@@ -86,7 +86,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the one that commits."""
+        """Whether this rank is the first one, which a meeting gathers at, and which commits."""
         return self.number == 0
 
     @property
@@ -101,8 +101,8 @@ class Ranks:
             return None
         if self._process != _torchobj.process_number():
             raise CheckpointError(
-                f"this is a forked child of rank {self.number}, and cannot communicate with the other ranks: call the "
-                "manager in the rank itself"
+                f"this is a forked child of rank {self.number}, and cannot communicate with the other ranks: call it "
+                "in the rank itself"
             )
         self.check_connected()
         if self._own is None:

@@ -52,6 +52,8 @@ _NOT_LOADED = {
     "variant": "the names of weights must be those without a variant",
     "gguf_file": "a GGUF file must be local",
     "state_dict": "the weights are those of the URL; from_pretrained of the class itself accepts others",
+    "revision": "a folder has no revisions; name the folder of the one that you want",
+    "share": "ranks of a machine that load at the same time read once, as by torchobj.load(share='auto')",
 }
 _NOT_SAVED = {
     "push_to_hub": "call push_to_hub of the model",
@@ -179,7 +181,8 @@ def _configuration(
         rest |= kept
     elif not isinstance(config, transformers.PretrainedConfig):
         raise ConfigError(
-            f"config={config!r}: must be a configuration of transformers; store_config= is that of the store"
+            f"config=: a {type(config).__name__}: must be a configuration of transformers; store_config= is that of "
+            "the store"
         )
     if rest.get("generation_config") is None and _GENERATION_CONFIG in found.sizes:
         generation: Any = transformers.GenerationConfig.from_pretrained(folder)
@@ -354,7 +357,8 @@ def save_pretrained(
     """
     if not isinstance(model, transformers.PreTrainedModel):
         raise ConfigError(
-            f"model: a {type(model).__name__}: must be a transformers.PreTrainedModel; of a wrapper, pass what it wraps"
+            f"model: a {type(model).__name__}: must be a transformers.PreTrainedModel: pass what a wrapper wraps; a "
+            "tokenizer alone is saved to a local folder, which torchobj.files.upload uploads"
         )
     _check_arguments("save_pretrained", kwargs, _NOT_SAVED)
     if not kwargs.get("safe_serialization", True):

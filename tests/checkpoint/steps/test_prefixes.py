@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.metadata import (
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from torchobj import exceptions
-from torchobj.checkpoint.matching import Differences
 from torchobj.checkpoint.steps.prefixes import PrefixMap, wrapper_prefixes
 
 WRAPPED = PrefixMap({"_orig_mod.": "", "module.": ""})
@@ -179,9 +178,7 @@ def test_names_that_collide_when_they_are_joined_are_refused():
     ],
 )
 def test_the_prefixes_of_a_mismatch_are_exact(here, there, expected):
-    differences = Differences()
-    differences.missing, differences.unknown = [here, "other"], [there, "another"]
-    found = wrapper_prefixes(differences)
+    found = wrapper_prefixes([here, "other"], [there, "another"])
     assert repr(found) == repr(expected)
     if expected:
         assert found.name(there[2:], of_tensor=True) == here[2:]

@@ -390,7 +390,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
         """
         found = weights_in(self._checkpoint)
         if found and not self._overwrite:
-            raise self._exists()
+            raise self._exists(found[0])
         if METADATA in found:
             self._checkpoint.delete(sorted(self._names_of_previous(METADATA)))
         # The index or the metadata first: without it the folder has no checkpoint.
@@ -534,11 +534,10 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
                     at = "" if offsets is None else f" at {tuple(offsets)}"
                     raise CheckpointError(f"{self.checkpoint_id}: {name}{at} was planned, and no rank wrote it")
 
-    def _exists(self) -> CheckpointError:
+    def _exists(self, name: str | None = None) -> CheckpointError:
         # The message of torch's own writer.
-        return CheckpointError(
-            f"Checkpoint already exists and overwrite=False: {self._checkpoint.url_of(self._metadata_name)}"
-        )
+        url = self._checkpoint.url_of(name or self._metadata_name)
+        return CheckpointError(f"Checkpoint already exists and overwrite=False: {url}")
 
     def _names_of_previous(self, metadata: str) -> set[str]:
         """Returns the files of the checkpoint that this save replaces, which its metadata names."""

@@ -23,10 +23,14 @@ def checked(tensors: Any) -> dict[str, torch.Tensor]:
         CheckpointError: Tensors share memory, or their memory was freed.
     """
     if not isinstance(tensors, Mapping):
-        raise ConfigError(f"expected a dict of tensors by name for safetensors, but got a {type(tensors).__name__}")
+        hint = ": pass its state_dict()" if isinstance(tensors, torch.nn.Module) else ""
+        raise ConfigError(
+            f"expected a dict of tensors by name for safetensors, but got a {type(tensors).__name__}{hint}"
+        )
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise ConfigError(f"{name}: expected a tensor, but got {reprlib.repr(tensor)}; only .pt files have others")
+            got = reprlib.repr(tensor) if isinstance(tensor, int | float | str) else f"a {type(tensor).__name__}"
+            raise ConfigError(f"{name}: expected a tensor, but got {got}; only .pt files have others")
         is_wrapper: bool = is_traceable_wrapper_subclass(tensor)
         if is_wrapper:
             raise ConfigError(f"{name}: a {type(tensor).__name__}: save the tensor that it wraps, as by full_tensor()")

@@ -106,7 +106,10 @@ def _contents(url: str, config: StoreConfig | None) -> _Contents:
     try:
         return _single(store, parsed._replace(key=parsed.key + names.WHOLE))
     except ObjectNotFoundError as error:
-        raise CheckpointError(f"{parsed}: has neither {names.INDEX} nor {names.WHOLE}") from error
+        raise CheckpointError(
+            f"{parsed}: has neither {names.INDEX} nor {names.WHOLE}; StorageReader reads shards, which "
+            "StorageWriter(consolidate=True) joins"
+        ) from error
 
 
 def _single(store: "_torchobj.NativeStore", url: Url) -> _Contents:

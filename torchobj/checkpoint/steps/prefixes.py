@@ -5,14 +5,14 @@ A name is a key of a dict. Reads and writes no store.
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from torchobj.checkpoint.matching import WRAPPERS, Differences, Path, name_of
+from torchobj.checkpoint.matching import WRAPPERS, Path, name_of, unwrapped
 from torchobj.checkpoint.state.parts import PARAM_GROUPS
 from torchobj.checkpoint.state.rank_states import nested_names
 from torchobj.exceptions import CheckpointError, ConfigError
@@ -176,18 +176,18 @@ def _leaves(nested: Mapping[Any, Any], path: Path) -> Iterator[tuple[str, Path]]
             yield value, (*path, key)
 
 
-def wrapper_prefixes(differences: Differences) -> PrefixMap:
+def wrapper_prefixes(missing: Sequence[str], unknown: Sequence[str]) -> PrefixMap:
     """Returns the prefixes by which names match that differ because one of two modules is wrapped; none if they do not.
 
+    Args:
+        missing: Names that only the objects to restore have.
+        unknown: Names that only the checkpoint has.
+
     Example:
-        >>> differences = Differences()
-        >>> differences.missing, differences.unknown = ["net.module.a"], ["net._orig_mod.a"]
-        >>> wrapper_prefixes(differences)
+        >>> wrapper_prefixes(["net.module.a"], ["net._orig_mod.a"])
         {'_orig_mod.': '', '': 'module.'}
     """
-    here, there = (
-        {_plain(name): name.split(".") for name in names} for names in (differences.missing, differences.unknown)
-    )
+    here, there = ({unwrapped(name): name.split(".") for name in names} for names in (missing, unknown))
     both = here.keys() & there.keys()
     if not both:
         return PrefixMap(None)
@@ -200,10 +200,6 @@ def wrapper_prefixes(differences: Differences) -> PrefixMap:
         if found and all(_below(there[name], found) == here[name] for name in both):
             return found
     return PrefixMap(None)
-
-
-def _plain(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _below(parts: list[str], prefixes: PrefixMap) -> list[str]:

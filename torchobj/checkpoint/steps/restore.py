@@ -29,7 +29,7 @@ from torchobj.checkpoint.state.rank_states import key_in, own_state, with_rank_s
 from torchobj.checkpoint.state.staging import with_containers
 from torchobj.checkpoint.state.taken import take_state
 from torchobj.checkpoint.steps.commit import STATE_FILE
-from torchobj.checkpoint.steps.prefixes import PrefixMap
+from torchobj.checkpoint.steps.prefixes import PrefixMap, wrapper_prefixes
 from torchobj.checkpoint.steps.saved_entries import SavedEntries, adopts, checked
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
@@ -81,7 +81,9 @@ class SavedState(NamedTuple):
     def log_skipped(self) -> None:
         """Logs the names that were skipped: the first ones as a warning, and all of them as information."""
         if self.skipped is not None and any(self.skipped):
-            logger.warning("%s: strict=False: %s", self.source, self.skipped)
+            prefixes = wrapper_prefixes(*self.skipped)
+            remedy = f"; prefix_map={prefixes!r} restores those that differ by wrappers" if prefixes else ""
+            logger.warning("%s: strict=False: %s%s", self.source, self.skipped, remedy)
             logger.info("%s: not in the checkpoint: %s; only there: %s", self.source, *self.skipped)
 
 

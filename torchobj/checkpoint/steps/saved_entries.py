@@ -58,7 +58,7 @@ def checked(found: list[Pair] | Differences, source: str) -> list[Pair]:
     """
     if isinstance(found, list):
         return found
-    prefixes = wrapper_prefixes(found)
+    prefixes = wrapper_prefixes(found.missing, found.unknown)
     raise CheckpointError(f"{source}: {found}{f'; or restore with prefix_map={prefixes!r}' if prefixes else ''}")
 
 
