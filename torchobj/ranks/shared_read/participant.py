@@ -246,8 +246,9 @@ class Participant:
             return []
         share = min(self._limit, ring.shape.slots) // max(1, ring.active())
         if self._exchange is None:
-            keeps = not self._waits and ring.joined() < self._most
-            return ring.claim(max(1, share) - self._in_flight, self._range, waits=self._waits, keeps=keeps)
+            # Without a slot, each of those that have joined would read the chunk.
+            waits = self._waits or ring.joined() >= self._most
+            return ring.claim(max(1, share) - self._in_flight, self._range, waits=waits, keeps=not waits)
         # The other half is for what arrives from other machines.
         room = max(1, share // 2) - self._in_flight - self._exchange.unsent()
         return ring.claim(room, self._exchange.own, waits=True, is_exchanged=True)
