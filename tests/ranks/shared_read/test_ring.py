@@ -125,10 +125,9 @@ def test_a_killed_process_leaves_neither_lock_nor_claim(ring):
 def die_with_a_child(descriptor, child_pid):
     own = Ring.join(descriptor)
     claim(own, 2)
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    child_pid.value = child
+    if os.fork() == 0:
+        # After the fork has closed what it has to.
+        child_pid.value = os.getpid()
     signal.pause()
 
 
