@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.harness.fork_server import Clients
 from benchmarks.harness.measure import Timed, Worker, memory_bytes, timed
-from benchmarks.harness.rivals.checkpoint import Client
+from benchmarks.harness.rivals.checkpoint import CheckpointClient
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, check, pieces
 
@@ -107,7 +107,7 @@ class Saving(Worker):
     connections, threads and buffers counts.
     """
 
-    def __init__(self, make: type[Client], location: Location, action: str, states: States, key: str) -> None:
+    def __init__(self, make: type[CheckpointClient], location: Location, action: str, states: States, key: str) -> None:
         self._saves, self._states, self._key = action == "save", states, key
         self._state = states.build() if self._saves else None
         gc.collect()

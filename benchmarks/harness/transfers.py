@@ -25,7 +25,7 @@ FIGURES = {"MB/s": ("mb_per_s", 0), "CPU-s per GB": ("cpu_s_per_gb", 2), "s": ("
 
 
 def read(
-    location: Location, family: Family, batch: int, min_s: float, make: Callable[[Location], objects.Client]
+    location: Location, family: Family, batch: int, min_s: float, make: Callable[[Location], objects.BucketClient]
 ) -> Timed:
     """Reads `batch` objects of `family` per call, or a single object if 0, repeatedly for at least `min_s`. Compares
     every byte of the last call after the clock has stopped.
@@ -68,7 +68,7 @@ def read(
 class Files(Worker):
     """Uploads files, or their content from memory, or downloads them and compares their content."""
 
-    make: type[objects.Client]
+    make: type[objects.BucketClient]
     location: Location
     action: str
     """"up", "put" or "down"."""
@@ -120,7 +120,7 @@ class Threads(Worker):
     threads.
     """
 
-    make: type[objects.Client]
+    make: type[objects.BucketClient]
     location: Location
     action: str
     family: Family

@@ -15,7 +15,7 @@ from torch.distributed import checkpoint as dcp
 
 from benchmarks.harness.measure import Timed, Worker
 from benchmarks.harness.ranks import in_ranks
-from benchmarks.harness.rivals.weights import Client, Tensors
+from benchmarks.harness.rivals.weights import Tensors, WeightsClient
 from benchmarks.harness.states import States, numbered_tensor
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB, size_text
@@ -56,10 +56,10 @@ class Weights:
             return [f"{self.folder}/model-{number:05}-of-{self.shards:05}.safetensors" for number in numbers]
         return [f"{self.folder}/model.{self.format.strip('.')}"]
 
-    def is_read_by(self, client: type[Client]) -> bool:
+    def is_read_by(self, client: type[WeightsClient]) -> bool:
         return hasattr(client, _METHODS[self.format])
 
-    def load(self, client: Client) -> Tensors:
+    def load(self, client: WeightsClient) -> Tensors:
         """Returns the tensors in new memory."""
         if self.format == PT:
             return client.load_pt(self._keys()[0])
@@ -121,7 +121,7 @@ def remove(location: Location, folder: str) -> None:
 class _Loading(Worker):
     """Loads weights, and compares every byte."""
 
-    def __init__(self, location: Location, weights: Weights, make: type[Client]) -> None:
+    def __init__(self, location: Location, weights: Weights, make: type[WeightsClient]) -> None:
         self._weights, self._client = weights, make(location)
 
     def warm(self) -> None:
@@ -209,7 +209,7 @@ class _Checkpointing(Worker):
     has saved.
     """
 
-    def __init__(self, location: Location, llama: Llama, action: str, folder: str, make: type[Client]) -> None:
+    def __init__(self, location: Location, llama: Llama, action: str, folder: str, make: type[WeightsClient]) -> None:
         from torch import distributed
         from torch.distributed.device_mesh import init_device_mesh
 

@@ -13,21 +13,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from benchmarks.harness.rivals.client import Client
 from benchmarks.lab.location import Location
 
 
-class Client:
+class CheckpointClient(Client):
     """A client to measure. By default torch writes and reads its files."""
-
-    modules: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, location: Location) -> None:
-        self._location = location
-        self.open(location)
-
-    def open(self, location: Location) -> None:
-        """Makes the client."""
-        raise NotImplementedError
 
     def file(self, key: str, mode: str) -> Any:
         """Returns a context manager of a file, whose mode is `wb` or `rb`."""
@@ -44,7 +35,7 @@ class Client:
             return torch.load(file, map_location="cpu", weights_only=True)
 
 
-class Torchobj(Client):
+class Torchobj(CheckpointClient):
     """`torchobj.save` and `torchobj.load` with their defaults: checksums of all records are written and verified."""
 
     modules = ("torchobj", "torchobj.checkpoint")
@@ -61,7 +52,7 @@ class Torchobj(Client):
         return self._module.load(self._location.url(key), map_location="cpu", config=self._config)
 
 
-class S3TorchConnector(Client):
+class S3TorchConnector(CheckpointClient):
     """s3torchconnector's `S3Checkpoint`, whose writer and reader torch uses as files."""
 
     modules = ("s3torchconnector",)
@@ -76,7 +67,7 @@ class S3TorchConnector(Client):
         return self._checkpoint.writer(url) if mode == "wb" else self._checkpoint.reader(url)
 
 
-class S3Fs(Client):
+class S3Fs(CheckpointClient):
     """s3fs, with fsspec's files passed to torch."""
 
     modules = ("s3fs",)
@@ -90,7 +81,7 @@ class S3Fs(Client):
         return self._files.open(f"{self._location.bucket}/{key}", mode)
 
 
-class MultiStorageClient(Client):
+class MultiStorageClient(CheckpointClient):
     """multi-storage-client's `torch.save` and `torch.load`, which use boto3 by default."""
 
     modules = ("multistorageclient", "multistorageclient.contrib.torch", "boto3")
@@ -120,7 +111,7 @@ class MultiStorageClientInRust(MultiStorageClient):
     options: ClassVar[dict[str, Any]] = {"rust_client": {"allow_http": True}}
 
 
-class Boto3(Client):
+class Boto3(CheckpointClient):
     """boto3 with a `BytesIO` between it and the stock torch: the reference for what others wrote."""
 
     modules = ("boto3", "s3transfer", "botocore.config")
@@ -140,7 +131,7 @@ class Boto3(Client):
             self._client.upload_fileobj(file, self._location.bucket, key)
 
 
-CLIENTS: dict[str, type[Client]] = {
+CLIENTS: dict[str, type[CheckpointClient]] = {
     "torchobj": Torchobj,
     "s3torchconnector": S3TorchConnector,
     "s3fs": S3Fs,

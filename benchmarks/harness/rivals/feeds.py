@@ -147,12 +147,12 @@ def _named_photo(decode: Callable[[Any], torch.Tensor], reader: Any) -> tuple[st
 class _Objects(_Named):
     """Reads by a client of `objects`, which each worker makes at its first sample."""
 
-    def __init__(self, plan: Plan, make: type[objects.Client]) -> None:
+    def __init__(self, plan: Plan, make: type[objects.BucketClient]) -> None:
         super().__init__(plan.names())
         self._location, self._make = plan.location, make
 
     @functools.cached_property
-    def _client(self) -> objects.Client:
+    def _client(self) -> objects.BucketClient:
         return self._make(self._location)
 
     def __getitem__(self, index: int) -> tuple[str, Any]:

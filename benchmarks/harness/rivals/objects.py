@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.harness.report import LIMIT
+from benchmarks.harness.rivals.client import Client
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB
 
@@ -32,19 +33,12 @@ _FAR_REQUESTS = 64
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
-class Client:
+class BucketClient(Client):
     """A client of a bucket. One that cannot do something does not define it."""
 
-    modules: tuple[str, ...] = ()
-    """What its first use imports."""
-
     def __init__(self, location: Location) -> None:
-        self._location, self._bucket = location, location.bucket
-        self.open(location)
-
-    def open(self, location: Location) -> None:
-        """Makes the client."""
-        raise NotImplementedError
+        self._bucket = location.bucket
+        super().__init__(location)
 
     def get(self, key: str, size: int) -> Any:
         """Returns the bytes of one object. Clients that need the size for a parallel read use `size`."""
@@ -77,7 +71,7 @@ class Client:
             self.download(key, path)
 
 
-class Torchobj(Client):
+class Torchobj(BucketClient):
     """torchobj with its default configuration: the methods of `Store`, and `torchobj.files`."""
 
     modules = ("torchobj", "torchobj.files")
@@ -110,7 +104,7 @@ class Torchobj(Client):
             self._store.get_many([key], into=[np.memmap(path, np.uint8, "w+", shape=size)])
 
 
-class _Fsspec(Client):
+class _Fsspec(BucketClient):
     """A file system of fsspec: `cat_file`, `cat`, `pipe_file`, `put` and `get`."""
 
     _files: Any
@@ -187,7 +181,7 @@ class GcsFsByHand(GcsFs):
         return self._files.cat_file(self._path(key), concurrency=4)
 
 
-class Obstore(Client):
+class Obstore(BucketClient):
     """obstore as documented: `get_async` and `bytes_async`, gathered; one object by `get`; `put` of a path, which
     uploads parts in parallel; a stream of one GET, written to a file.
 
@@ -261,7 +255,7 @@ class ObstoreByHand(Obstore):
         return whole
 
 
-class S3TorchConnector(Client):
+class S3TorchConnector(BucketClient):
     """s3torchconnector: what `S3MapDataset.__getitem__` does with `transform=S3Reader.read`, in threads.
 
     Its reads release the GIL. 1, 4, 8, 16 and 32 threads were tried at 10 and 100 Gbit/s of target: 16 and 10 are the
@@ -285,7 +279,7 @@ class S3TorchConnector(Client):
         return list(self._threads.map(self.get, keys))
 
 
-class Boto3GetObject(Client):
+class Boto3GetObject(BucketClient):
     """boto3: `get_object` on one connection, or in threads.
 
     The GIL limits it: on loopback it is no faster with 32 threads than with 1.
@@ -322,7 +316,7 @@ class Boto3(Boto3GetObject):
         return file.getbuffer()
 
 
-class Msc(Client):
+class Msc(BucketClient):
     """multi-storage-client with its Rust client and its defaults: `read`, `write`, `upload_file`, `download_file`."""
 
     modules = ("multistorageclient", "multistorageclient_rust", "multistorageclient.providers.s3")
@@ -358,7 +352,7 @@ class Msc(Client):
         self._client.download_file(key, path)
 
 
-class TransferManager(Client):
+class TransferManager(BucketClient):
     """google-cloud-storage's `transfer_manager`: processes for large files, threads for many objects, as documented.
 
     An object is read into memory by `download_as_bytes`, as `transfer_manager` reads large ones to files only; it
@@ -411,7 +405,7 @@ class TransferManager(Client):
             self._manager.download_many([(self._blob(key), path) for path, key in pairs], raise_exception=True)
 
 
-class Limit(Client):
+class Limit(BucketClient):
     """`recv` of the body into one buffer of 1 MiB, on a connection of each thread: what the system itself
     needs. Nothing keeps the bytes.
     """
@@ -436,7 +430,7 @@ class Limit(Client):
             left -= received
 
 
-CLIENTS: dict[str, type[Client]] = {
+CLIENTS: dict[str, type[BucketClient]] = {
     LIMIT: Limit,
     "torchobj": Torchobj,
     "torchobj fsspec": TorchobjFsspec,

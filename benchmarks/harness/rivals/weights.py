@@ -17,6 +17,7 @@ import torch
 from torch import distributed
 from torch.distributed import checkpoint as dcp
 
+from benchmarks.harness.rivals.client import Client
 from benchmarks.lab.location import Location
 
 Tensors = dict[str, torch.Tensor]
@@ -33,18 +34,8 @@ def _many_ranks() -> bool:
     return distributed.is_initialized()
 
 
-class Client:
+class WeightsClient(Client):
     """A client to measure."""
-
-    modules: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, location: Location) -> None:
-        self._location = location
-        self.open(location)
-
-    def open(self, location: Location) -> None:
-        """Makes the client."""
-        raise NotImplementedError
 
     load_pt: Callable[[str], Tensors]
     """Returns the tensors of a file of `torch.save`."""
@@ -66,7 +57,7 @@ class Client:
         dcp.save(state, storage_writer=self.writer(folder), no_dist=not _many_ranks())
 
 
-class TorchobjFiles(Client):
+class TorchobjFiles(WeightsClient):
     """`torchobj.load` of files."""
 
     modules = ("torchobj",)
@@ -121,7 +112,7 @@ class TorchobjJob(TorchobjFiles):
         reads._host_of = lambda: machine
 
 
-class Runai(Client):
+class Runai(WeightsClient):
     """runai-model-streamer; several ranks read a share each and broadcast it."""
 
     modules = ("runai_model_streamer", "runai_model_streamer_s3")
@@ -151,7 +142,7 @@ class Runai(Client):
             return dict(streamer.get_tensors())
 
 
-class S3TorchConnector(Client):
+class S3TorchConnector(WeightsClient):
     """s3torchconnector's `S3Checkpoint`, whose files torch and safetensors read, and its classes for torch's DCP."""
 
     modules = ("s3torchconnector", "s3torchconnector.dcp", "safetensors.torch")
@@ -191,7 +182,7 @@ class S3TorchConnector(Client):
         return self._made("S3StorageWriter", folder)
 
 
-class S3Fs(Client):
+class S3Fs(WeightsClient):
     """s3fs, whose files torch and safetensors read, and torch's classes of DCP for fsspec."""
 
     modules = ("s3fs", "safetensors.torch", "torch.distributed.checkpoint.fsspec_filesystem")
@@ -229,7 +220,7 @@ class S3Fs(Client):
         return FsspecWriter(self._location.url(folder), **self._options)
 
 
-class _Downloading(Client):
+class _Downloading(WeightsClient):
     """A reader of files: boto3 downloads them to memory first, once for all ranks."""
 
     def open(self, location: Location) -> None:
@@ -279,7 +270,7 @@ class FlashPack(_Downloading):
         return dict(theirs.iterate_from_flash_tensor(*read(path, device="cpu")))
 
 
-CLIENTS: dict[str, type[Client]] = {
+CLIENTS: dict[str, type[WeightsClient]] = {
     "torchobj": Torchobj,
     "torchobj, share=host": TorchobjShared,
     "torchobj, share=job, 2 machines": TorchobjJob,
