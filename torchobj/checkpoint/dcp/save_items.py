@@ -8,6 +8,7 @@ import io
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from torchobj.store.file_objects import NO_ATTRIBUTES
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
 
-__all__ = ["STAGED_BYTES", "ItemFile", "RankReport", "close_files", "expect_items", "write_items"]
+__all__ = ["STAGED_BYTES", "ItemFile", "RankReport", "close_files", "expect_items", "opened_files", "write_items"]
 
 #: Maximum size of the copies that a file of copies holds at once.
 STAGED_BYTES = 64 << 20
@@ -224,6 +225,19 @@ class ItemFile:
         return pieces
 
 
+@contextmanager
+def opened_files(checkpoint: DistributedDir) -> Iterator[list[ItemFile]]:
+    """Yields a list for the files of a save. If the block fails, they are aborted, and stored ones are deleted."""
+    files: list[ItemFile] = []
+    try:
+        yield files
+    except BaseException:
+        for file in files:
+            file.abort()
+        checkpoint.discard(file.name for file in files)
+        raise
+
+
 def close_files(files: Sequence[ItemFile]) -> dict[str, int]:
     """Completes all files concurrently. Returns the CRC-32 of each, by name.
 
@@ -335,18 +349,12 @@ def write_items(
     """
     if not items:
         return []
-    names, opened = FileNames(prefix), list[ItemFile]()
+    names = FileNames(prefix)
     expect_items(items, counted)
-    with under_way(names.attempt):
-        try:
-            results = []
-            for content in _split_by_size_and_type(thread_count, items):
-                content_bin = _Bin(checkpoint, names, opened, counted)
-                results += [content_bin.add(item, planner.resolve_data(item)) for item in content]
-            checksums = close_files(opened)
-        except BaseException:
-            for file in opened:
-                file.abort()
-            checkpoint.discard(file.name for file in opened)
-            raise
+    with under_way(names.attempt), opened_files(checkpoint) as opened:
+        results = []
+        for content in _split_by_size_and_type(thread_count, items):
+            content_bin = _Bin(checkpoint, names, opened, counted)
+            results += [content_bin.add(item, planner.resolve_data(item)) for item in content]
+        checksums = close_files(opened)
     return [*results, RankReport(checksums).result()]

@@ -23,7 +23,14 @@ from torchobj.checkpoint.dcp.consolidation import consolidate
 from torchobj.checkpoint.dcp.folder_metadata import file_metadata, folder_metadata
 from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.removal import DistributedDir
-from torchobj.checkpoint.dcp.save_items import STAGED_BYTES, ItemFile, RankReport, close_files, expect_items
+from torchobj.checkpoint.dcp.save_items import (
+    STAGED_BYTES,
+    ItemFile,
+    RankReport,
+    close_files,
+    expect_items,
+    opened_files,
+)
 from torchobj.checkpoint.safetensors import names
 from torchobj.checkpoint.safetensors.folder import index_of
 from torchobj.checkpoint.safetensors.header import encoded
@@ -187,8 +194,7 @@ def write_tensors(
     of_files: dict[str, dict[str, WriteItem]] = {}
     for name, item in zip(files, items, strict=True):
         of_files.setdefault(name, {})[item.index.fqn] = item
-    opened: list[ItemFile] = []
-    try:
+    with opened_files(checkpoint) as opened:
         results = []
         for name, of_file in of_files.items():
             tensors = {fqn: _resolved(planner, item) for fqn, item in of_file.items()}
@@ -203,11 +209,6 @@ def write_tensors(
                 length = file.length - file.offset
                 results.append(WriteResult(of_file[fqn].index, length, _StorageInfo(name, file.offset, length)))
         checksums = close_files(opened)
-    except BaseException:
-        for file in opened:
-            file.abort()
-        checkpoint.discard(file.name for file in opened)
-        raise
     return [*results, RankReport(checksums).result()] if items else []
 
 
