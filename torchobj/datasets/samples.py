@@ -130,7 +130,7 @@ class Samples(Generic[Key]):
     def _built(
         self, position: int, keys: Sequence[Key], readers: Sequence[Any], reader: DatasetReader[Key]
     ) -> Any | Failure:
-        """The sample of what was read for it, or why there is none."""
+        """The sample that is built from what was read, or the failure."""
         for each in readers:
             if isinstance(each, Exception):
                 return Failure.noted(position, reader.url_of(keys[readers.index(each)]), each, "in the read")

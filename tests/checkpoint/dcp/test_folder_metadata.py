@@ -1,4 +1,4 @@
-"""Folders of safetensors are read as checkpoints, whoever wrote them, and are checked before they are trusted."""
+"""Folders of safetensors, of any program, are read as checkpoints, and are checked before they are trusted."""
 
 import json
 

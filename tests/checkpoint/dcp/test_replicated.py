@@ -14,22 +14,20 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 from tests.support.distributed_states import QUIET, assert_equal, blank, reader_of, writer_of
 from tests.support.ranks import run_ranks
+from tests.support.shared_reads import MIB, count_chunks, use_small_parts
 from torchobj.checkpoint import StorageReader
 from torchobj.checkpoint.dcp.replicated import replicated_items
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.shared_read import reads
-from torchobj.ranks.shared_read.participant import Participant
 
 pytestmark = QUIET
 
-MIB = 1 << 20
 TOTAL = 6 * MIB
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(reads, "_settings", lambda config: reads._Settings(MIB, 64))
-    monkeypatch.setattr(reads, "MIN_BYTES", MIB)
+    use_small_parts(monkeypatch, slots=64)
 
 
 def asked(name, kind=LoadItemType.TENSOR, offset=(0,), lengths=(4,)):
@@ -78,13 +76,7 @@ def loaded_by_rank(rank, bucket, format, share):
     if format is not None:
         state.pop("step")
     dcp.save(state, storage_writer=writer_of(bucket, format=format))
-    counted, real = [0], Participant._read_chunks
-
-    def counting(self, claims):
-        counted[0] += sum(self._chunks.size(claim.chunk) for claim in claims)
-        return real(self, claims)
-
-    Participant._read_chunks = counting
+    counted = count_chunks()
     found = blank(state)
     found["also tied"] = found["tied"]
     dist.barrier()

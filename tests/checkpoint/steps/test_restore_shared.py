@@ -8,17 +8,13 @@ import torch.distributed as dist
 
 from tests.support.managers import of_ranks
 from tests.support.ranks import run_ranks
+from tests.support.shared_reads import MIB, count_chunks, use_small_parts
 from torchobj import AdvancedOptions
-from torchobj.ranks.shared_read import reads
-from torchobj.ranks.shared_read.participant import Participant
-
-MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(reads, "_settings", lambda config: reads._Settings(MIB, 64))
-    monkeypatch.setattr(reads, "MIN_BYTES", MIB)
+    use_small_parts(monkeypatch, slots=64)
 
 
 def restored(rank, url, config, sharded, own_dtype):
@@ -26,13 +22,7 @@ def restored(rank, url, config, sharded, own_dtype):
     manager = of_ranks(url, config, sharded=sharded)
     state = {"weight": torch.arange(4 * MIB // 4, dtype=torch.float32), "step": 3}
     manager.save(1, state)
-    counted, real = [0], Participant._read_chunks
-
-    def counting(self, claims):
-        counted[0] += sum(self._chunks.size(claim.chunk) for claim in claims)
-        return real(self, claims)
-
-    Participant._read_chunks = counting
+    counted = count_chunks()
     dtype = torch.float64 if rank == own_dtype else torch.float32
     into = {"weight": torch.zeros(MIB, dtype=dtype), "step": 0}
     try:

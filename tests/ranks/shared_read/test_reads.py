@@ -18,13 +18,13 @@ import torchobj
 from tests.support import ranks
 from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
+from tests.support.shared_reads import MIB, count_chunks, use_small_parts
 from torchobj import AdvancedOptions, exceptions
 from torchobj.checkpoint.safetensors import stream
 from torchobj.ranks.shared_read import handshake, reads, ring
 from torchobj.ranks.shared_read.hosts import Timing, exchange_pays
 from torchobj.ranks.shared_read.participant import Participant
 
-MIB = 1 << 20
 PATIENCE = datetime.timedelta(seconds=3)
 
 #: Of 10 parts of 1 MiB, with an end in the middle of a part; more than the ends that every rank reads.
@@ -38,9 +38,7 @@ def config(bucket):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    """Parts of 1 MiB, of which a ring has 4."""
-    monkeypatch.setattr(reads, "_settings", lambda config: reads._Settings(MIB, 4))
-    monkeypatch.setattr(reads, "MIN_BYTES", MIB)
+    use_small_parts(monkeypatch, slots=4)
 
 
 def join_job(timeout=None):
@@ -61,18 +59,6 @@ def outcome(call):
         return call()
     except Exception as error:
         return type(error).__name__, str(error)
-
-
-def count_chunks(monkey=Participant):
-    """Counts the bytes that this process reads for all, from now on."""
-    counted, real = [0], monkey._read_chunks
-
-    def counting(self, claims):
-        counted[0] += sum(self._chunks.size(claim.chunk) for claim in claims)
-        return real(self, claims)
-
-    monkey._read_chunks = counting
-    return counted
 
 
 def loaded_in_turn(rank, urls, config, share, hosts):
@@ -346,7 +332,7 @@ def read_at_the_same_time(rank, url, config, barrier, killed):
 
 
 def test_a_read_that_is_running_is_joined(bucket, config, monkeypatch):
-    monkeypatch.setattr(reads, "_settings", lambda config: reads._Settings(MIB, 16))
+    use_small_parts(monkeypatch, slots=16)
     [url, *_] = urls_of(bucket, config)
     found = run_ranks(read_at_the_same_time, url, config, ranks._context.Barrier(3), False, size=3)
     assert [right for right, _ in found] == [True] * 3
@@ -469,6 +455,6 @@ def test_a_descriptor_that_does_not_arrive_leaves_a_rank_alone(monkeypatch):
     # As between containers that share neither a network nor a process namespace.
     monkeypatch.setattr(reads, "_PATIENCE_S", 0.0)
     with contextlib.ExitStack() as stack:
-        assert reads._received("torchobj-nobody", bytes(32), stack, 0) is None
-    assert handshake.receive("torchobj-nobody", bytes(32)) is None
+        assert reads._received("torchobj-missing", bytes(32), stack, 0) is None
+    assert handshake.receive("torchobj-missing", bytes(32)) is None
     assert ring.IS_SUPPORTED

@@ -77,7 +77,7 @@ def test_one_who_leaves_holds_nothing_back(ring, other):
 
 
 def test_the_first_chunks_stay_for_those_who_join_later(ring):
-    claims = claim(ring, 3, waits=False, keeps=True)
+    claims = claim(ring, 3, waits=False)
     # The third one has no slot.
     assert [each.slot is None for each in claims] == [False, False, True]
     publish(ring, *claims[:2])
@@ -87,7 +87,7 @@ def test_the_first_chunks_stay_for_those_who_join_later(ring):
     later = Ring.join(ring.descriptor())
     assert receive(later) == [0, 1]
     # What only the first one has is read again.
-    assert chunks_of(claim(later, 9, waits=False, keeps=True)) == [2, 3, 4, 5]
+    assert chunks_of(claim(later, 9, waits=False)) == [2, 3, 4, 5]
     later.close()
 
 
@@ -211,7 +211,7 @@ def test_in_any_order_each_participant_receives_each_chunk_once(ring, seed, wait
         own = rings[number]
         action = choice.random()
         if action < 0.4:
-            claims[number] += claim(own, choice.randint(1, 3), waits=waits, keeps=not waits)
+            claims[number] += claim(own, choice.randint(1, 3), waits=waits)
             slots = [each.slot for of_one in claims.values() for each in of_one if each.slot is not None]
             assert len(slots) == len(set(slots))
         elif action < 0.7 and claims[number]:

@@ -19,6 +19,7 @@ from torchobj.checkpoint.archive.zip_archive import (
     records_of,
 )
 from torchobj.exceptions import CheckpointError, IntegrityError
+from torchobj.ranks.shared_read.destinations import destination_of, fill
 from torchobj.ranks.shared_read.reads import Reads, read_alone
 from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
@@ -160,7 +161,7 @@ class Records:
         counted: ByteProgress,
     ) -> list[int]:
         """Reads into memory on the CPU, and along with it the local headers of these records and of others."""
-        segments = [(self._offset(part), _memory(part.target)) for part in ranges]
+        segments = [(self._offset(part), destination_of(part.target)) for part in ranges]
         new = {record.name: record for record in (*(part.record for part in ranges), *others)}
         headers = [(new[name], bytearray(LOCAL_HEADER_BYTES)) for name in new if name not in self._payloads]
         headed = [*segments, *((record.header, data) for record, data in headers)]
@@ -201,11 +202,8 @@ class Records:
             fetched = self._ends.at(offset, len(memory))
             if fetched is None:
                 remote.append(number)
-            elif isinstance(memory, torch.Tensor):
-                memory.copy_(torch.frombuffer(bytearray(fetched), dtype=torch.uint8))
             else:
-                memoryview(memory).cast("B")[:] = fetched
-            if fetched is not None:
+                fill(memory, fetched)
                 sums[number] = crc32(fetched) if checksum else 0
         if remote:
             job = (self._store, self._key, self._version, [segments[number] for number in remote])
@@ -234,11 +232,6 @@ class Records:
             if not record.header + LOCAL_HEADER_BYTES <= record.payload <= end <= directory.start:
                 raise CheckpointError("the archive's directory is damaged")
         return records
-
-
-def _memory(target: torch.Tensor) -> Any:
-    """Returns the memory of a tensor on the CPU; the tensor itself if it is on another device."""
-    return memory_of(target) if target.is_cpu else target
 
 
 def _describe_zip(names: Iterable[str]) -> str:

@@ -83,7 +83,7 @@ class _TensorItem(NamedTuple):
     memory: torch.Tensor | None
     """The target, if its memory can receive the saved bytes as they are."""
     frame: TensorArchive | None
-    """The archive of the chunk if torchobj or this torch wrote it; None if it is known to be another one."""
+    """The archive of the chunk if torchobj or this torch wrote it; None if it is known to be another one, or none."""
 
     @property
     def name(self) -> str:
@@ -183,7 +183,7 @@ class _Load:
             The indices of the items that are loaded.
         """
         ranges = {
-            index: (item, FramedRange(item.info.offset, _frame_of(item), memory))
+            index: (item, FramedRange(item.info.offset, item.frame, memory))
             for index, item, memory in _apart(group)
             if _is_shareable(item)
         }
@@ -193,7 +193,8 @@ class _Load:
         for item, part in ranges.values():
             files.setdefault(item.info.relative_path, []).extend(part.ranges())
         keys = {name: self._checkpoint.key(name) for name in files}
-        versions = {item.info.relative_path: _version_of(item.info) for item, _ in ranges.values()}
+        infos = [item.info for item, _ in ranges.values()]
+        versions = {info.relative_path: info.version if isinstance(info, TensorRange) else None for info in infos}
         native = self._checkpoint.native
         for name, outcome in concurrently(
             lambda name: native.head(keys[name])[1], [n for n in keys if not versions[n]]
@@ -261,7 +262,7 @@ class _Load:
             name, sizes = request.storage_index.fqn, f"{tuple(target.size())}, not {tuple(request.lengths)}"
             raise CheckpointError(f"{self._url}: the destination of {name} is of size {sizes}")
         memory = target if target.dtype == dtype and is_memory(target) else None
-        frame = tensor_archive(dtype, shape)
+        frame = None if isinstance(info, TensorRange) else tensor_archive(dtype, shape)
         is_expected = frame is not None and frame.length == info.length
         return _TensorItem(request, info, dtype, shape, target, memory, frame if is_expected else None)
 
@@ -428,14 +429,6 @@ def _is_shareable(item: _TensorItem) -> bool:
     nbytes, info = item.target.nbytes, item.info
     is_framed = item.frame is not None and item.frame.payload_bytes == nbytes and not is_transformed(info)
     return nbytes > _SMALL_BYTES and item.request.lengths == item.shape and (isinstance(info, TensorRange) or is_framed)
-
-
-def _frame_of(item: _TensorItem) -> TensorArchive | None:
-    return None if isinstance(item.info, TensorRange) else item.frame
-
-
-def _version_of(info: _StorageInfo) -> str | None:
-    return info.version if isinstance(info, TensorRange) else None
 
 
 _Tile = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]

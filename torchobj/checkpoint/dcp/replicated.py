@@ -88,7 +88,7 @@ class FramedRange:
 
     Args:
         offset: Where the archive starts; without a frame, the tensor.
-        frame: The archive that is expected; None if there is none.
+        frame: The archive that is expected; None for a tensor without one.
         memory: What is filled: uint8 array of shape (nbytes,).
     """
 

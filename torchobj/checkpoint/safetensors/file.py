@@ -9,8 +9,8 @@ from torchobj import _torchobj
 from torchobj.checkpoint.archive import device_memory
 from torchobj.checkpoint.safetensors import header
 from torchobj.exceptions import CheckpointError, RangeError
+from torchobj.ranks.shared_read.destinations import destination_of, fill
 from torchobj.ranks.shared_read.reads import Reads, read_alone
-from torchobj.store.tensor_memory import memory_of
 from torchobj.store.transfers import ByteProgress
 
 __all__ = ["SafetensorsFile", "StartedObject", "TensorRead", "read"]
@@ -63,10 +63,8 @@ class StartedObject:
         for offset, memory in segments:
             if offset + len(memory) > len(self._first):
                 missing.append((offset, memory))
-            elif isinstance(memory, torch.Tensor):
-                memory.copy_(torch.frombuffer(bytearray(self._first[offset : offset + len(memory)]), dtype=torch.uint8))
             else:
-                memoryview(memory).cast("B")[:] = self._first[offset : offset + len(memory)]
+                fill(memory, self._first[offset : offset + len(memory)])
         return self._store, self._key, self._version, missing
 
     def read_into(self, segments: Sequence[tuple[int, Any]]) -> list[int]:
@@ -133,7 +131,7 @@ def read(tensors: Sequence[TensorRead], counted: ByteProgress, reads: Reads = re
             continue
         counted.expect(len(target))
         if reads.reaches(target.device):
-            direct.setdefault(file, []).append((start, memory_of(target) if target.is_cpu else target))
+            direct.setdefault(file, []).append((start, destination_of(target)))
             direct_bytes += len(target)
         else:
             staged.setdefault(file, []).append((start, target))

@@ -50,9 +50,10 @@ class Hosts(NamedTuple):
         """This rank's number among those of its machine."""
         return self.groups[self.own].index(self.number)
 
-    def reader(self, chunk: int) -> tuple[int, int]:
-        """Returns machine and column of the rank that reads a chunk."""
-        return chunk % len(self.groups), chunk // len(self.groups) % self.columns
+    @property
+    def round_size(self) -> int:
+        """Number of chunks in a round, of which each rank that reads has one. Those of a column follow each other."""
+        return len(self.groups) * self.columns
 
 
 class Timing(NamedTuple):
@@ -87,8 +88,10 @@ class Exchange:
         self, ring: Ring, chunks: Chunks, part: range, hosts: Hosts, group: "torch.distributed.ProcessGroup"
     ) -> None:
         self._ring, self._chunks, self._part, self._hosts, self._group = ring, chunks, part, hosts, group
-        own = (hosts.own, hosts.column)
-        self.own: Sequence[int] = [chunk for chunk in part if hosts.reader(chunk) == own]
+        #: The first chunk of this column, and those of this rank. A part begins with a round.
+        self._first = part.start + hosts.column * len(hosts.groups)
+        reads = hosts.column < hosts.columns
+        self.own = range(self._first + hosts.own, part.stop if reads else 0, hosts.round_size)
         self._unsent = set(self.own)
         #: What the participant has published; None: it has failed, and publishes nothing more.
         self._published: queue.Queue[Claim | None] = queue.Queue()
@@ -140,18 +143,17 @@ class Exchange:
         return self._given - self._sent
 
     def _run(self) -> None:
-        hosts = self._hosts
-        machines, column = len(hosts.groups), hosts.column
+        hosts, machines = self._hosts, len(self._hosts.groups)
+        machine, column = hosts.own, hosts.column
         if column >= hosts.columns:
             return
-        size = machines * hosts.columns
-        for first in range(self._part.start // size * size, self._part.stop, size):
+        for first in range(self._first, self._part.stop, hosts.round_size):
             # The chunk of machine m in this round.
-            chunks = [first + column * machines + machine for machine in range(machines)]
-            own = chunks[hosts.own] if chunks[hosts.own] in self._part else None
+            chunks = range(first, first + machines)
+            own = chunks[machine] if chunks[machine] in self._part else None
             slot = None if own is None else self._slot_of(own)
             for step in range(1, machines):
-                to, source = (hosts.own + step) % machines, (hosts.own - step) % machines
+                to, source = (machine + step) % machines, (machine - step) % machines
                 sent = None if own is None else (own, slot, hosts.groups[to][column])
                 received = chunks[source]
                 self._exchange(sent, (received, hosts.groups[source][column]) if received in self._part else None)
@@ -187,9 +189,7 @@ class Exchange:
                 chunk, slot, to = sent
                 data = self._tensor(sent[1], chunk)
                 works.append(torch.distributed.isend(data, group=self._group, group_dst=to, tag=2 * chunk + 1))
-            for work in works:
-                if work is not None:
-                    work.wait()
+            _wait(works)
             self._exchange_s += time.monotonic() - began_s
             if claim is not None and header is not None:
                 for number, piece in enumerate(self._chunks.pieces[claim.chunk], 1):
@@ -216,9 +216,7 @@ class Exchange:
             for number, piece in enumerate(self._chunks.pieces[chunk], 1):
                 own[number] = int(self._ring.sums[piece.number])
             works.append(torch.distributed.isend(own, group=self._group, group_dst=to, tag=2 * chunk))
-        for work in works:
-            if work is not None:
-                work.wait()
+        _wait(works)
         if header is not None and header[0]:
             self._fail()
             return None
@@ -235,7 +233,7 @@ class Exchange:
             with self._ring.locked():
                 if self._ring.is_aborted:
                     self._has_failed = True
-                elif claims := self._ring.claim(1, [chunk], waits=True, is_exchanged=True):
+                elif claims := self._ring.claim(1, range(chunk, chunk + 1), waits=True, is_exchanged=True):
                     return claims[0]
             time.sleep(_PAUSE_S)
         return None
@@ -245,3 +243,9 @@ class Exchange:
 
     def _tensor(self, slot: int, chunk: int) -> torch.Tensor:
         return torch.frombuffer(self._ring.slot(slot), dtype=torch.uint8)[: self._chunks.size(chunk)]
+
+
+def _wait(works: Sequence["torch.distributed.Work | None"]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()

@@ -5,6 +5,7 @@ The calling thread makes all changes of the ring; the threads of a pool only rea
 
 import collections
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import torch
 
 from torchobj import _torchobj
 from torchobj.ranks.shared_read.chunks import Chunks, Job
+from torchobj.ranks.shared_read.destinations import fill, part_of
 from torchobj.ranks.shared_read.hosts import Exchange
 from torchobj.ranks.shared_read.ring import MAX_PARTICIPANTS, AbortedError, Claim, Ring, StalledError
 from torchobj.store.concurrency import CallPool
@@ -103,6 +105,9 @@ class Participant:
         self._kept: set[int] = set()
 
     def __enter__(self) -> Self:
+        for memory in self._memories:
+            if isinstance(memory, np.ndarray):
+                advise_huge_pages(memory)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -124,9 +129,6 @@ class Participant:
             StoreError: A chunk cannot be read.
         """
         self._range, self._exchange = range(len(self._chunks)) if chunks is None else chunks, exchange
-        for memory in self._memories:
-            if isinstance(memory, np.ndarray):
-                advise_huge_pages(memory)
         pool = CallPool(_CALLS, "torchobj-shared-read")
         error: BaseException | None = None
         try:
@@ -248,7 +250,7 @@ class Participant:
         if self._exchange is None:
             # Without a slot, each of those that have joined would read the chunk.
             waits = self._waits or ring.joined() >= self._most
-            return ring.claim(max(1, share) - self._in_flight, self._range, waits=waits, keeps=not waits)
+            return ring.claim(max(1, share) - self._in_flight, self._range, waits=waits)
         # The other half is for what arrives from other machines.
         room = max(1, share // 2) - self._in_flight - self._exchange.unsent()
         return ring.claim(room, self._exchange.own, waits=True, is_exchanged=True)
@@ -275,7 +277,7 @@ class Participant:
                 if claim.slot is not None:
                     memory: Any = self._ring.slot(claim.slot)[position : position + piece.length]
                 else:
-                    memory = self._part(piece.target, piece.start, piece.length)
+                    memory = part_of(self._memories[piece.target], piece.start, piece.length)
                     if isinstance(memory, torch.Tensor):
                         copied.append((memory, memory := np.empty(piece.length, np.uint8)))
                 ranges.setdefault(piece.job, []).append((piece.offset, memory))
@@ -284,7 +286,7 @@ class Participant:
         jobs = [(*self._jobs[job][:3], segments) for job, segments in ranges.items()]
         results = _torchobj.scatter(jobs, self._checksum)
         for target, memory in copied:
-            target.copy_(torch.from_numpy(memory))
+            fill(target, memory)
         if self._checksum:
             by_job = {job: iter(sums) for job, (_, _, sums) in zip(ranges, results, strict=True)}
             for piece, claim in pieces:
@@ -296,27 +298,17 @@ class Participant:
         assert claim.slot is not None  # noqa: S101  only chunks in slots are ready
         slot, position = self._ring.slot(claim.slot), 0
         for piece in self._chunks.pieces[claim.chunk]:
-            target = self._part(piece.target, piece.start, piece.length)
-            source = slot[position : position + piece.length]
-            if isinstance(target, torch.Tensor):
-                target.copy_(torch.frombuffer(source, dtype=torch.uint8))
-            else:
-                target[:] = source
+            target = part_of(self._memories[piece.target], piece.start, piece.length)
+            fill(target, slot[position : position + piece.length])
             position += piece.length
 
-    def _part(self, target: int, start: int, length: int) -> Any:
-        """Returns a part of the memory of a range."""
-        memory = self._memories[target]
-        if not isinstance(memory, torch.Tensor):
-            memory = memoryview(memory).cast("B")
-        return memory[start : start + length]
-
     def sums(self) -> list[list[int]]:
-        """Returns the CRC-32 of each range of each job, from those of its pieces."""
+        """Returns the CRC-32 of each range of each job, from those of its pieces; empty without `checksum`."""
+        if not self._checksum:
+            return [[] for _ in self._jobs]
         of_ranges = [0] * len(self._memories)
-        for piece in sorted(
-            (piece for chunk in self._chunks.pieces for piece in chunk), key=lambda piece: (piece.target, piece.start)
-        ):
+        # The pieces of a range follow each other.
+        for piece in itertools.chain.from_iterable(self._chunks.pieces):
             value = self._own_sums.get(piece.number, int(self._ring.sums[piece.number]))
             of_ranges[piece.target] = (
                 value if not piece.start else _torchobj.crc32_combine(of_ranges[piece.target], value, piece.length)

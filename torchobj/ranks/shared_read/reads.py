@@ -246,7 +246,7 @@ class _Joining:
             except StalledError as error:
                 logger.debug("share='auto': reading alone: %s", error)
                 return read_alone.read(jobs, checksum=checksum, arrived=arrived)
-            return own.sums() if checksum else [[] for _ in jobs]
+            return own.sums()
 
     def _join(self, name: str, secret: bytes, chunks: Chunks, stack: contextlib.ExitStack) -> Ring | None:
         """Returns the ring of another process, or one that others can join until the stack is closed."""
@@ -463,7 +463,7 @@ class _Collective:
                         own.read()
                 else:
                     self._read_with_hosts(own, ring, chunks, hosts)
-            return own.sums() if checksum else [[] for _ in jobs]
+            return own.sums()
 
     def _read_with_hosts(self, own: Participant, ring: Ring, chunks: Chunks, hosts: Hosts) -> None:
         """Exchanges the first chunks between machines, and the others if that is not slower than to read them."""
