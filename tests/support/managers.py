@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from torchobj.checkpoint import CheckpointManager
-from torchobj.checkpoint.steps import pending_save
+from torchobj.checkpoint.steps import state_content
 
 #: Large enough to be sent in parts.
 LARGE = 3_000_000
@@ -61,14 +61,14 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self.open, self.reached = threading.Event(), threading.Event()
-        real = pending_save.save_counted
+        real = state_content.save_counted
 
         def save(*given, **named):
             self.reached.set()
             assert self.open.wait(60)
             return real(*given, **named)
 
-        monkeypatch.setattr(pending_save, "save_counted", save)
+        monkeypatch.setattr(state_content, "save_counted", save)
 
 
 class Holder:

@@ -10,7 +10,7 @@ from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.managers import LARGE, data_keys, nothing_of, saved_value, tensor
 from tests.support.settings import with_profile
 from torchobj import exceptions
-from torchobj.checkpoint.steps import pending_save
+from torchobj.checkpoint.steps import state_content
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -143,13 +143,13 @@ def test_credentials_that_expire_before_the_commit_raise_and_leave_no_step(
     script.write_text(json.dumps({"Version": 1, **names}))
     control.account("AKIAENDING", "S" * 20, token="token", expires_in_s=600)
     manager = open_manager(config=with_profile(config, "ending", max_attempts=2))
-    real = pending_save.save_counted
+    real = state_content.save_counted
 
     def save_until_they_end(*given, **named):
         real(*given, **named)
         control.account("AKIAENDING", "S" * 20, token="token", expires_in_s=-1)
 
-    monkeypatch.setattr(pending_save, "save_counted", save_until_they_end)
+    monkeypatch.setattr(state_content, "save_counted", save_until_they_end)
     with pytest.raises(exceptions.CredentialsError):
         manager.save(2, {"x": tensor(2, LARGE)})
     control.clear_accounts()

@@ -80,10 +80,10 @@ def test_keys_are_not_decoded(bucket, config):
 def test_a_process_waits_at_exit_for_its_save_and_logs_it(tmp_path):
     script = (
         "import logging, sys, threading, torch, torchobj.checkpoint as c\n"
-        "from torchobj.checkpoint.steps import pending_save\n"
-        "logged, save = threading.Event(), pending_save.save_counted\n"
+        "from torchobj.checkpoint.steps import state_content\n"
+        "logged, save = threading.Event(), state_content.save_counted\n"
         "logging.getLogger('torchobj').addFilter(lambda record: logged.set() or True)\n"
-        "pending_save.save_counted = lambda *given, **named: (logged.wait(30), save(*given, **named))\n"
+        "state_content.save_counted = lambda *given, **named: (logged.wait(30), save(*given, **named))\n"
         "c.CheckpointManager(sys.argv[1]).save_async(1, {'x': torch.ones(5_000_000)})\n"
     )
     command = [sys.executable, "-c", script, f"file://{tmp_path}"]

@@ -20,7 +20,7 @@ from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter
 from torchobj.checkpoint.state.staging import Stager
-from torchobj.checkpoint.steps import pending_save
+from torchobj.checkpoint.steps import state_content
 from torchobj.checkpoint.steps.pending_save import PendingSave
 from torchobj.ranks import meeting as ranks
 
@@ -73,7 +73,7 @@ def saved_by_the_first(rank, url, config):
     outcomes += [manager.latest(), state["x"].tolist(), same]
     outcomes.append(outcome(lambda: manager.save(3, {"own": Own(rank)})))
     outcomes.append(outcome(lambda: manager.save_async(3, {"x": (lambda: 1) if rank == 0 else 0})))
-    pending_save.save_counted = odd
+    state_content.save_counted = odd
     outcomes.append(outcome(lambda: manager.save(3, state)))
     manager.save_async(3, state)
     outcomes.append(outcome(manager.close))
@@ -113,14 +113,14 @@ def test_an_exception_of_progress_at_the_end_of_a_restore_is_raised_on_all_ranks
 def grouped(rank, url, config):
     manager = of_ranks(url, config)
     reached, going = threading.Event(), threading.Event()
-    real = pending_save.save_counted
+    real = state_content.save_counted
 
     def save(*given, **named):
         reached.set()
         assert going.wait(30)
         real(*given, **named)
 
-    pending_save.save_counted = save
+    state_content.save_counted = save
     handle = manager.save_async(1, {"x": 1})
     assert rank or reached.wait(30)
     # Meanwhile the program creates its own group, on all ranks in the same order.
@@ -209,13 +209,13 @@ def longer_than_patience(rank, url, config):
     dist.distributed_c10d._get_default_timeout = lambda backend: timeout
     dist.group.WORLD._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
     manager = of_ranks(url, config)
-    real = pending_save.save_counted
+    real = state_content.save_counted
 
     def save(*given, **named):
         threading.Event().wait(1.5)
         real(*given, **named)
 
-    pending_save.save_counted = save
+    state_content.save_counted = save
     manager.save(1, {"x": 1})
     return manager.steps()
 
@@ -239,16 +239,20 @@ class Unanswered(ranks.Ranks):
         raise error or ranks.RankGoneError("another rank is gone: connection closed")
 
 
+def content(manager):
+    return manager._content({"x": 1}, copy=None, progress=None)
+
+
 def test_a_rank_that_stops_after_the_commit_does_not_fail_the_save(url, bucket, caplog):
     manager = CheckpointManager(url, config=bucket.config)
-    pending = manager._begun("save", ranks.Ranks(), "wait", 1, None, overwrite=False, progress=None)
-    pending.stage({"x": 1}, manager._stager, copy=None)
+    pending = manager._begun("save", ranks.Ranks(), "wait", 1, None, content=content(manager), overwrite=False)
+    pending.stage()
     pending._writers = Unanswered(is_first=True)
     pending.run()
     assert manager.steps() == [1]
     assert "step 1 is committed, but another rank is gone" in caplog.text
-    second = manager._begun("save", ranks.Ranks(), "wait", 2, None, overwrite=False, progress=None)
-    second.stage({"x": 1}, manager._stager, copy=None)
+    second = manager._begun("save", ranks.Ranks(), "wait", 2, None, content=content(manager), overwrite=False)
+    second.stage()
     second._writers = Unanswered(is_first=False)
     with pytest.raises(exceptions.CheckpointError, match="another rank is gone") as caught:
         second.run()

@@ -13,7 +13,7 @@ from tests.support.managers import LARGE, Holder, data_keys, saved_value, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, sweep
 from torchobj.checkpoint.dcp.object_names import FileNames
-from torchobj.checkpoint.steps import pending_save
+from torchobj.checkpoint.steps import pending_save, state_content
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -234,13 +234,13 @@ def test_uploads_are_found_on_a_server_that_lists_them_for_whole_keys_only(manag
 
 
 def test_data_that_is_swept_before_the_commit_is_not_committed(manager, open_manager, bucket, monkeypatch):
-    real = pending_save.save_counted
+    real = state_content.save_counted
 
     def save_and_lose(state, url, **named):
         real(state, url, **named)
         bucket.remove(url.removeprefix(f"{bucket.url}/"))
 
-    monkeypatch.setattr(pending_save, "save_counted", save_and_lose)
+    monkeypatch.setattr(state_content, "save_counted", save_and_lose)
     with pytest.raises(
         exceptions.CheckpointError, match=r"state.pt is gone, or has another size; did another process call sweep\?"
     ):

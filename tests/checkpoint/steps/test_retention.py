@@ -14,7 +14,7 @@ import torchobj
 from tests.support.long_tables import often
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, KeepBest
-from torchobj.checkpoint.steps import pending_save, restore
+from torchobj.checkpoint.steps import pending_save, restore, state_content
 from torchobj.checkpoint.steps.retention import Retention, expired
 
 _names = itertools.count()
@@ -153,7 +153,7 @@ class History:
         def write(state, url, config, counted):
             self.requests.make(lambda: raw.put(self.key(url), b"%d" % state["value"]))
 
-        monkeypatch.setattr(pending_save, "save_counted", write)
+        monkeypatch.setattr(state_content, "save_counted", write)
         monkeypatch.setattr(
             restore, "load_counted", lambda url, *_, **__: {"value": int(bytes(raw.get(self.key(url))))}
         )
@@ -278,7 +278,7 @@ def test_no_history_loses_the_latest_step_or_one_that_a_rule_keeps(hundred, monk
 def test_histories_cover_every_request_of_a_save_with_faults(monkeypatch):
     """The request numbers of `Fault` include the last request of the longest save."""
     requests = Requests(None)
-    real_save = pending_save.save_counted
+    real_save = state_content.save_counted
     monkeypatch.setattr(
         pending_save, "save_counted", lambda *given, **named: requests.make(lambda: real_save(*given, **named))
     )

@@ -1,40 +1,34 @@
-"""Checkpoints by step: saved whole or not at all, found, restored, and deleted by rules.
+"""Saves and restores the state of objects by step. The content of a save is `state_content`.
 
-The manager runs one save at a time. A save is one object (`pending_save`): `state` takes the state of the objects,
-`staging` copies or watches it, `save` or `dcp.storage` writes it, `commits` stores the commit objects and finds what
-interrupted saves left, `ranks` gives all ranks one outcome, and `retention` selects the steps to delete. A restore is
-that of one file or of state shards (`restore`).
+A restore is that of one file or of state shards (`restore`).
 """
 
-import contextlib
-import operator
 import secrets
 from collections.abc import Mapping, MutableMapping
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 
 from torchobj.checkpoint.archive.load import effective_weights_only
-from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.matching import Skipped
 from torchobj.checkpoint.state.staging import Stager
-from torchobj.checkpoint.steps.commit import Commit, checked_step, folder_of
-from torchobj.checkpoint.steps.commits import Commits
-from torchobj.checkpoint.steps.pending_save import PendingSave, SaveHandle
+from torchobj.checkpoint.steps.checkpoints import Checkpoints
+from torchobj.checkpoint.steps.commit import Commit, folder_of
+from torchobj.checkpoint.steps.pending_save import SaveHandle
 from torchobj.checkpoint.steps.prefixes import PrefixMap
 from torchobj.checkpoint.steps.restore import SavedState, read_file, read_shards, restore_file, restore_shards
-from torchobj.checkpoint.steps.retention import KeepBest, Retention
+from torchobj.checkpoint.steps.retention import KeepBest
+from torchobj.checkpoint.steps.state_content import StateContent
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
-from torchobj.ranks.meeting import Ranks, check_same
+from torchobj.ranks.meeting import check_same
 from torchobj.ranks.shared_read.reads import Peers, machine
 from torchobj.store.transfers import ByteProgress, ProgressOption
 
 __all__ = ["CheckpointManager"]
 
 
-class CheckpointManager:
+class CheckpointManager(Checkpoints):
     """Saves and restores checkpoints by step.
 
     A step exists if its commit object exists, which is written last. A save that fails, is killed, or loses against
@@ -84,24 +78,9 @@ class CheckpointManager:
         process_group: "torch.distributed.ProcessGroup | None" = None,
         config: StoreConfig | None = None,
     ) -> None:
-        best = KeepBest(*keep_best) if isinstance(keep_best, tuple) and 2 <= len(keep_best) <= 3 else keep_best
-        self._rules = Retention(keep_last, keep_every, best)  # type: ignore[arg-type]  # checked there
-        self._config = config
-        self._commits = Commits(url, self._config)
+        super().__init__(url, keep_last, keep_every, keep_best, process_group=process_group, config=config)
         self._sharded = sharded
-        # Two: a background save communicates with the other ranks while the next one starts.
-        self._ranks, self._background = Ranks(process_group), Ranks(process_group)
         self._stager = Stager()
-        self._handle: SaveHandle | None = None
-        self._closed = False
-
-    @property
-    def url(self) -> str:
-        """The URL of the checkpoints, without a slash at the end."""
-        return self._commits.url
-
-    def __repr__(self) -> str:
-        return f"CheckpointManager({self.url!r})"
 
     def save(
         self,
@@ -136,9 +115,7 @@ class CheckpointManager:
                 is not known.
             Exception: An earlier background save failed and its error was not retrieved; this save was not started.
         """
-        pending = self._begun("save", self._ranks, "wait", step, metrics, overwrite=overwrite, progress=progress)
-        pending.stage(state, self._stager, copy=None)
-        pending.run()
+        self._save(step, metrics, self._content(state, copy=None, progress=progress), overwrite=overwrite)
 
     def save_async(
         self,
@@ -171,91 +148,16 @@ class CheckpointManager:
             ConfigError: The step, the state or the metrics are not valid, or a tensor cannot be watched.
             Exception: The state cannot be pickled, or an earlier save failed, as for `save`.
         """
-        if when_busy not in ("wait", "fail"):
-            raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
-        pending = self._begun(
-            "save_async", self._background, when_busy, step, metrics, overwrite=overwrite, progress=progress
-        )
-        pending.stage(state, self._stager, copy=bool(stage))
-        self._handle = SaveHandle(pending)
-        self._handle.start()
-        return self._handle
+        content = self._content(state, copy=bool(stage), progress=progress)
+        return self._save_async(step, metrics, content, when_busy=when_busy, overwrite=overwrite)
 
-    def _begun(
-        self,
-        method: str,
-        writers: Ranks,
-        when_busy: Literal["wait", "fail"],
-        step: int,
-        metrics: Mapping[str, float] | None,
-        *,
-        overwrite: bool,
-        progress: ProgressOption,
-    ) -> PendingSave:
-        """Begins a save when no other is running, or raises, on all ranks alike: also if they save something else."""
-        return PendingSave(
-            self._commits,
-            self._ranks,
-            step,
-            metrics,
-            error=self._previous_error(when_busy),
-            settings=self._settings(method, step=step, overwrite=bool(overwrite)),
-            writers=writers,
-            overwrite=overwrite,
-            config=self._config,
-            rules=self._rules,
-            sharded=self._sharded,
-            progress=progress,
+    def _content(self, state: Mapping[str, Any], *, copy: bool | None, progress: ProgressOption) -> StateContent:
+        return StateContent(
+            state, self._stager, copy=copy, sharded=self._sharded, progress=progress, config=self._config
         )
 
-    def _settings(self, method: str, *, step: Any, **arguments: Any) -> dict[str, str]:
-        """Returns what must be the same on all ranks: ranks with different settings would wait for each other."""
-        settings = {"url": self.url, "sharded": bool(self._sharded), **vars(self._rules), "method": method}
-        with contextlib.suppress(TypeError):
-            # Numbers of numpy and torch have another repr.
-            step = operator.index(step)
-        return {name: repr(value) for name, value in (settings | {"step": step} | arguments).items()}
-
-    def _previous_error(self, when_busy: Literal["wait", "fail"]) -> BaseException | None:
-        """Waits for a running save. Returns why another one cannot start, or an error that was not retrieved yet."""
-        if self._closed:
-            return CheckpointError(f"{self.url}: the manager is closed")
-        if self._handle is not None and when_busy == "fail" and not self._handle.done():
-            return CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
-        return self._unretrieved()
-
-    def _unretrieved(self) -> BaseException | None:
-        """Waits for a running save, and returns an error that was not retrieved yet."""
-        error = None if self._handle is None else self._handle.unretrieved()
-        # Not before: if the wait is interrupted, the save still reads the staged copy.
-        self._handle = None
-        return error
-
-    def steps(self) -> list[int]:
-        """Returns the committed steps, ascending. One listing, as for `latest`."""
-        return sorted(self._commits.versions())
-
-    def latest(self) -> int | None:
-        """Returns the latest committed step: the one with the largest number, or None if no step is committed."""
-        return max(self._commits.versions(), default=None)
-
-    def best(self) -> int | None:
-        """Returns the committed step that is best by `keep_best`; None if no step has the metric.
-
-        Raises:
-            ConfigError: The manager has no `keep_best`.
-        """
-        if self._rules.keep_best is None:
-            raise ConfigError("keep_best=None: pass it to CheckpointManager to define the best step")
-        return next(iter(self._rules.keep_best.ranked(self._commits.readable())), None)
-
-    def metrics(self, step: int) -> dict[str, float]:
-        """Returns the metrics of a committed step.
-
-        Raises:
-            CheckpointError: The step is not committed.
-        """
-        return dict(self._committed(checked_step(step)).metrics)
+    def _settings(self, method: str, **arguments: Any) -> dict[str, str]:
+        return super()._settings(method, sharded=bool(self._sharded), **arguments)
 
     def restore(
         self,
@@ -361,85 +263,9 @@ class CheckpointManager:
         if into is not None and map_location is not None:
             raise ConfigError("map_location= and into= exclude each other: tensors stay on their devices")
 
-    def _found(self, step: int | Literal["latest"]) -> Commit:
-        if not isinstance(step, str) and not hasattr(step, "__index__"):
-            raise ConfigError(f"step is a {type(step).__name__}: must be an int or 'latest'; pass a state as into=")
-        if isinstance(step, str) and step != "latest":
-            raise ConfigError(f"step={step!r}: must be an int or 'latest'")
-        number = self.latest() if step == "latest" else checked_step(step)
-        if number is None:
-            raise CheckpointError(f"{self.url}: no step is committed")
-        return self._committed(number)
-
-    def _committed(self, step: int) -> Commit:
-        try:
-            return self._commits.read(step)
-        except ObjectNotFoundError:
-            raise self._not_committed(step) from None
-
-    def _not_committed(self, step: int) -> CheckpointError:
-        return CheckpointError(f"{self.url}: step {step} is not committed; there are {self.steps()}")
-
-    def delete(self, step: int) -> None:
-        """Deletes a committed step, which may be the latest. Call it on one rank.
-
-        If the commit object cannot be read, only this object is deleted, and the data becomes a leftover.
-
-        Raises:
-            CheckpointError: The step is not committed, or was saved again in the meantime.
-        """
-        try:
-            self._commits.delete_step(checked_step(step))
-        except ObjectNotFoundError:
-            raise self._not_committed(step) from None
-
-    def leftovers(self) -> list[Leftover]:
-        """Returns the objects and unfinished uploads of attempts that were never committed. Call it on one rank.
-
-        A running save of another process looks the same: compare `modified`.
-        """
-        return self._commits.leftovers()
-
-    def sweep(self, older_than_s: float = 3600.0) -> list[Leftover]:
-        """Deletes leftovers. Call it on one rank.
-
-        Args:
-            older_than_s: Delete only those of attempts that wrote nothing for this many seconds, by the store's clock.
-                Must be longer than a running save of another process takes to start or finish its next object.
-
-        Returns:
-            The deleted leftovers.
-        """
-        if older_than_s < 0:
-            raise ConfigError(f"older_than_s={older_than_s!r}: must be 0 or more seconds")
-        return self._commits.sweep_idle(older_than_s)
-
-    def wait(self) -> None:
-        """Waits for a background save.
-
-        Raises:
-            Exception: The save failed, and its error was not retrieved.
-        """
-        if (error := self._unretrieved()) is not None:
-            raise error
-
     def close(self) -> None:
         """Waits as `wait` does, and frees the memory of staged copies."""
-        self._closed = True
         try:
-            self.wait()
+            super().close()
         finally:
             self._stager.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Exception:
-            # It was logged; the error of the block takes precedence.
-            if exc is None:
-                raise

@@ -1,12 +1,11 @@
 """One save of a step, and its handle if it runs in the background. The manager decides when to start.
 
-A save takes the state, writes it, commits it, and deletes old steps.
+A save takes its content (`content`), writes it, commits it, and deletes old steps.
 
 A save that fails deletes what it wrote, unless its commit may have succeeded: then the data stays, and is either the
 step's or a leftover.
 """
 
-import contextlib
 import logging
 import os
 import threading
@@ -16,21 +15,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from torchobj.checkpoint.archive.entries import flattened
-from torchobj.checkpoint.archive.save import save_counted
 from torchobj.checkpoint.checkpoint_dir import was_refused
-from torchobj.checkpoint.dcp.object_names import METADATA
-from torchobj.checkpoint.dcp.storage import NewFolderWriter
 from torchobj.checkpoint.leftovers import Attempt, running, under_way
-from torchobj.checkpoint.state.staging import Stager, Watch, planned
-from torchobj.checkpoint.state.taken import state_to_save
-from torchobj.checkpoint.steps.commit import STATE_FILE, Commit, Kind, StoredObject, attempt_of, checked_step, folder_of
+from torchobj.checkpoint.steps.commit import Commit, StoredObject, attempt_of, checked_step, folder_of
 from torchobj.checkpoint.steps.commits import Commits, CommittedByAnotherError, UnreadableCommitError
+from torchobj.checkpoint.steps.content import Content, WrittenObject
 from torchobj.checkpoint.steps.retention import Retention, expired
-from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     AccessDeniedError,
     CheckpointError,
@@ -40,10 +31,9 @@ from torchobj.exceptions import (
     StoreError,
     TorchobjError,
 )
-from torchobj.ranks.meeting import RankGoneError, Ranks, check_same, packed, unpacked
+from torchobj.ranks.meeting import RankGoneError, Ranks, check_same
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
-from torchobj.store.transfers import ByteProgress, ProgressOption
 from torchobj.warn_once import warn_once
 
 __all__ = ["PendingSave", "SaveHandle"]
@@ -55,22 +45,20 @@ class PendingSave:
     """One save of a step. All ranks create it and call `stage`, on the thread of the caller, and then `run`.
 
     `run` may be called on another thread. On the first rank its steps are `write`, `commit` and `prune`; the other
-    ranks only `write` their state shards. The ranks meet in the constructor, twice in `stage`, and at the end of `run`;
-    once more in `stage` if they may have parts of a module, and where state shards are written.
+    ranks only `write`. The ranks meet in the constructor, in the content's `stage` and `write`, and at the end of
+    `run`.
 
     Args:
-        commits: The commit objects of the manager, whose URL is that of the checkpoints.
+        commits: The commit objects, whose URL is that of the checkpoints.
         ranks: The ranks that save, for the thread of the caller.
         step: Number of the step.
         metrics: Numbers by name, or None.
+        content: What is saved.
         writers: The ranks that save, for the thread of `run`.
         settings: The `repr` of values by name, which must be the same on all ranks.
         error: The reason why this rank cannot save; None if it can.
         overwrite: Replace the step if it is committed.
-        config: How the store of the data is reached.
-        rules: The rules of the manager.
-        sharded: Whether each rank writes its state shard; otherwise the first rank writes one file.
-        progress: Receives the progress of that file, or of the state shard of each rank.
+        rules: The rules that keep steps.
 
     Raises:
         BaseException: `error`, of this rank or of another one.
@@ -85,17 +73,15 @@ class PendingSave:
         ranks: Ranks,
         step: int,
         metrics: Mapping[str, float] | None,
+        content: Content,
         *,
         writers: Ranks,
         settings: Mapping[str, str],
         error: BaseException | None,
         overwrite: bool,
-        config: StoreConfig | None,
         rules: Retention,
-        sharded: bool,
-        progress: ProgressOption,
     ) -> None:
-        self._commits, self._config, self._rules, self._sharded = commits, config, rules, sharded
+        self._commits, self._content, self._rules = commits, content, rules
         self._ranks, self._writers = ranks, writers
         #: The existing commit of the step, which will be replaced, and the version of its commit object.
         self._replaced: Commit | None = None
@@ -106,7 +92,6 @@ class PendingSave:
             writers.check_connected()
             self.step, self._metrics = checked_step(step), _checked_metrics(metrics)
             check_condition(overwrite, None)
-            self._counted = ByteProgress(progress)
             of_all = meeting.gather(settings)
             if of_all is not None:
                 check_same(of_all)
@@ -114,12 +99,8 @@ class PendingSave:
         self._attempt: Attempt[int] = meeting.result
         # Created on the thread of the caller, together.
         _ = writers.group
-        self._state: Any = None
-        self._watch: Watch | contextlib.nullcontext[None] = contextlib.nullcontext()
-        #: Files that the first rank must find before the commit, with the CRC-32 of those that have one.
-        self._crc32s: dict[str, int | None] = {STATE_FILE: None}
-        #: Their sizes in bytes, where they must be compared with the listing.
-        self._sizes: Mapping[str, int] = {}
+        #: What the first rank must find before the commit, by its name in the folder of the attempt.
+        self._objects: Mapping[str, WrittenObject] = {}
         #: Whether the commit object was written, or may have been.
         self._is_committed = self._may_be_committed = False
 
@@ -144,41 +125,9 @@ class PendingSave:
         self._replaced_version = found.version
         return Attempt.new(step)
 
-    def stage(self, state: Mapping[str, Any], stager: Stager, *, copy: bool | None) -> None:
-        """Takes the state of the objects. Collective, as `state_dict` may be.
-
-        Args:
-            state: The objects, as passed to `CheckpointManager.save`.
-            stager: Makes the staged copy.
-            copy: True writes a staged copy; False the state itself, with a watch on its tensors; None the state itself,
-                which the caller does not change.
-
-        Raises:
-            ConfigError: The state is not valid, a tensor cannot be watched, or `copy` is False for state shards.
-            Exception: A value cannot be copied. Every error is raised on all ranks.
-        """
-        found = state_to_save(state, self._ranks, sharded=self._sharded)
-
-        with self._ranks.meeting() as meeting:
-            if self._sharded:
-                if copy is False:
-                    raise ConfigError("stage=False: a sharded state is always copied first")
-                flattened(found.tree)
-                self._state = stager.stage_shard(found.tree) if copy else found.tree
-            sent = meeting.gather(packed(found.values))
-            if sent is None:
-                return
-            values = list(map(unpacked, sent))
-            if self._sharded:
-                self._state = found.with_values(self._state, values)
-                flattened(self._state)
-                return
-            tree = found.with_values(found.tree, values)
-            if copy is False:
-                self._state = planned(tree)
-                self._watch = Watch(self._state.tensors, found.tensors)
-            else:
-                self._state = stager.stage(tree) if copy else tree
+    def stage(self) -> None:
+        """Takes the content. Collective. Raises as `Content.stage`."""
+        self._content.stage(self._ranks)
 
     def run(self) -> None:
         """Writes and commits the step, and deletes old ones; with one outcome on all ranks.
@@ -217,18 +166,9 @@ class PendingSave:
             raise
 
     def write(self) -> None:
-        """Writes the data: this rank's state shard, or the file of the first rank."""
+        """Writes what this rank has to write of the content."""
         folder = f"{self._commits.url}/{folder_of(self._attempt)}"
-        if self._sharded:
-            # By default torch divides the entries of one object among ranks, which would mix replicas that differ.
-            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-            writer = NewFolderWriter(folder, self._counted, self._config)
-            with self._writers.collective():
-                save_shards(self._state, storage_writer=writer, planner=planner, process_group=self._writers.group)
-            self._crc32s, self._sizes = {**writer.checksums, METADATA: None}, writer.sizes
-        elif self._ranks.is_first:
-            with self._watch:
-                save_counted(self._state, folder + STATE_FILE, config=self._config, counted=self._counted)
+        self._objects = self._content.write(folder, self._writers)
 
     def commit(self) -> None:
         """Writes the commit object, which names what was written.
@@ -238,8 +178,7 @@ class PendingSave:
             CommittedByAnotherError: Another writer committed or deleted the step.
             StoreError: The commit object could not be written.
         """
-        kind: Kind = "dcp" if self._sharded else "state"
-        commit = Commit(self._attempt, kind, self._written(), self._metrics, datetime.now(tz=UTC))
+        commit = Commit(self._attempt, self._content.kind, self._written(), self._metrics, datetime.now(tz=UTC))
         try:
             # A commit object that cannot be read again would be a step that can never be restored.
             Commit.from_json(commit.to_json(), self.step)
@@ -255,23 +194,24 @@ class PendingSave:
 
     def _written(self) -> tuple[StoredObject, ...]:
         """Returns the attempt's objects. All of them belong to it, because its nonce is unique."""
-        commits, folder = self._commits, folder_of(self._attempt)
-        crc32s = self._crc32s
+        commits, folder, expected = self._commits, folder_of(self._attempt), self._objects
         # Without markers of folders, and other keys that a commit cannot name.
         found = [info for info in commits.objects(folder) if attempt_of(info.key) == self._attempt]
         names = [info.key.removeprefix(folder) for info in found]
         # Listings may have no sizes.
         sizes = [commits.store.head(commits.key(info.key)).size if info.size is None else info.size for info in found]
-        other = {name for name, size in zip(names, sizes, strict=True) if self._sizes.get(name, size) != size}
-        if missing := sorted(crc32s.keys() - set(names) | other):
+        unknown = WrittenObject()
+        known = [expected.get(name, unknown) for name in names]
+        other = {name for name, size, own in zip(names, sizes, known, strict=True) if own.size not in (None, size)}
+        if missing := sorted(expected.keys() - set(names) | other):
             message = (
                 f"step {self.step}: {', '.join(missing)} is gone, or has another size; did another process call sweep? "
                 "Its older_than_s must be longer than a save takes"
             )
             raise CheckpointError(f"{commits.url}: {message}")
         return tuple(
-            StoredObject(info.key, size or 0, info.version, crc32s.get(name))
-            for info, name, size in zip(found, names, sizes, strict=True)
+            StoredObject(info.key, size or 0, info.version, own.crc32)
+            for info, size, own in zip(found, sizes, known, strict=True)
         )
 
     def _discard(self, error: Exception) -> None:
