@@ -10,7 +10,7 @@ from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.managers import LARGE, Holder, nothing_of, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
-from torchobj.checkpoint.steps import pending_save
+from torchobj.checkpoint.steps import state_content
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -64,7 +64,7 @@ def test_a_tensor_that_changes_while_it_is_sent_is_named_if_the_store_refuses_it
         x.add_(1)
         raise exceptions.IntegrityError("put part: 400 BadDigest")
 
-    monkeypatch.setattr(pending_save, "save_counted", refused)
+    monkeypatch.setattr(state_content, "save_counted", refused)
     handle = manager.save_async(1, {"x": x}, stage=False)
     with pytest.raises(exceptions.CheckpointError, match="x was changed while") as caught:
         handle.result()

@@ -14,7 +14,7 @@ import torchobj
 from tests.support.long_tables import often
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, KeepBest
-from torchobj.checkpoint.steps import pending_save, restore, state_content
+from torchobj.checkpoint.steps import restore, state_content
 from torchobj.checkpoint.steps.retention import Retention, expired
 
 _names = itertools.count()
@@ -280,7 +280,7 @@ def test_histories_cover_every_request_of_a_save_with_faults(monkeypatch):
     requests = Requests(None)
     real_save = state_content.save_counted
     monkeypatch.setattr(
-        pending_save, "save_counted", lambda *given, **named: requests.make(lambda: real_save(*given, **named))
+        state_content, "save_counted", lambda *given, **named: requests.make(lambda: real_save(*given, **named))
     )
     checkpoints = CheckpointManager("memory://count/run", keep_last=1)
     checkpoints._commits.store = FaultyStore(checkpoints._commits.store, requests)
