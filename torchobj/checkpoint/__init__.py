@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torchobj.checkpoint.dcp.storage import StorageReader, StorageWriter
     from torchobj.checkpoint.leftovers import Leftover
     from torchobj.checkpoint.state.rng import RngState
+    from torchobj.checkpoint.steps.folder_checkpoints import FolderCheckpoints
     from torchobj.checkpoint.steps.manager import CheckpointManager
     from torchobj.checkpoint.steps.pending_save import SaveHandle
     from torchobj.checkpoint.steps.retention import KeepBest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 #: Public names and their modules.
 _LAZY = {
     "CheckpointManager": "torchobj.checkpoint.steps.manager",
+    "FolderCheckpoints": "torchobj.checkpoint.steps.folder_checkpoints",
     "KeepBest": "torchobj.checkpoint.steps.retention",
     "Leftover": "torchobj.checkpoint.leftovers",
     "RngState": "torchobj.checkpoint.state.rng",
@@ -31,6 +33,7 @@ _LAZY = {
 
 __all__ = [
     "CheckpointManager",
+    "FolderCheckpoints",
     "KeepBest",
     "Leftover",
     "RngState",

@@ -12,7 +12,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from torchobj.checkpoint.checkpoint_dir import is_canonical
 from torchobj.checkpoint.leftovers import Attempt
@@ -42,6 +42,7 @@ STATE_FILE = "state.pt"
 _MAX_STEP = 10**DIGITS - 1
 
 _NONCE = re.compile("[0-9a-f]{32}")
+_SHA256 = re.compile("[0-9a-f]{64}")
 _DATA_KEY = re.compile(rf"steps/([0-9]{{{DIGITS}}})-({_NONCE.pattern})/(.+)", re.DOTALL)
 #: Infinite metrics, which JSON cannot represent as numbers.
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
@@ -50,7 +51,7 @@ _MAX_KEY_BYTES = 1024
 #: Sizes have 63 bits.
 _MAX_SIZE = (1 << 63) - 1
 
-Kind = Literal["state", "dcp"]
+Kind = Literal["state", "dcp", "folder"]
 
 
 def checked_step(step: Any) -> int:
@@ -91,6 +92,8 @@ class StoredObject:
     """The store's version of it."""
     crc32: int | None = None
     """CRC-32 of its bytes, if known."""
+    sha256: str | None = None
+    """SHA-256 of its bytes in hexadecimal digits, if known. Only files of folders have one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +102,8 @@ class Commit:
 
     attempt: Attempt[int]
     kind: Kind
-    """`state`: one file of `torch.save`. `dcp`: a folder of `torch.distributed.checkpoint`."""
+    """`state`: one file of `torch.save`. `dcp`: a folder of `torch.distributed.checkpoint`. `folder`: the files of
+    a folder."""
     objects: tuple[StoredObject, ...]
     metrics: Mapping[str, float]
     time: datetime
@@ -122,7 +126,7 @@ class Commit:
             "kind": self.kind,
             "time": self.time.isoformat(),
             "metrics": metrics,
-            "objects": [dataclasses.asdict(item) for item in self.objects],
+            "objects": [_fields(item) for item in self.objects],
         }
         return json.dumps(fields, indent=1).encode()
 
@@ -140,7 +144,7 @@ class Commit:
             if type(fields["version"]) is not int or fields["version"] != _FORMAT:
                 raise ValueError(f"version {reprlib.repr(fields['version'])}, this torchobj reads {_FORMAT}")
             attempt = _attempt(fields["step"], fields["nonce"], step)
-            if fields["kind"] not in ("state", "dcp"):
+            if fields["kind"] not in get_args(Kind):
                 raise _wrong("kind", fields["kind"])
             if type(fields["objects"]) is not list:
                 raise _wrong("list of objects", fields["objects"])
@@ -168,6 +172,12 @@ def check_size(size: int | None) -> None:
         raise ValueError(f"it has {size} bytes, the maximum is {_MAX_BYTES}")
 
 
+def _fields(item: StoredObject) -> dict[str, Any]:
+    """Returns the fields of an object in JSON. Earlier versions read objects without a SHA-256."""
+    fields = {"key": item.key, "size": item.size, "etag": item.etag, "crc32": item.crc32}
+    return fields if item.sha256 is None else fields | {"sha256": item.sha256}
+
+
 def _wrong(name: str, value: Any) -> ValueError:
     return ValueError(f"its {name} is {reprlib.repr(value)}")
 
@@ -191,7 +201,7 @@ def _metric(value: Any) -> float:
 
 
 def _stored_object(item: Any, attempt: Attempt[int]) -> StoredObject:
-    if not {"key", "size"} <= item.keys() <= {"key", "size", "etag", "crc32"}:
+    if not {"key", "size"} <= item.keys() <= {"key", "size", "etag", "crc32", "sha256"}:
         raise _wrong("object", item)
     key, etag = item["key"], item.get("etag")
     # An object of another attempt, or of another tool, would be deleted with this step.
@@ -201,10 +211,11 @@ def _stored_object(item: Any, attempt: Attempt[int]) -> StoredObject:
         raise ValueError(f"it names {reprlib.repr(key)}, which is longer than {_MAX_KEY_BYTES} bytes")
     if etag is not None and not isinstance(etag, str):
         raise _wrong("etag", etag)
-    crc32 = item.get("crc32")
-    return StoredObject(
-        key, _number(item["size"], _MAX_SIZE), etag, None if crc32 is None else _number(crc32, 0xFFFFFFFF)
-    )
+    crc32, sha256 = item.get("crc32"), item.get("sha256")
+    if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
+        raise _wrong("sha256", sha256)
+    number = None if crc32 is None else _number(crc32, 0xFFFFFFFF)
+    return StoredObject(key, _number(item["size"], _MAX_SIZE), etag, number, sha256)
 
 
 def _number(value: Any, largest: int) -> int:

@@ -16,6 +16,8 @@ class WrittenObject(NamedTuple):
     """Size in bytes, which is compared with the listing; None if it is not known."""
     crc32: int | None = None
     """CRC-32 of its bytes, if known."""
+    sha256: str | None = None
+    """SHA-256 of its bytes, if known."""
 
 
 class Content(Protocol):

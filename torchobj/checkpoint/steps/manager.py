@@ -252,6 +252,8 @@ class CheckpointManager(Checkpoints):
         return into
 
     def _check_restore(self, found: Commit, into: Any, map_location: Any, source: str) -> None:
+        if found.kind == "folder":
+            raise CheckpointError(f"{source}: the files of a folder; restore it with FolderCheckpoints")
         if (found.kind == "dcp") != self._sharded:
             raise CheckpointError(
                 f"{source}: saved with sharded={not self._sharded}; pass the same to CheckpointManager"

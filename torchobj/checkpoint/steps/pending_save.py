@@ -210,7 +210,7 @@ class PendingSave:
             )
             raise CheckpointError(f"{commits.url}: {message}")
         return tuple(
-            StoredObject(info.key, size or 0, info.version, own.crc32)
+            StoredObject(info.key, size or 0, info.version, own.crc32, own.sha256)
             for info, size, own in zip(found, sizes, known, strict=True)
         )
 
