@@ -1,4 +1,4 @@
-"""`torchobj checkpoints`: the folder of a `CheckpointManager`. Imports no torch: it reads commit objects only."""
+"""`torchobj checkpoints`: the folder of a `CheckpointManager` or of `FolderCheckpoints`. Imports no torch: it reads commit objects only."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from torchobj.checkpoint.leftovers import Leftover
-from torchobj.checkpoint.steps.commit import Commit
+from torchobj.checkpoint.steps.commit import Commit, Kind
 from torchobj.checkpoint.steps.commits import Commits
 from torchobj.cli.options import Command, CommandError, Settings, age_option, settings, shared_options, yes_option
 from torchobj.cli.output import counted, human_size, print_line, shown, time_shown
@@ -14,11 +14,17 @@ from torchobj.cli.removing import confirm
 from torchobj.cli.targets import URL, parse_target
 
 
+#: What a step is, in a row of text.
+_KINDS: dict[Kind, str] = {"state": "one file", "dcp": "sharded", "folder": "folder"}
+
+
 @click.group(
     params=shared_options(), short_help="Checkpoints by step: steps, latest, metrics, leftovers, sweep, delete."
 )
 def checkpoints() -> None:
-    """Shows and deletes checkpoints in the folder of a `CheckpointManager`, and what interrupted saves left in it."""
+    """Shows and deletes checkpoints by step, of `CheckpointManager` and `FolderCheckpoints`, and what interrupted saves
+    left.
+    """
 
 
 def _commits(url: str) -> Commits:
@@ -121,7 +127,9 @@ def delete(url: str, steps: tuple[int, ...], *, yes: bool, dry_run: bool) -> Non
 
 
 def _none(commits: Commits) -> CommandError:
-    return CommandError(f"{commits.url}: no step is committed; URL must be that of a CheckpointManager")
+    return CommandError(
+        f"{commits.url}: no step is committed; URL must be that of a CheckpointManager or FolderCheckpoints"
+    )
 
 
 def _not_committed(commits: Commits, step: int) -> CommandError:
@@ -139,8 +147,8 @@ def _metrics(commit: Commit) -> str:
 
 def _row(commit: Commit) -> str:
     size = human_size(sum(item.size for item in commit.objects))
-    kind = "sharded" if commit.kind == "dcp" else "one file"
-    objects = counted(len(commit.objects), "object")
+    kind = _KINDS[commit.kind]
+    objects = counted(len(commit.objects), "file" if commit.kind == "folder" else "object")
     return f"{time_shown(commit.time)}  {kind:<8}  {objects:>12}  {size:>10}  {_metrics(commit)}".rstrip()
 
 
@@ -148,6 +156,7 @@ def _fields(commit: Commit) -> dict[str, Any]:
     return {
         "step": commit.step,
         "time": commit.time.isoformat(),
+        "kind": commit.kind,
         "sharded": commit.kind == "dcp",
         "objects": len(commit.objects),
         "bytes": sum(item.size for item in commit.objects),

@@ -2,18 +2,14 @@
 commit.
 """
 
-import dataclasses
-import hashlib
-import json
 import os
-import socket
 import threading
 
 import pytest
 import torch
 
 from tests.support.long_tables import GCS_IN_MATRIX
-from torchobj import AdvancedOptions, Store, exceptions
+from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, FolderCheckpoints
 from torchobj.checkpoint.steps import folder_content
 

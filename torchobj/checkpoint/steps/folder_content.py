@@ -34,7 +34,7 @@ from torchobj.files import upload
 from torchobj.ranks.meeting import Ranks
 from torchobj.ranks.shared_read.reads import machine
 from torchobj.store.concurrency import concurrently
-from torchobj.store.transfers import FilePath, FileState, ProgressOption
+from torchobj.store.transfers import FilePath, FileState, ProgressOption, counters_to
 
 __all__ = ["FolderContent", "files_below", "link_or_copy", "sha256_of"]
 
@@ -74,10 +74,11 @@ class FolderContent:
         """Links the files that this rank sends into a temporary folder, or copies them where links fail.
 
         Raises:
-            ConfigError: No rank has a file, or a temporary folder cannot be created.
+            ConfigError: `progress` is not valid, no rank has a file, or a temporary folder cannot be created.
             CheckpointError: A file cannot be saved, or the folder changes meanwhile.
         """
         with ranks.meeting() as meeting:
+            counters_to(self._progress)
             folder, found = self._found()
             seen = meeting.gather((machine(), found))
             if seen is not None:
