@@ -1,4 +1,7 @@
-"""`torchobj checkpoints`: the folder of a `CheckpointManager` or of `FolderCheckpoints`. Imports no torch: it reads commit objects only."""
+"""`torchobj checkpoints`: the steps of a `CheckpointManager` or of `FolderCheckpoints`.
+
+Imports no torch: it reads commit objects only.
+"""
 
 import math
 from typing import Any
@@ -12,7 +15,6 @@ from torchobj.cli.options import Command, CommandError, Settings, age_option, se
 from torchobj.cli.output import counted, human_size, print_line, shown, time_shown
 from torchobj.cli.removing import confirm
 from torchobj.cli.targets import URL, parse_target
-
 
 #: What a step is, in a row of text.
 _KINDS: dict[Kind, str] = {"state": "one file", "dcp": "sharded", "folder": "folder"}

@@ -4,14 +4,17 @@ commit.
 
 import os
 import threading
+from datetime import UTC, datetime
 
 import pytest
 import torch
 
 from tests.support.long_tables import GCS_IN_MATRIX
-from torchobj import exceptions
+from torchobj import Store, exceptions
 from torchobj.checkpoint import CheckpointManager, FolderCheckpoints
-from torchobj.checkpoint.steps import folder_content
+from torchobj.checkpoint.leftovers import Attempt
+from torchobj.checkpoint.steps import folder_checkpoints, folder_content
+from torchobj.checkpoint.steps.commit import Commit, StoredObject, folder_of
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -95,3 +98,218 @@ def test_each_class_names_the_other_for_steps_of_the_other_kind(checkpoints, buc
     manager.save(3, {"x": torch.ones(2)})
     assert checkpoints.steps() == [2, 3]
     assert not [key for key in bucket.keys() if key.startswith("run/steps/000000000001")]
+
+
+def test_of_two_jobs_that_save_a_step_one_commits_and_the_other_is_told(checkpoints, folder, bucket, monkeypatch):
+    other, real = FolderCheckpoints(checkpoints.url, config=bucket.config), folder_content.upload
+
+    def commit_first(*given, **named):
+        monkeypatch.setattr(folder_content, "upload", real)
+        other.save(1, folder)
+        return real(*given, **named)
+
+    monkeypatch.setattr(folder_content, "upload", commit_first)
+    with pytest.raises(exceptions.CheckpointError, match="step 1 was committed by another writer"):
+        checkpoints.save(1, folder)
+    with pytest.raises(exceptions.CheckpointError, match="step 1 is committed already; overwrite=True replaces it"):
+        checkpoints.save(1, folder)
+    assert (checkpoints.steps(), checkpoints.leftovers()) == ([1], [])
+    assert names(folder.parent) == ["checkpoint-1"]
+
+
+def test_files_that_are_equal_to_those_of_the_last_commit_are_not_sent_again(checkpoints, folder, bucket, control):
+    large = {"tokenizer.json": os.urandom(1 << 20), "config.json": b"{}"}
+    checkpoints.save(1, written(folder, large))
+    control.clear_requests()
+    changed = {"model.safetensors": b"M" * 3000, "tokenizer/vocab.json": b"longer" * 100}
+    checkpoints.save(2, written(folder, changed))
+    assert sum(entry.bytes_received for entry in control.requests()) < 100_000
+    checkpoints.delete(1)
+    checkpoints.restore(2, folder.with_name("restored"))
+    assert content(folder.with_name("restored")) == FILES | large | changed
+
+
+def test_equal_files_of_a_step_that_was_deleted_meanwhile_are_sent(checkpoints, folder, bucket, monkeypatch):
+    checkpoints.save(1, folder)
+    real = Store.copy
+
+    def deleted_first(self, source, key):
+        bucket.remove(source)
+        return real(self, source, key)
+
+    monkeypatch.setattr(Store, "copy", deleted_first)
+    checkpoints.save(2, folder)
+    checkpoints.restore(2, folder.with_name("restored"))
+    assert content(folder.with_name("restored")) == FILES
+
+
+def test_a_step_is_replaced_by_a_save_of_the_same_files(checkpoints, folder):
+    checkpoints.save(1, folder)
+    checkpoints.save(1, folder, overwrite=True)
+    checkpoints.restore(1, folder.with_name("restored"))
+    assert (content(folder.with_name("restored")), checkpoints.leftovers()) == (FILES, [])
+
+
+@pytest.mark.parametrize("hashed", [folder_content._HASHED_BYTES, 100], ids=["small", "large"])
+def test_a_folder_that_has_the_files_of_the_step_is_kept(checkpoints, folder, control, monkeypatch, hashed):
+    monkeypatch.setattr(folder_content, "_HASHED_BYTES", hashed)
+    checkpoints.save(1, folder)
+    before, restored = folder.stat().st_ino, folder.with_name("restored")
+    control.clear_requests()
+    assert checkpoints.restore(1, folder) == 1
+    assert folder.stat().st_ino == before
+    assert sum(entry.bytes_sent for entry in control.requests() if "/steps/" in (entry.key or "")) == 0
+    restored.mkdir()
+    checkpoints.restore(1, restored)
+    checkpoints.restore(1, restored)
+    for name, other in (("model.safetensors", b"n" * 3000), ("model.safetensors", b"m"), ("more", b"m")):
+        (restored / name).write_bytes(other)
+        with pytest.raises(exceptions.ConfigError, match=f"restored'.*: has other files than .*, such as '{name}'"):
+            checkpoints.restore(1, restored)
+        assert (restored / name).read_bytes() == other
+        (restored / name).unlink() if name == "more" else (restored / name).write_bytes(FILES[name])
+        if hashed == 100:
+            # Its time of modification differs.
+            os.utime(
+                restored / "model.safetensors", ns=(time := (folder / "model.safetensors").stat().st_mtime_ns, time)
+            )
+    assert names(folder.parent) == ["checkpoint-1", "restored"]
+
+
+def test_a_restore_to_a_folder_that_another_process_restores_meanwhile_keeps_that(checkpoints, folder, monkeypatch):
+    checkpoints.save(1, folder)
+    real, restored = folder_checkpoints.download, folder.with_name("restored")
+
+    def download(*given, **named):
+        monkeypatch.setattr(folder_checkpoints, "download", real)
+        checkpoints.restore(1, restored)
+        return real(*given, **named)
+
+    monkeypatch.setattr(folder_checkpoints, "download", download)
+    checkpoints.restore(1, restored)
+    assert (content(restored), names(folder.parent)) == (FILES, ["checkpoint-1", "restored"])
+
+
+def nothing_restored(checkpoints, tmp_path, error, match):
+    """A restore fails, and leaves nothing."""
+    before = names(tmp_path)
+    with pytest.raises(error, match=match):
+        checkpoints.restore(1, tmp_path / "restored")
+    assert names(tmp_path) == before
+
+
+def test_files_that_are_gone_or_damaged_in_the_store_are_not_restored(checkpoints, folder, bucket, tmp_path):
+    checkpoints.save(1, folder)
+    key = next(key for key in bucket.keys() if key.endswith("model.safetensors"))
+    bucket.write(key, b"n" * 3000)
+    nothing_restored(checkpoints, tmp_path, exceptions.CheckpointError, "'model.safetensors' is not as it was saved")
+    bucket.write(key, b"n" * 2999)
+    nothing_restored(
+        checkpoints, tmp_path, exceptions.CheckpointError, "'model.safetensors' is gone, or has another size"
+    )
+    bucket.remove(key)
+    nothing_restored(
+        checkpoints, tmp_path, exceptions.CheckpointError, "'model.safetensors' is gone, or has another size"
+    )
+
+
+def test_objects_that_the_commit_does_not_name_are_not_restored(checkpoints, folder, bucket, tmp_path):
+    checkpoints.save(1, folder)
+    prefix = next(key for key in bucket.keys() if key.endswith("model.safetensors")).removesuffix("model.safetensors")
+    for name in ("model.safetensors/x", "tokenizer", "[!a]*?", "..", "other/"):
+        bucket.write(prefix + name, b"x")
+    checkpoints.restore(1, tmp_path / "restored")
+    assert content(tmp_path / "restored") == FILES
+
+
+def test_arguments_of_a_restore_are_checked(checkpoints, folder, tmp_path):
+    nothing_restored(checkpoints, tmp_path, exceptions.CheckpointError, "step 1 is not committed; there are")
+    with pytest.raises(exceptions.ConfigError, match="folder=None: must be the path"):
+        checkpoints.restore()
+    with pytest.raises(exceptions.CheckpointError, match="no step is committed"):
+        checkpoints.restore(folder=tmp_path)
+    checkpoints.save(1, folder)
+    with pytest.raises(exceptions.CheckpointError, match="file: step 1 cannot be restored there: .*Not a directory"):
+        checkpoints.restore(1, written(tmp_path, {"file": b""}) / "file")
+
+
+def test_an_exception_of_progress_ends_a_save_and_a_restore(checkpoints, folder, tmp_path):
+    class Stopped(Exception):
+        pass
+
+    def stop(progress):
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        checkpoints.save(1, folder, progress=stop)
+    assert (checkpoints.steps(), checkpoints.leftovers()) == ([], [])
+    seen = []
+    checkpoints.save(1, folder, progress=seen.append)
+    assert (seen[-1].files_done, seen[-1].bytes_done) == (len(FILES), sum(map(len, FILES.values())))
+    with pytest.raises(Stopped):
+        checkpoints.restore(1, tmp_path / "restored", progress=stop)
+    assert names(tmp_path) == ["checkpoint-1"]
+
+
+class TestHostileCommits:
+    """Commit objects that anyone with access to the folder may have written."""
+
+    @pytest.fixture
+    def checkpoints(self, tmp_path):
+        return FolderCheckpoints(f"memory://hostile-folders/{tmp_path.name}")
+
+    def commit(self, checkpoints, *names, **fields):
+        """Commits objects with these names, which exist where a store can hold them."""
+        attempt, commits = Attempt.new(1), checkpoints._commits
+        objects = [StoredObject(folder_of(attempt) + name, 1, **fields) for name in names]
+        for item in objects:
+            try:
+                commits.store.put(commits.key(item.key), b"x")
+            except (exceptions.StoreError, UnicodeEncodeError):
+                continue
+        commits.publish(Commit(attempt, "folder", tuple(objects), {}, datetime.now(tz=UTC)))
+
+    @pytest.mark.parametrize(
+        "name",
+        ["../x", "..", "a/../../x", "/etc/passwd", "a//b", "./a", "a\\..\\b", "a\0", "..\\x", "\ud800"],
+        ids=ascii,
+    )
+    def test_names_that_leave_the_folder_are_refused(self, checkpoints, tmp_path, name):
+        self.commit(checkpoints, "good", name)
+        nothing_restored(checkpoints, tmp_path, exceptions.CheckpointError, "not a valid commit object")
+
+    @pytest.mark.parametrize(
+        ("given", "match"),
+        [
+            (("a", "a/b"), "files were not transferred"),
+            (("x" * 256,), "files were not transferred"),
+            ((".torchobj-x",), "'.torchobj-x' is not as it was saved"),
+            (("a/.torchobj-x/b",), "'a/.torchobj-x/b' is not as it was saved"),
+        ],
+        ids=["both", "long", "temporary", "below"],
+    )
+    def test_names_that_cannot_be_files_are_refused(self, checkpoints, tmp_path, given, match):
+        self.commit(checkpoints, "good", *given)
+        nothing_restored(checkpoints, tmp_path, exceptions.TorchobjError, match)
+
+    def test_a_commit_without_objects_is_refused(self, checkpoints, tmp_path):
+        self.commit(checkpoints)
+        nothing_restored(checkpoints, tmp_path, exceptions.CheckpointError, "names no files")
+
+    @pytest.mark.parametrize("sha256", ["", "x" * 64, "A" * 64, "0" * 63, "0" * 64 + "\n", 5, ["0" * 64]], ids=ascii)
+    def test_a_sha256_that_is_none_is_refused(self, checkpoints, tmp_path, sha256):
+        self.commit(checkpoints, "good", sha256=sha256)
+        nothing_restored(checkpoints, tmp_path, exceptions.CheckpointError, "not a valid commit object: its sha256 is")
+
+    def test_an_object_with_another_sha256_is_refused(self, checkpoints, tmp_path):
+        self.commit(checkpoints, "good", sha256="0" * 64)
+        nothing_restored(checkpoints, tmp_path, exceptions.CheckpointError, "'good' is not as it was saved")
+
+    def test_links_beside_the_target_are_not_followed(self, checkpoints, tmp_path):
+        self.commit(checkpoints, "sub/x")
+        (tmp_path / "restored").mkdir()
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "restored" / "sub").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(exceptions.CheckpointError, match="'sub' is a symbolic link"):
+            checkpoints.restore(1, tmp_path / "restored")
+        assert names(tmp_path / "elsewhere") == []

@@ -21,7 +21,7 @@ from torchobj.checkpoint.steps.pending_save import SaveHandle
 from torchobj.checkpoint.steps.retention import KeepBest
 from torchobj.checkpoint.steps.temporary_folder import TemporaryFolder
 from torchobj.config import StoreConfig
-from torchobj.exceptions import CheckpointError, ConfigError
+from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.files import download
 from torchobj.files.patterns import Pattern
 from torchobj.ranks.meeting import check_same
@@ -182,7 +182,14 @@ class FolderCheckpoints(Checkpoints):
                     f"{self.url}, step {commit.step}: not the files of a folder; restore it with CheckpointManager"
                 )
             if places.index(place) == self._ranks.number:
-                _Restore(self._commits, commit, self._config).run(Path(place[1]), progress)
+                try:
+                    _Restore(self._commits, commit, self._config).run(Path(place[1]), progress)
+                except TorchobjError:
+                    raise
+                except OSError as error:
+                    raise CheckpointError(
+                        f"{place[1]}: step {commit.step} cannot be restored there: {error}"
+                    ) from error
         return commit.step
 
 
@@ -211,7 +218,7 @@ class _Restore:
                 temporary.files.rename(folder)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise CheckpointError(f"{folder}: cannot be created: {error}") from error
+                    raise
                 # Another process has restored to the same folder meanwhile.
                 self._check_existing(folder, temporary.files)
 
@@ -219,8 +226,10 @@ class _Restore:
         """Checks that all objects exist with their sizes. Returns patterns that exclude others.
 
         Raises:
-            CheckpointError: An object does not exist, or has another size.
+            CheckpointError: There is no object, or one does not exist, or has another size.
         """
+        if not self._objects:
+            raise CheckpointError(f"{self._source}: the commit names no files")
         listed = {info.key.removeprefix(self._prefix): info.size for info in self._commits.objects(self._prefix)}
         for name, item in self._objects.items():
             if name not in listed or listed[name] not in (None, item.size):
