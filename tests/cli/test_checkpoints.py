@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.long_tables import GCS_IN_MATRIX
-from torchobj.checkpoint import CheckpointManager
+from torchobj.checkpoint import CheckpointManager, FolderCheckpoints
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -24,6 +24,17 @@ def test_steps_are_listed_with_their_metrics(cli, saved):
     assert (first["step"], second["step"]) == (100, 200)
     assert first["metrics"] == {"loss": 0.01} and first["objects"] == 1 and first["bytes"] > 16 and not first["sharded"]
     assert "loss=0.005" in cli.lines("checkpoints", "steps", f"{saved.url}/")[1]
+
+
+def test_a_step_of_a_folder_is_listed_with_its_files(cli, bucket, saved, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "checkpoint-300").mkdir(exist_ok=True)
+        (tmp_path / "checkpoint-300" / name).write_bytes(b"data")
+    FolderCheckpoints(saved.url, config=bucket.config).save(300, tmp_path / "checkpoint-300")
+    *_, row = cli.lines("checkpoints", "steps", saved.url)
+    assert " folder " in row and "2 files" in row and "8 B" in row
+    records = cli.records("checkpoints", "steps", saved.url)
+    assert [record["kind"] for record in records] == ["state", "state", "folder"]
 
 
 def test_the_latest_step_is_printed_for_scripts(cli, saved):

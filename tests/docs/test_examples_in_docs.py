@@ -106,6 +106,7 @@ CHECKS = {
         "restored['step'] == 100",
         "torchobj.CheckpointManager('s3://bucket/runs/7').steps() == [100, 200]",
         "weight.shape == (2, 2)",
+        "step == 100 and torch.load('restored/optimizer.pt').keys() == optimizer.state_dict().keys()",
     ],
     "weights": [
         "metadata == {'format': 'pt'}",

@@ -1,5 +1,6 @@
 """Commit objects are not trusted: anyone with access to the bucket may write one, and it names objects to delete."""
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -54,7 +55,8 @@ VALUES = st.recursive(
 TIMES = st.sampled_from(["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-01-01", "now", ""]) | VALUES
 OBJECTS = st.lists(
     st.fixed_dictionaries(
-        {"key": KEYS | VALUES, "size": st.integers() | VALUES}, optional={"etag": VALUES, "crc32": VALUES, "x": VALUES}
+        {"key": KEYS | VALUES, "size": st.integers() | VALUES},
+        optional={"etag": VALUES, "crc32": VALUES, "sha256": VALUES, "x": VALUES},
     )
     | VALUES,
     max_size=3,
@@ -88,6 +90,7 @@ BODIES = [
     json.dumps(GOOD | {"version": True}).encode(),
     json.dumps(GOOD | {"objects": GOOD["objects"] * 2}).encode(),
     json.dumps(GOOD | {"objects": [GOOD["objects"][0] | {"size": -1}]}).encode(),
+    json.dumps(GOOD | {"objects": [GOOD["objects"][0] | {"sha256": "A" * 64}]}).encode(),
     json.dumps(GOOD | {"objects": {"key": 1}}).encode(),
     json.dumps(GOOD | {"objects": [[]]}).encode(),
     json.dumps(GOOD | {"nonce": "A" * 32, "objects": []}).encode(),
@@ -150,6 +153,14 @@ def test_a_commit_object_round_trips():
         written = Commit(commit.attempt, "dcp", commit.objects, metrics, commit.time)
         again = Commit.from_json(written.to_json(), 1)
         assert again == written or repr(again) == repr(written)
+
+
+def test_only_files_of_folders_have_a_sha256_which_earlier_versions_do_not_read():
+    commit = Commit.from_json(json.dumps(GOOD).encode(), 1)
+    assert json.loads(commit.to_json())["objects"] == GOOD["objects"]
+    [item] = commit.objects
+    folder = dataclasses.replace(commit, kind="folder", objects=(dataclasses.replace(item, sha256="0" * 64),))
+    assert Commit.from_json(folder.to_json(), 1) == folder
 
 
 def run_everything(store, url):
