@@ -177,7 +177,11 @@ def test_a_folder_that_has_the_files_of_the_step_is_kept(checkpoints, folder, co
     assert names(folder.parent) == ["checkpoint-1", "restored"]
 
 
-def test_a_restore_to_a_folder_that_another_process_restores_meanwhile_keeps_that(checkpoints, folder, monkeypatch):
+@pytest.mark.parametrize("hashed", [folder_content._HASHED_BYTES, 100], ids=["small", "large"])
+def test_a_restore_to_a_folder_that_another_process_restores_meanwhile_keeps_that(
+    checkpoints, folder, monkeypatch, hashed
+):
+    monkeypatch.setattr(folder_content, "_HASHED_BYTES", hashed)
     checkpoints.save(1, folder)
     real, restored = folder_checkpoints.download, folder.with_name("restored")
 
@@ -250,6 +254,24 @@ def test_an_exception_of_progress_ends_a_save_and_a_restore(checkpoints, folder,
     with pytest.raises(Stopped):
         checkpoints.restore(1, tmp_path / "restored", progress=stop)
     assert names(tmp_path) == ["checkpoint-1"]
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_a_folder_of_a_hundred_thousand_files_is_saved_and_restored(tmp_path):
+    count, folder = 100_000, tmp_path / "checkpoint-1"
+    for number in range(100):
+        (folder / f"{number}").mkdir(parents=True)
+    for number in range(count):
+        (folder / f"{number % 100}" / f"{number}").write_bytes(b"%d" % number)
+    checkpoints = FolderCheckpoints(f"memory://many-files/{tmp_path.name}")
+    checkpoints.save(1, folder)
+    # All of them are copied by the store.
+    checkpoints.save(2, folder)
+    checkpoints.restore(2, tmp_path / "restored")
+    restored = content(tmp_path / "restored")
+    assert len(restored) == count
+    assert all(name == f"{int(data) % 100}/{int(data)}" for name, data in restored.items())
 
 
 class TestHostileCommits:

@@ -148,7 +148,7 @@ class Checkpoints:
             ConfigError: The manager has no `keep_best`.
         """
         if self._rules.keep_best is None:
-            raise ConfigError("keep_best=None: pass it to CheckpointManager to define the best step")
+            raise ConfigError(f"keep_best=None: pass it to {type(self).__name__} to define the best step")
         return next(iter(self._rules.keep_best.ranked(self._commits.readable())), None)
 
     def metrics(self, step: int) -> dict[str, float]:

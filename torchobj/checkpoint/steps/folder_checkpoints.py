@@ -206,9 +206,9 @@ class _Restore:
     def run(self, folder: Path, progress: ProgressOption) -> None:
         """Downloads the files, or keeps a folder that has them."""
         make_folders(folder.parent)
+        if folder.exists() and any(folder.iterdir()):
+            return self._check_existing(folder)
         with TemporaryFolder(folder.parent) as temporary:
-            if folder.exists() and any(folder.iterdir()):
-                return self._check_existing(folder, temporary.files)
             others = self._check_listed()
             url = self._commits.url_of(self._prefix)
             download(url, temporary.files, config=self._config, patterns=others, progress=progress)
@@ -220,7 +220,7 @@ class _Restore:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 # Another process has restored to the same folder meanwhile.
-                self._check_existing(folder, temporary.files)
+                self._check_existing(folder)
 
     def _check_listed(self) -> list[Pattern]:
         """Checks that all objects exist with their sizes. Returns patterns that exclude others.
@@ -238,7 +238,7 @@ class _Restore:
                 )
         return [("exclude", glob.escape(name)) for name in listed.keys() - self._objects.keys()]
 
-    def _check_existing(self, folder: Path, temporary: Path) -> None:
+    def _check_existing(self, folder: Path) -> None:
         """Checks that a folder has exactly the files of the step.
 
         Large files have no SHA-256: a download that skips unchanged files compares them.
@@ -246,14 +246,16 @@ class _Restore:
         Raises:
             ConfigError: It has other files.
         """
-        different = self._different(folder)
-        for name, item in self._objects.items():
-            if different is None and item.sha256 is None:
-                copy = temporary / name
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(folder / name, copy)
-                done = self._commits.store.download_file(self._commits.key(item.key), copy, skip_unchanged=True)
-                different = None if done.skipped else name
+        different, commits = self._different(folder), self._commits
+        large = [(name, item.key) for name, item in self._objects.items() if item.sha256 is None]
+        if different is None and large:
+            with TemporaryFolder(folder.parent) as temporary:
+                for number, (name, key) in enumerate(large):
+                    link = temporary.files / f"{number}"
+                    link_or_copy(folder / name, link)
+                    if not commits.store.download_file(commits.key(key), link, skip_unchanged=True).skipped:
+                        different = name
+                        break
         if different is not None:
             raise ConfigError(
                 f"folder={os.fspath(folder)!r}: has other files than {self._source}, such as {different!r}; remove "
