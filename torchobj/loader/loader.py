@@ -37,6 +37,7 @@ from torchobj.reading import lookahead_warning
 from torchobj.stateful import Position, checked
 from torchobj.telemetry.table import LoaderStats
 from torchobj.warn_once import PROCESS, warn_once
+from torchobj.workers import stop_signals
 from torchobj.workers.batch_memory import BatchMemory
 from torchobj.workers.memory_budget import prefetcher_is_refused
 
@@ -133,7 +134,9 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
             # Some libraries get an iterator without `iter`.
             self._import_decoders()
             setup.call_in_workers(self._meter.counted_in_worker(), self._meter.started_in_worker())
-            with setup.applied():
+            if (outlive := stop_signals.prepare_workers(self._start_method)) is not None:
+                setup.call_in_workers(outlive)
+            with setup.applied(), stop_signals.blocked():
                 return not_waiting_for_killed_workers(super()._get_iterator())
 
     def stats(self) -> LoaderStats:
