@@ -6,7 +6,11 @@ The base of the classes that save and restore them. A save is one object (`pendi
 """
 
 import contextlib
+import functools
+import logging
 import operator
+import signal
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -17,13 +21,17 @@ from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.steps.commit import Commit, checked_step
 from torchobj.checkpoint.steps.commits import Commits
 from torchobj.checkpoint.steps.content import Content
+from torchobj.checkpoint.steps.deadline import Deadline, DeadlineError, check_seconds
 from torchobj.checkpoint.steps.pending_save import PendingSave, SaveHandle
 from torchobj.checkpoint.steps.retention import KeepBest, Retention
+from torchobj.checkpoint.steps.stop_requests import StopRequests
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
 from torchobj.ranks.meeting import Ranks
 
 __all__ = ["Checkpoints"]
+
+logger = logging.getLogger("torchobj")
 
 
 class Checkpoints:
@@ -46,9 +54,11 @@ class Checkpoints:
         self._rules = Retention(keep_last, keep_every, best)  # type: ignore[arg-type]  # checked there
         self._config = config
         self._commits = Commits(url, self._config)
-        # Two: a background save communicates with the other ranks while the next one starts.
-        self._ranks, self._background = Ranks(process_group), Ranks(process_group)
+        # A background save communicates with the other ranks while the next one starts, and `stop_requested` meets in
+        # between.
+        self._ranks, self._background, self._stopping = (Ranks(process_group) for _ in range(3))
         self._handle: SaveHandle | None = None
+        self._stop: StopRequests | None = None
         self._closed = False
 
     @property
@@ -59,11 +69,53 @@ class Checkpoints:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _save(self, step: int, metrics: Mapping[str, float] | None, content: Content, *, overwrite: bool) -> None:
-        """Saves a step on this thread."""
-        pending = self._begun("save", self._ranks, "wait", step, metrics, content=content, overwrite=overwrite)
+    def _save(
+        self,
+        step: int,
+        metrics: Mapping[str, float] | None,
+        content: Content,
+        *,
+        overwrite: bool,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Saves a step on this thread, or by a deadline in another one."""
+        deadline = self._deadline(deadline_s)
+        begin = functools.partial(
+            self._begun,
+            "save",
+            self._ranks,
+            "wait",
+            step,
+            metrics,
+            content=content,
+            overwrite=overwrite,
+            deadline=deadline,
+            deadline_s=deadline_s,
+        )
+        if deadline is None:
+            pending = begin()
+            pending.stage()
+            pending.run()
+            return
+        pending = deadline.call(begin, lambda: f"{self.url}: the save of step {step} did not begin by its deadline")
         pending.stage()
-        pending.run()
+        if torch.accelerator.is_available():
+            # The thread that reads the tensors has another stream.
+            torch.accelerator.synchronize()
+        try:
+            deadline.call(pending.run, lambda: f"{self.url}: {pending.outcome()}")
+        except DeadlineError as late:
+            if not pending.is_committed:
+                raise
+            logger.warning("%s: step %d is committed, but another rank does not respond: %s", self.url, step, late)
+
+    def _deadline(self, deadline_s: float | None) -> Deadline | None:
+        """Returns the deadline of a save: after a request to stop, that of `on_signal` is the default."""
+        if deadline_s is not None:
+            check_seconds("deadline_s", deadline_s)
+            return Deadline(time.monotonic() + deadline_s)
+        end_s = None if self._stop is None else self._stop.end_s
+        return None if end_s is None else Deadline(end_s)
 
     def _save_async(
         self,
@@ -95,6 +147,8 @@ class Checkpoints:
         *,
         content: Content,
         overwrite: bool,
+        deadline: Deadline | None = None,
+        **settings: Any,
     ) -> PendingSave:
         """Begins a save when no other is running, or raises, on all ranks alike: also if they save something else."""
         return PendingSave(
@@ -103,11 +157,12 @@ class Checkpoints:
             step,
             metrics,
             content,
-            error=self._previous_error(when_busy),
-            settings=self._settings(method, step=step, overwrite=bool(overwrite)),
+            error=self._previous_error(when_busy, deadline),
+            settings=self._settings(method, step=step, overwrite=bool(overwrite), **settings),
             writers=writers,
             overwrite=overwrite,
             rules=self._rules,
+            deadline=deadline,
         )
 
     def _settings(self, method: str, *, step: Any, **arguments: Any) -> dict[str, str]:
@@ -118,13 +173,23 @@ class Checkpoints:
             step = operator.index(step)
         return {name: repr(value) for name, value in (settings | {"step": step} | arguments).items()}
 
-    def _previous_error(self, when_busy: Literal["wait", "fail"]) -> BaseException | None:
-        """Waits for a running save. Returns why another one cannot start, or an error that was not retrieved yet."""
+    def _previous_error(
+        self, when_busy: Literal["wait", "fail"], deadline: Deadline | None = None
+    ) -> BaseException | None:
+        """Waits for a running save. Returns why another one cannot start, or an error that was not retrieved yet.
+
+        A save with a deadline starts after one that failed, which was logged: it may be the last one.
+        """
         if self._closed:
             return CheckpointError(f"{self.url}: the manager is closed")
         if self._handle is not None and when_busy == "fail" and not self._handle.done():
             return CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
-        return self._unretrieved()
+        if deadline is None:
+            return self._unretrieved()
+        handle, self._handle = self._handle, None
+        if handle is None or handle.end_by(deadline):
+            return None
+        return DeadlineError(f"{self.url}: step {handle.step} was still being saved at the deadline, and was aborted")
 
     def _unretrieved(self) -> BaseException | None:
         """Waits for a running save, and returns an error that was not retrieved yet."""
@@ -132,6 +197,63 @@ class Checkpoints:
         # Not before: if the wait is interrupted, the save still reads the staged copy.
         self._handle = None
         return error
+
+    def on_signal(
+        self, *signals: int, deadline_s: float = 25.0, check_every_s: float = 1.0, timeout_s: float = 600.0
+    ) -> StopRequests:
+        """Handles signals that ask to stop, for `stop_requested`. All ranks call it, on their main threads.
+
+        A signal only sets a flag, and then calls the handler that was there, unless that is the default action. A
+        handler that another library installs later is called too. The handlers are restored by `close`, at the end of
+        the block if this is used in a `with` statement, or by `end()` of the returned object.
+
+        DataLoader workers that are started afterwards ignore these signals, unless their own rank sends them: forked
+        ones, and those of torchobj's `DataLoader`; of a `forkserver`, which must be started afterwards too, SIGTERM.
+
+        Args:
+            signals: Their numbers; `signal.SIGTERM` if there are none.
+            deadline_s: Time from a signal until the ranks must have saved, in seconds: the default `deadline_s` of
+                `save` once `stop_requested` has returned True. The time starts when Python runs the handler: after a
+                long call into C++, as late as that ends. torchrun sends SIGKILL 30 s after SIGTERM.
+            check_every_s: Time between two meetings of the ranks in `stop_requested`, in seconds.
+            timeout_s: Maximum time that a rank waits in `stop_requested` for another one, in seconds.
+
+        Raises:
+            ConfigError: A signal cannot be handled, this is not the main thread, a time is not a positive number, or
+                signals are handled already.
+
+        Example:
+            >>> from torchobj.checkpoint import CheckpointManager
+            >>> with CheckpointManager("memory://example/run-2") as checkpoints:
+            ...     with checkpoints.on_signal(signal.SIGTERM):
+            ...         signal.raise_signal(signal.SIGTERM)
+            ...         checkpoints.stop_requested()
+            True
+        """
+        if self._stop is not None and self._stop.is_active:
+            raise ConfigError("on_signal: signals are handled already; end() of what it returned ends that")
+        self._stop = StopRequests(
+            signals or (signal.SIGTERM,),
+            self._stopping,
+            deadline_s=deadline_s,
+            check_every_s=check_every_s,
+            timeout_s=timeout_s,
+        )
+        return self._stop
+
+    def stop_requested(self) -> bool:
+        """Returns whether a signal to any rank has asked to stop. Call it equally often on all ranks, as after a step.
+
+        All ranks get the same answer in the same call, and once it is True it remains True. The ranks meet about every
+        `check_every_s` seconds; a call in between takes about a microsecond.
+
+        Raises:
+            ConfigError: `on_signal` was not called.
+            CheckpointError: Another rank does not respond, or called this another number of times.
+        """
+        if self._stop is None:
+            raise ConfigError("stop_requested: call on_signal first, on all ranks")
+        return self._stop.requested()
 
     def steps(self) -> list[int]:
         """Returns the committed steps, ascending. One listing, as for `latest`."""
@@ -224,6 +346,8 @@ class Checkpoints:
     def close(self) -> None:
         """Waits as `wait` does. Later saves are refused."""
         self._closed = True
+        if self._stop is not None:
+            self._stop.end()
         self.wait()
 
     def __enter__(self) -> Self:

@@ -90,6 +90,7 @@ class CheckpointManager(Checkpoints):
         *,
         overwrite: bool = False,
         progress: ProgressOption = None,
+        deadline_s: float | None = None,
     ) -> None:
         """Saves a step; it is committed when this returns. Waits for a background save first.
 
@@ -106,16 +107,24 @@ class CheckpointManager(Checkpoints):
                 old commit object cannot be read, the old data becomes a leftover.
             progress: As for `torchobj.save`, on the first rank; as for `StorageWriter`, on each rank, if `sharded`. An
                 exception that it raises ends the save, and nothing is committed.
+            deadline_s: Time after which the save gives up, in seconds, on all ranks. It does not delete old steps, and
+                a background save that runs gets the time first. The state is taken on this thread, which is not
+                interrupted, and written on another one. None: no deadline; once `stop_requested` has returned True,
+                the rest of that of `on_signal`.
 
         Raises:
+            CheckpointError: The deadline has passed. Nothing is committed, unless the message says that this is not
+                known; the process can exit.
             CheckpointError: The step is committed already, or another writer committed it first.
             ConfigError: The step, the state or the metrics are not valid; or the ranks have managers with other
                 arguments, or save other steps.
             StoreError: The data could not be written. Nothing is committed, unless a note of the error says that this
                 is not known.
-            Exception: An earlier background save failed and its error was not retrieved; this save was not started.
+            Exception: An earlier background save failed and its error was not retrieved; this save was not started,
+                unless it has a deadline.
         """
-        self._save(step, metrics, self._content(state, copy=None, progress=progress), overwrite=overwrite)
+        content = self._content(state, copy=None, progress=progress)
+        self._save(step, metrics, content, overwrite=overwrite, deadline_s=deadline_s)
 
     def save_async(
         self,

@@ -6,21 +6,24 @@ A save that fails deletes what it wrote, unless its commit may have succeeded: t
 step's or a leftover.
 """
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
+from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.leftovers import Attempt, running, under_way
 from torchobj.checkpoint.steps.commit import Commit, StoredObject, attempt_of, checked_step, folder_of
 from torchobj.checkpoint.steps.commits import Commits, CommittedByAnotherError, UnreadableCommitError
 from torchobj.checkpoint.steps.content import Content, WrittenObject
+from torchobj.checkpoint.steps.deadline import Deadline, DeadlineError
 from torchobj.checkpoint.steps.retention import Retention, expired
 from torchobj.exceptions import (
     AccessDeniedError,
@@ -59,6 +62,7 @@ class PendingSave:
         error: The reason why this rank cannot save; None if it can.
         overwrite: Replace the step if it is committed.
         rules: The rules that keep steps.
+        deadline: By which `run` must have ended; None if it has time. It may be set later.
 
     Raises:
         BaseException: `error`, of this rank or of another one.
@@ -80,8 +84,11 @@ class PendingSave:
         error: BaseException | None,
         overwrite: bool,
         rules: Retention,
+        deadline: Deadline | None = None,
     ) -> None:
-        self._commits, self._content, self._rules = commits, content, rules
+        self._commits, self._content, self._rules, self.deadline = commits, content, rules, deadline
+        #: Whether the commit object was written, or may have been.
+        self.is_committed = self._may_be_committed = False
         self._ranks, self._writers = ranks, writers
         #: The existing commit of the step, which will be replaced, and the version of its commit object.
         self._replaced: Commit | None = None
@@ -95,14 +102,13 @@ class PendingSave:
             of_all = meeting.gather(settings)
             if of_all is not None:
                 check_same(of_all)
-                meeting.result = self._begin(overwrite=overwrite)
+                with self._in_time():
+                    meeting.result = self._begin(overwrite=overwrite)
         self._attempt: Attempt[int] = meeting.result
         # Created on the thread of the caller, together.
         _ = writers.group
         #: What the first rank must find before the commit, by its name in the folder of the attempt.
         self._objects: Mapping[str, WrittenObject] = {}
-        #: Whether the commit object was written, or may have been.
-        self._is_committed = self._may_be_committed = False
 
     def _begin(self, *, overwrite: bool) -> Attempt[int]:
         """Returns a new attempt, and keeps what it replaces."""
@@ -141,29 +147,53 @@ class PendingSave:
         try:
             with under_way(self._attempt):
                 try:
-                    self.write()
-                    if is_first:
-                        self.commit()
+                    with self._in_time():
+                        self.write()
+                        if is_first:
+                            self.commit()
                 except Exception as error:
-                    if is_first and not self._may_be_committed:
+                    if is_first and not self._may_be_committed and not isinstance(error, DeadlineError):
                         self._discard(error)
                     raise
-            if is_first:
-                self.prune()
+            if is_first and self.deadline is None:
+                # A deadline may be set meanwhile.
+                with contextlib.suppress(DeadlineError), self._in_time():
+                    self.prune()
         except BaseException as error:  # noqa: BLE001  all ranks raise it
             failed = error
         try:
             self._writers.agree(failed)
         except RankGoneError as gone:
-            if not self._is_committed:
+            if not self.is_committed:
                 unknown = f"it is not known whether step {self.step} was committed: call steps()"
                 gone.add_note(f"step {self.step} was not committed" if is_first else unknown)
                 raise
             logger.warning("%s: step %d is committed, but %s", self._commits.url, self.step, gone)
         except BaseException as error:
-            if self._is_committed:
+            if self.is_committed:
                 error.add_note(f"step {self.step} is committed nevertheless")
             raise
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Converts the end of calls of stores that were cancelled.
+
+        Raises:
+            DeadlineError: They were, on this rank or on another one.
+        """
+        try:
+            yield
+        except SystemExit as end:
+            if self.deadline is None:
+                raise
+            raise DeadlineError(f"{self._commits.url}: {self.outcome()}") from end
+
+    def outcome(self) -> str:
+        """Describes a save that has not ended by its deadline."""
+        late = f"step {self.step} was not saved by the deadline"
+        if self._may_be_committed:
+            return f"{late}, and it is not known whether it was committed: call steps()"
+        return f"{late}; earlier steps are unchanged, and sweep() deletes what was written"
 
     def write(self) -> None:
         """Writes what this rank has to write of the content."""
@@ -190,7 +220,7 @@ class PendingSave:
         except (StoreError, CommittedByAnotherError) as error:
             self._may_be_committed = not (isinstance(error, CommittedByAnotherError) or was_refused(error))
             raise
-        self._is_committed = True
+        self.is_committed = True
 
     def _written(self) -> tuple[StoredObject, ...]:
         """Returns the attempt's objects. All of them belong to it, because its nonce is unique."""
@@ -330,6 +360,7 @@ class SaveHandle:
 
     def __init__(self, pending: PendingSave) -> None:
         self._step, self._pending = pending.step, pending
+        self._cancellation = _torchobj.Cancellation()
         self._future: Future[None] = Future()
         self._is_retrieved = False
 
@@ -350,6 +381,7 @@ class SaveHandle:
 
     def _run(self) -> None:
         failed: BaseException | None = None
+        self._cancellation.enter()
         try:
             self._pending.run()
         except BaseException as error:
@@ -366,6 +398,15 @@ class SaveHandle:
             self._future.set_exception(failed)
         # Not before: a child that is forked in between would wait for the result.
         _running.discard(self)
+
+    def end_by(self, deadline: Deadline) -> bool:
+        """Waits for the save, and ends it by the deadline. Returns whether it had the time, committed or failed."""
+        pending = getattr(self, "_pending", None)
+        if deadline.wait(self._future) or pending is None:
+            return True
+        pending.deadline = deadline
+        self._cancellation.cancel()
+        return False
 
     def leave_to_parent(self) -> None:
         """Fails, in a forked child: the thread exists in its parent only. The save itself goes on there."""
