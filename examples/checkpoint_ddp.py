@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 2 examples/checkpoint_ddp.py --data s3://bucket/digits/ --checkpoints s3://bucket/run/
 
 The weights and the state of the optimizer are sharded over the ranks (FSDP2 with gloo, on the CPU). If the job is
-killed and started again, with the same or another number of ranks, it resumes from its newest committed checkpoint. A
-batch has 60 digits for any number of ranks, so that this number affects only the rounding of floats.
+killed and started again, with the same or another number of ranks, it resumes from its newest committed checkpoint.
+SIGTERM to any rank, as of a preemption, ends all of them after the checkpoint of the epoch. A batch has 60 digits for
+any number of ranks, so that this number affects only the rounding of floats.
 
 Without torchrun it demonstrates recovery on an embedded S3 server: one of two ranks is killed with SIGKILL during a
 save; three ranks resume from the previous checkpoint, and end with the result of an uninterrupted run.
@@ -111,17 +112,20 @@ def run_rank(arguments: argparse.Namespace) -> None:
     fully_shard(model, mesh=mesh)
     training = Training(model)
 
-    with manager(arguments.checkpoints, arguments.upload_mbit_s) as checkpoints:
+    with manager(arguments.checkpoints, arguments.upload_mbit_s) as checkpoints, checkpoints.on_signal(signal.SIGTERM):
         state = {"training": training, "epoch": 0}
         if checkpoints.latest() is not None:
             checkpoints.restore(into=state)
             print_once(rank, f"{ranks} ranks resumed from step {state['epoch']}")
-        train(state, checkpoints, arguments)
+        stopped = train(state, checkpoints, arguments)
     dist.destroy_process_group()
+    if stopped:
+        # Ends the process as the signal does if it is not handled, so that the scheduler starts the job again.
+        signal.raise_signal(signal.SIGTERM)
 
 
-def train(state: dict[str, Any], checkpoints: CheckpointManager, arguments: argparse.Namespace) -> None:
-    """Trains the remaining epochs, and saves a checkpoint after each."""
+def train(state: dict[str, Any], checkpoints: CheckpointManager, arguments: argparse.Namespace) -> bool:
+    """Trains the remaining epochs, and saves a checkpoint after each. Returns whether a signal has ended it before."""
     rank, ranks, training = dist.get_rank(), dist.get_world_size(), state["training"]
     # Half of the digits is enough to demonstrate checkpoints.
     dataset = torchobj.ObjectMapDataset(f"{arguments.data}train/", glob="**/*[02468].png", transform=decode)
@@ -143,6 +147,9 @@ def train(state: dict[str, Any], checkpoints: CheckpointManager, arguments: argp
         print_once(rank, f"epoch {epoch}/{arguments.epochs}: loss {mean / ranks:.4f}, saving")
         checkpoints.save(epoch, state)
         print_once(rank, f"epoch {epoch}/{arguments.epochs}: committed")
+        if checkpoints.stop_requested():
+            return bool(epoch < arguments.epochs)
+    return False
 
 
 def print_once(rank: int, text: str) -> None:

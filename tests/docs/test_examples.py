@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,19 @@ def test_another_number_of_ranks_resumes_from_the_checkpoint_before_the_killed_s
     assert "3 ranks resumed from step 1" in output
     assert "epoch 2/2: committed" in output
     assert checkpoints.steps() == [1, 2]
+
+
+@pytest.mark.timeout(300)
+def test_ranks_end_after_a_checkpoint_if_one_of_them_gets_a_signal(bucket, digits, strict_server, fake_gcs_server):
+    checkpoints = CheckpointManager(f"{bucket.url}/run/", sharded=True, config=bucket.config)
+    arguments = [f"--data={digits}", f"--checkpoints={bucket.url}/run/", "--epochs=1000"]
+    with started_ranks(2, arguments, environment(fake_gcs_server, strict_server)) as ranks:
+        assert "epoch 1/1000: committed\n" in ranks[0].stdout, ranks[0].errors()
+        ranks[1].send_signal(signal.SIGTERM)
+        for rank in ranks:
+            assert rank.wait(100) == -signal.SIGTERM, rank.errors()
+        *_, last = ranks[0].stdout.read().splitlines()
+    assert last == f"epoch {checkpoints.latest()}/1000: committed"
 
 
 @contextlib.contextmanager
