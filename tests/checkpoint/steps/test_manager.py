@@ -83,7 +83,7 @@ def test_a_process_waits_at_exit_for_its_save_and_logs_it(tmp_path):
         "from torchobj.checkpoint.steps import state_content\n"
         "logged, save = threading.Event(), state_content.save_counted\n"
         "logging.getLogger('torchobj').addFilter(lambda record: logged.set() or True)\n"
-        "state_content.save_counted = lambda *given, **named: (logged.wait(30), save(*given, **named))\n"
+        "state_content.save_counted = lambda *given, **named: (logged.wait(30), save(*given, **named))[1]\n"
         "c.CheckpointManager(sys.argv[1]).save_async(1, {'x': torch.ones(5_000_000)})\n"
     )
     command = [sys.executable, "-c", script, f"file://{tmp_path}"]

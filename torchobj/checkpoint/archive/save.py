@@ -34,6 +34,8 @@ class SavedObject(NamedTuple):
     """Size in bytes."""
     version: str
     """The store's version of the object: on S3 the ETag."""
+    crc32: int | None = None
+    """CRC-32 of its bytes; None if it was streamed by `torch.save`."""
 
 
 def save(
@@ -197,11 +199,11 @@ def _sent(
             gather.write(batch)
             if in_blocks:
                 counted.add(sum(4 if isinstance(piece, tuple) else memoryview(piece).nbytes for piece in batch))
-        version, size, _crc32 = gather.close()
+        version, size, crc32 = gather.close()
     except BaseException:
         gather.abort()
         raise
-    return SavedObject(str(parsed), size, version)
+    return SavedObject(str(parsed), size, version, crc32)
 
 
 def _batches(plan: Plan, *, in_blocks: bool) -> Iterator[list[Any]]:

@@ -22,6 +22,7 @@ from torchobj.checkpoint.steps.commit import Commit, checked_step
 from torchobj.checkpoint.steps.commits import Commits
 from torchobj.checkpoint.steps.content import Content
 from torchobj.checkpoint.steps.deadline import Deadline, DeadlineError, check_seconds
+from torchobj.checkpoint.steps.local_copy import LocalCopy
 from torchobj.checkpoint.steps.pending_save import PendingSave, SaveHandle
 from torchobj.checkpoint.steps.retention import KeepBest, Retention
 from torchobj.checkpoint.steps.stop_requests import StopRequests
@@ -130,7 +131,13 @@ class Checkpoints:
         if when_busy not in ("wait", "fail"):
             raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
         pending = self._begun(
-            "save_async", self._background, when_busy, step, metrics, content=content, overwrite=overwrite
+            "save_async",
+            self._background,
+            when_busy,
+            step,
+            metrics,
+            content=content,
+            overwrite=overwrite,
         )
         pending.stage()
         self._handle = SaveHandle(pending)
@@ -163,7 +170,12 @@ class Checkpoints:
             overwrite=overwrite,
             rules=self._rules,
             deadline=deadline,
+            local=self._local_copy(content),
         )
+
+    def _local_copy(self, content: Any) -> LocalCopy | None:  # noqa: ARG002
+        """Returns what writes the content of this class through the local disk. None: it is written to the store."""
+        return None
 
     def _settings(self, method: str, *, step: Any, **arguments: Any) -> dict[str, str]:
         """Returns what must be the same on all ranks: ranks with different settings would wait for each other."""
@@ -281,12 +293,17 @@ class Checkpoints:
         """
         return dict(self._committed(checked_step(step)).metrics)
 
-    def _found(self, step: int | Literal["latest"]) -> Commit:
+    def _wanted(self, step: int | Literal["latest"]) -> int | None:
+        """Returns the number of a step to restore; None for the latest."""
         if not isinstance(step, str) and not hasattr(step, "__index__"):
             raise ConfigError(f"step is a {type(step).__name__}: must be an int or 'latest'; pass a state as into=")
         if isinstance(step, str) and step != "latest":
             raise ConfigError(f"step={step!r}: must be an int or 'latest'")
-        number = self.latest() if step == "latest" else checked_step(step)
+        return None if step == "latest" else checked_step(step)
+
+    def _found(self, step: int | Literal["latest"]) -> Commit:
+        wanted = self._wanted(step)
+        number = self.latest() if wanted is None else wanted
         if number is None:
             raise CheckpointError(f"{self.url}: no step is committed")
         return self._committed(number)

@@ -23,6 +23,7 @@ __all__ = [
     "STATE_FILE",
     "Commit",
     "Kind",
+    "LocalPart",
     "StoredObject",
     "attempt_of",
     "check_size",
@@ -50,6 +51,8 @@ _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _MAX_KEY_BYTES = 1024
 #: Sizes have 63 bits.
 _MAX_SIZE = (1 << 63) - 1
+#: Maximum number of ranks that a copy on a local disk names.
+_MAX_RANKS = 1 << 20
 
 Kind = Literal["state", "dcp", "folder"]
 
@@ -97,6 +100,19 @@ class StoredObject:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LocalPart:
+    """What the commit of a copy on a local disk has in addition: which part of the step it is, and what it follows."""
+
+    continues: tuple[str | None, ...]
+    """Nonces of the attempts that the run has saved or restored since the newest one in the bucket, which is one of
+    them; None: there was none in the bucket. Empty when the step is in the bucket itself."""
+    ranks: tuple[int, ...]
+    """Numbers of the ranks whose data it has."""
+    count: int
+    """Number of ranks that have data."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Commit:
     """The content of a commit object."""
 
@@ -108,6 +124,8 @@ class Commit:
     metrics: Mapping[str, float]
     time: datetime
     """Time of the commit, by the writer's clock."""
+    local: LocalPart | None = None
+    """None in the bucket."""
     version: str | None = dataclasses.field(default=None, compare=False)
     """The store's version of the commit object, which is not in it."""
 
@@ -128,6 +146,8 @@ class Commit:
             "metrics": metrics,
             "objects": [_fields(item) for item in self.objects],
         }
+        if self.local is not None:
+            fields["local"] = dataclasses.asdict(self.local)
         return json.dumps(fields, indent=1).encode()
 
     @classmethod
@@ -154,7 +174,8 @@ class Commit:
                 raise ValueError("it names an object twice")
             # A date of the year 1 may have no equivalent in UTC.
             time = datetime.fromisoformat(fields["time"]).astimezone(UTC)
-            return cls(attempt, cast("Kind", fields["kind"]), objects, metrics, time, version)
+            local = _local_part(fields["local"]) if "local" in fields else None
+            return cls(attempt, cast("Kind", fields["kind"]), objects, metrics, time, local, version)
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
             raise ValueError(f"a field is missing, or of another type or size: {reprlib.repr(str(error))}") from None
 
@@ -188,6 +209,18 @@ def _attempt(step: Any, nonce: Any, expected: int) -> Attempt[int]:
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
         raise _wrong("nonce", nonce)
     return Attempt(step, nonce)
+
+
+def _local_part(fields: Any) -> LocalPart:
+    if type(fields) is not dict or fields.keys() != {"continues", "ranks", "count"}:
+        raise _wrong("local part", fields)
+    continues, ranks, count = fields["continues"], fields["ranks"], _number(fields["count"], _MAX_RANKS)
+    if type(continues) is not list or type(ranks) is not list or len(set(ranks)) != len(ranks):
+        raise _wrong("local part", fields)
+    for nonce in continues:
+        if nonce is not None and (not isinstance(nonce, str) or not _NONCE.fullmatch(nonce)):
+            raise _wrong("nonce", nonce)
+    return LocalPart(tuple(continues), tuple(_number(rank, count - 1) for rank in ranks), count)
 
 
 def _metric(value: Any) -> float:

@@ -20,7 +20,8 @@ from typing import Any, cast
 
 from torchobj._torchobj import Buffer
 from torchobj.checkpoint.leftovers import Attempt, AttemptsDir, Leftover
-from torchobj.checkpoint.steps.commit import DIGITS, Commit, attempt_of, check_size, folder_of
+from torchobj.checkpoint.steps.commit import DIGITS, Commit, StoredObject, attempt_of, check_size, folder_of
+from torchobj.checkpoint.steps.content import WrittenObject
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     BucketNotFoundError,
@@ -156,6 +157,35 @@ class Commits(AttemptsDir[int]):
             yield
         except UnreadableCommitError as error:
             warn_once(self.once, "%s", error)
+
+    def stored(self, attempt: Attempt[int], expected: Mapping[str, WrittenObject]) -> tuple[StoredObject, ...]:
+        """Returns the objects of an attempt, to be committed. All of them belong to it, because its nonce is unique.
+
+        Args:
+            attempt: The attempt, which has written everything.
+            expected: What it has written, by the names in its folder.
+
+        Raises:
+            CheckpointError: An object is missing, or has another size.
+        """
+        folder, unknown = folder_of(attempt), WrittenObject()
+        # Without markers of folders, and other keys that a commit cannot name.
+        found = [info for info in self.objects(folder) if attempt_of(info.key) == attempt]
+        names = [info.key.removeprefix(folder) for info in found]
+        # Listings may have no sizes.
+        sizes = [self.store.head(self.key(info.key)).size if info.size is None else info.size for info in found]
+        known = [expected.get(name, unknown) for name in names]
+        other = {name for name, size, own in zip(names, sizes, known, strict=True) if own.size not in (None, size)}
+        if missing := sorted(expected.keys() - set(names) | other):
+            message = (
+                f"step {attempt.checkpoint}: {', '.join(missing)} is gone, or has another size; did another process "
+                "call sweep? Its older_than_s must be longer than a save takes"
+            )
+            raise CheckpointError(f"{self.url}: {message}")
+        return tuple(
+            StoredObject(info.key, size or 0, info.version, own.crc32, own.sha256)
+            for info, size, own in zip(found, sizes, known, strict=True)
+        )
 
     def publish(self, commit: Commit, replaces: str | None = None) -> None:
         """Commits a checkpoint.

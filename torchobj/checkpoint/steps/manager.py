@@ -3,29 +3,37 @@
 A restore is that of one file or of state shards (`restore`).
 """
 
+import logging
+import os
 import secrets
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
 import torch
 
 from torchobj.checkpoint.archive.load import effective_weights_only
+from torchobj.checkpoint.leftovers import Attempt
 from torchobj.checkpoint.matching import Skipped
 from torchobj.checkpoint.state.staging import Stager
 from torchobj.checkpoint.steps.checkpoints import Checkpoints
 from torchobj.checkpoint.steps.commit import Commit, folder_of
+from torchobj.checkpoint.steps.local import LocalFiles, LocalSteps
+from torchobj.checkpoint.steps.local_copy import LocalCopy, finish_upload
+from torchobj.checkpoint.steps.nearest import Copies, newer_copies
 from torchobj.checkpoint.steps.pending_save import SaveHandle
 from torchobj.checkpoint.steps.prefixes import PrefixMap
 from torchobj.checkpoint.steps.restore import SavedState, read_file, read_shards, restore_file, restore_shards
 from torchobj.checkpoint.steps.retention import KeepBest
 from torchobj.checkpoint.steps.state_content import StateContent
 from torchobj.config import StoreConfig
-from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
+from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError, StoreError
 from torchobj.ranks.meeting import check_same
 from torchobj.ranks.shared_read.reads import Peers, machine
 from torchobj.store.transfers import ByteProgress, ProgressOption
 
 __all__ = ["CheckpointManager"]
+
+logger = logging.getLogger("torchobj")
 
 
 class CheckpointManager(Checkpoints):
@@ -52,6 +60,11 @@ class CheckpointManager(Checkpoints):
             tuple. The first step that is saved without the metric logs a warning.
         sharded: Whether each rank writes its state shard, by `torch.distributed.checkpoint`. If False, the first rank
             writes the state as one file of `torch.save`.
+        local: A folder on a local disk, which no other job uses. A save writes there first, and sends the files to the
+            store; a restore reads there what is complete, and also a step whose upload was interrupted, if the ranks
+            have all of it. If the disk is full, slow or read-only, a save goes to the store directly, with one warning.
+            The disk needs space for `keep_local` + 1 steps. May have other paths on other machines.
+        keep_local: Number of steps to keep there.
         process_group: The ranks that save; all if None.
         config: Settings of the store.
 
@@ -75,12 +88,15 @@ class CheckpointManager(Checkpoints):
         keep_best: KeepBest | tuple[Any, ...] | None = None,
         *,
         sharded: bool = False,
+        local: str | os.PathLike[str] | None = None,
+        keep_local: int = 1,
         process_group: "torch.distributed.ProcessGroup | None" = None,
         config: StoreConfig | None = None,
     ) -> None:
         super().__init__(url, keep_last, keep_every, keep_best, process_group=process_group, config=config)
         self._sharded = sharded
         self._stager = Stager()
+        self._local = None if local is None else LocalSteps(local, keep_local, self.url)
 
     def save(
         self,
@@ -165,8 +181,13 @@ class CheckpointManager(Checkpoints):
             state, self._stager, copy=copy, sharded=self._sharded, progress=progress, config=self._config
         )
 
+    def _local_copy(self, content: StateContent) -> LocalCopy | None:
+        local = self._opened()
+        return None if local is None else LocalCopy(local, content, self._config)
+
     def _settings(self, method: str, **arguments: Any) -> dict[str, str]:
-        return super()._settings(method, sharded=bool(self._sharded), **arguments)
+        has_local = self._local is not None and not self._closed
+        return super()._settings(method, local=has_local, sharded=bool(self._sharded), **arguments)
 
     def restore(
         self,
@@ -217,35 +238,49 @@ class CheckpointManager(Checkpoints):
         if self._sharded:
             # Reading without it takes other collectives.
             compared["into"] = None if into is None else "a dict"
-        settings = self._settings("restore", **compared)
-        with self._ranks.meeting() as meeting:
-            of_all = meeting.gather(settings)
-            if of_all is not None:
-                check_same(of_all)
-                meeting.result = self._found(step)
-        found: Commit = meeting.result
-        source, folder = f"{self.url}, step {found.step}", f"{self.url}/{folder_of(found.attempt)}"
-        with self._ranks.meeting() as meeting:
-            self._check_restore(found, into, map_location, source)
-            prefixes, counted = PrefixMap(prefix_map), ByteProgress(progress)
-            allowed_only = effective_weights_only(weights_only is not False)
-            # Ranks that restore the same names read the same ranges.
-            own = machine(), None if into is None else sorted(map(str, into))
-            of_ranks = meeting.gather(own)
-            if of_ranks is not None:
-                meeting.result = secrets.token_bytes(16), of_ranks
-        nonce, of_ranks = meeting.result
-        saved = SavedState(
-            folder,
-            self._config,
-            self._ranks,
-            source,
-            weights_only=allowed_only,
-            peers=Peers(nonce, of_ranks.count(own)),
-            counted=counted,
-            prefixes=prefixes,
-            skipped=None if strict else Skipped([], []),
-        )
+        settings, local, damaged = self._settings("restore", **compared), self._opened(), set[Attempt[int]]()
+        while True:
+            found, is_local = self._nearest(step, settings, local, damaged)
+            source, folder = f"{self.url}, step {found.step}", f"{self.url}/{folder_of(found.attempt)}"
+            has_copy = local is not None and found.attempt not in damaged
+            try:
+                with self._ranks.meeting() as meeting:
+                    self._check_restore(found, into, map_location, source)
+                    prefixes, counted = PrefixMap(prefix_map), ByteProgress(progress)
+                    allowed_only = effective_weights_only(weights_only is not False)
+                    files = local.files_of(found) if local is not None and has_copy else LocalFiles()
+                    # Ranks that restore the same names read the same ranges.
+                    own = machine(), files, None if into is None else sorted(map(str, into))
+                    of_ranks = meeting.gather(own)
+                    if of_ranks is not None:
+                        meeting.result = secrets.token_bytes(16), of_ranks
+                nonce, of_ranks = meeting.result
+                saved = SavedState(
+                    folder,
+                    self._config,
+                    files,
+                    self._ranks,
+                    source,
+                    weights_only=allowed_only,
+                    peers=Peers(nonce, of_ranks.count(own)),
+                    counted=counted,
+                    prefixes=prefixes,
+                    skipped=None if strict else Skipped([], []),
+                )
+                restored = self._read(saved, into, map_location)
+            except BaseException as error:
+                if local is None or not has_copy or not self._is_damaged(found.attempt, local, error):
+                    raise
+                damaged.add(found.attempt)
+                continue
+            if local is not None:
+                local.restored(found, is_local=is_local)
+            saved.log_skipped()
+            return restored
+
+    def _read(
+        self, saved: SavedState, into: MutableMapping[str, Any] | None, map_location: Any
+    ) -> MutableMapping[str, Any]:
         try:
             if into is None:
                 into = read_shards(saved) if self._sharded else read_file(saved, map_location)
@@ -254,11 +289,82 @@ class CheckpointManager(Checkpoints):
             else:
                 restore_file(into, saved)
         except ObjectNotFoundError as gone:
-            raise CheckpointError(f"{source}: committed, but its data is gone: {gone}") from gone
+            raise CheckpointError(f"{saved.source}: committed, but its data is gone: {gone}") from gone
         with self._ranks.meeting():
             saved.counted.finish()
-        saved.log_skipped()
         return into
+
+    def _opened(self) -> LocalSteps | None:
+        """Returns the copies on the local disk, which it locks at the first call. Collective."""
+        # What a closed manager reads, it reads from the bucket.
+        if self._local is not None and not self._closed:
+            self._local.open(self._ranks, self._settings("local=", step=None))
+            return self._local
+        return None
+
+    def _nearest(
+        self,
+        step: int | Literal["latest"],
+        settings: Mapping[str, str],
+        local: LocalSteps | None,
+        damaged: set[Attempt[int]],
+    ) -> tuple[Commit, bool]:
+        """Returns the commit of the step that all ranks restore, and whether only the local disks have it. Collective.
+
+        The upload of a step that the disks have together, but not each of them, is finished first.
+        """
+        while True:
+            with self._ranks.meeting() as meeting:
+                copies = local.copies() if local is not None and local.is_first else []
+                of_all: Any = meeting.gather({**settings, "copies": copies})
+                if of_all is not None:
+                    of_ranks = [each.pop("copies", []) for each in of_all]
+                    check_same(of_all)
+                    meeting.result = self._selected(step, local, of_ranks, damaged)
+            found: Commit | Copies = meeting.result
+            if isinstance(found, Commit):
+                return found, False
+            if local is None or found.is_on(local.disks):
+                return found.commit, True
+            sent = finish_upload(found, local, self._commits, self._ranks, self._config)
+            if sent is not None:
+                return sent, False
+            damaged.add(found.attempt)
+
+    def _selected(
+        self,
+        step: int | Literal["latest"],
+        local: LocalSteps | None,
+        of_ranks: Sequence[Sequence[Commit]],
+        damaged: Collection[Attempt[int]],
+    ) -> Commit | Copies:
+        wanted = self._wanted(step)
+        if local is not None:
+            newest = self.latest()
+            found = None if newest is None else self._committed(newest)
+            copies = newer_copies(found, wanted, local.disks, of_ranks, damaged=damaged, source=self.url)
+            if copies is not None:
+                return copies
+        return self._found(step)
+
+    def _is_damaged(self, attempt: Attempt[int], local: LocalSteps, error: BaseException) -> bool:
+        """Returns whether the copy of a step that was not restored is damaged on some disk. Collective."""
+        with self._ranks.meeting() as meeting:
+            is_cause = local.is_first and isinstance(error, CheckpointError | StoreError)
+            damage = local.damage(attempt) if is_cause else None
+            of_all = meeting.gather(damage)
+            if of_all is not None:
+                meeting.result = next((each for each in of_all if each is not None), None)
+                if meeting.result is not None:
+                    logger.warning(
+                        "%s: the local copy of step %d is damaged, and is not used: %s",
+                        self.url,
+                        attempt.checkpoint,
+                        meeting.result,
+                    )
+        if damage is not None:
+            local.discard(attempt)
+        return meeting.result is not None
 
     def _check_restore(self, found: Commit, into: Any, map_location: Any, source: str) -> None:
         if found.kind == "folder":
@@ -280,3 +386,5 @@ class CheckpointManager(Checkpoints):
             super().close()
         finally:
             self._stager.release()
+            if self._local is not None:
+                self._local.close()

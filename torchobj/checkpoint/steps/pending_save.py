@@ -20,10 +20,11 @@ import torch
 from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.leftovers import Attempt, running, under_way
-from torchobj.checkpoint.steps.commit import Commit, StoredObject, attempt_of, checked_step, folder_of
+from torchobj.checkpoint.steps.commit import Commit, checked_step, folder_of
 from torchobj.checkpoint.steps.commits import Commits, CommittedByAnotherError, UnreadableCommitError
 from torchobj.checkpoint.steps.content import Content, WrittenObject
 from torchobj.checkpoint.steps.deadline import Deadline, DeadlineError
+from torchobj.checkpoint.steps.local_copy import LocalCopy
 from torchobj.checkpoint.steps.retention import Retention, expired
 from torchobj.exceptions import (
     AccessDeniedError,
@@ -63,6 +64,7 @@ class PendingSave:
         overwrite: Replace the step if it is committed.
         rules: The rules that keep steps.
         deadline: By which `run` must have ended; None if it has time. It may be set later.
+        local: Writes the content through the local disk; None: it is written to the store directly.
 
     Raises:
         BaseException: `error`, of this rank or of another one.
@@ -85,8 +87,10 @@ class PendingSave:
         overwrite: bool,
         rules: Retention,
         deadline: Deadline | None = None,
+        local: LocalCopy | None = None,
     ) -> None:
-        self._commits, self._content, self._rules, self.deadline = commits, content, rules, deadline
+        self._commits, self._content, self._rules = commits, content, rules
+        self.deadline, self.local = deadline, local
         #: Whether the commit object was written, or may have been.
         self.is_committed = self._may_be_committed = False
         self._ranks, self._writers = ranks, writers
@@ -161,6 +165,13 @@ class PendingSave:
                     self.prune()
         except BaseException as error:  # noqa: BLE001  all ranks raise it
             failed = error
+        self._agree(failed)
+        if self.local is not None:
+            self.local.committed(self._attempt)
+
+    def _agree(self, failed: BaseException | None) -> None:
+        """Gives all ranks one outcome. Raises as `run`."""
+        is_first = self._writers.is_first
         try:
             self._writers.agree(failed)
         except RankGoneError as gone:
@@ -193,12 +204,17 @@ class PendingSave:
         late = f"step {self.step} was not saved by the deadline"
         if self._may_be_committed:
             return f"{late}, and it is not known whether it was committed: call steps()"
+        if self.local is not None and self.local.complete.done():
+            return f"{late}; the local disks have it: the next restore finds it there, and earlier steps are unchanged"
         return f"{late}; earlier steps are unchanged, and sweep() deletes what was written"
 
     def write(self) -> None:
         """Writes what this rank has to write of the content."""
         folder = f"{self._commits.url}/{folder_of(self._attempt)}"
-        self._objects = self._content.write(folder, self._writers)
+        if self.local is None:
+            self._objects = self._content.write(folder, self._writers)
+        else:
+            self._objects = self.local.write(self._attempt, self._metrics, folder, self._writers)
 
     def commit(self) -> None:
         """Writes the commit object, which names what was written.
@@ -208,7 +224,8 @@ class PendingSave:
             CommittedByAnotherError: Another writer committed or deleted the step.
             StoreError: The commit object could not be written.
         """
-        commit = Commit(self._attempt, self._content.kind, self._written(), self._metrics, datetime.now(tz=UTC))
+        objects = self._commits.stored(self._attempt, self._objects)
+        commit = Commit(self._attempt, self._content.kind, objects, self._metrics, datetime.now(tz=UTC))
         try:
             # A commit object that cannot be read again would be a step that can never be restored.
             Commit.from_json(commit.to_json(), self.step)
@@ -221,28 +238,6 @@ class PendingSave:
             self._may_be_committed = not (isinstance(error, CommittedByAnotherError) or was_refused(error))
             raise
         self.is_committed = True
-
-    def _written(self) -> tuple[StoredObject, ...]:
-        """Returns the attempt's objects. All of them belong to it, because its nonce is unique."""
-        commits, folder, expected = self._commits, folder_of(self._attempt), self._objects
-        # Without markers of folders, and other keys that a commit cannot name.
-        found = [info for info in commits.objects(folder) if attempt_of(info.key) == self._attempt]
-        names = [info.key.removeprefix(folder) for info in found]
-        # Listings may have no sizes.
-        sizes = [commits.store.head(commits.key(info.key)).size if info.size is None else info.size for info in found]
-        unknown = WrittenObject()
-        known = [expected.get(name, unknown) for name in names]
-        other = {name for name, size, own in zip(names, sizes, known, strict=True) if own.size not in (None, size)}
-        if missing := sorted(expected.keys() - set(names) | other):
-            message = (
-                f"step {self.step}: {', '.join(missing)} is gone, or has another size; did another process call sweep? "
-                "Its older_than_s must be longer than a save takes"
-            )
-            raise CheckpointError(f"{commits.url}: {message}")
-        return tuple(
-            StoredObject(info.key, size or 0, info.version, own.crc32, own.sha256)
-            for info, size, own in zip(found, sizes, known, strict=True)
-        )
 
     def _discard(self, error: Exception) -> None:
         """Deletes the data of an attempt that failed with this error."""
@@ -362,6 +357,7 @@ class SaveHandle:
         self._step, self._pending = pending.step, pending
         self._cancellation = _torchobj.Cancellation()
         self._future: Future[None] = Future()
+        self._copied = None if pending.local is None else pending.local.complete
         self._is_retrieved = False
 
     def start(self) -> None:
@@ -377,6 +373,7 @@ class SaveHandle:
         except RuntimeError as error:
             _running.discard(self)
             self._future.set_exception(error)
+            self._copied = None if self._copied is None else self._future
             raise
 
     def _run(self) -> None:
@@ -392,10 +389,13 @@ class SaveHandle:
             failed = error
         # Releases the state before a waiting thread continues.
         del self._pending
-        if failed is None:
-            self._future.set_result(None)
-        else:
-            self._future.set_exception(failed)
+        for future in (self._future, self._copied):
+            if future is None or future.done():
+                continue
+            if failed is None:
+                future.set_result(None)
+            else:
+                future.set_exception(failed)
         # Not before: a child that is forked in between would wait for the result.
         _running.discard(self)
 
@@ -412,6 +412,7 @@ class SaveHandle:
         """Fails, in a forked child: the thread exists in its parent only. The save itself goes on there."""
         # Not the same future, whose lock another thread may have held during the fork.
         self._future = Future()
+        self._copied = None if self._copied is None else self._future
         self._future.set_exception(
             CheckpointError(
                 f"step {self._step} is being saved by process {os.getppid()}, of which this one is a forked child: "
@@ -440,6 +441,24 @@ class SaveHandle:
         """
         error = self.exception(timeout)
         if error is not None:
+            raise error
+
+    def wait_local(self, timeout: float | None = None) -> None:
+        """Waits until all ranks have the step on their local disks; if a disk fails, until it is committed.
+
+        Args:
+            timeout: Maximum number of seconds.
+
+        Raises:
+            ConfigError: The manager has no `local`.
+            TimeoutError: It is not there yet.
+            Exception: The save failed with this error before.
+        """
+        if self._copied is None:
+            raise ConfigError("wait_local(): pass local= to CheckpointManager to copy steps to the local disk")
+        error = self._copied.exception(timeout)
+        if error is not None:
+            self._is_retrieved = True
             raise error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.futures import Future
 
 from torchobj.checkpoint.archive.load import load_counted
+from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.storage import StorageReader
 from torchobj.checkpoint.matching import Accepts, Pair, Part, Skipped, assign, match
 from torchobj.checkpoint.state.parts import PARAM_GROUPS, is_optimizer
@@ -29,6 +30,7 @@ from torchobj.checkpoint.state.rank_states import key_in, own_state, with_rank_s
 from torchobj.checkpoint.state.staging import with_containers
 from torchobj.checkpoint.state.taken import take_state
 from torchobj.checkpoint.steps.commit import STATE_FILE
+from torchobj.checkpoint.steps.local import LocalFiles
 from torchobj.checkpoint.steps.prefixes import PrefixMap, wrapper_prefixes
 from torchobj.checkpoint.steps.saved_entries import SavedEntries, adopts, checked
 from torchobj.config import StoreConfig
@@ -51,6 +53,8 @@ class SavedState(NamedTuple):
     folder: str
     """URL of the folder of its data, with the slash."""
     config: StoreConfig | None
+    local: LocalFiles
+    """Files of it that are on the local disk too, and are read there."""
     ranks: Ranks
     source: str
     """The checkpoint, for errors."""
@@ -66,16 +70,18 @@ class SavedState(NamedTuple):
 
     def load(self, map_location: Any, keys: Sequence[str] | None = None, into: Any = None) -> Any:
         """Loads the state from its file, with the names that it was saved with."""
-        url = self.folder + STATE_FILE
+        is_local = STATE_FILE in self.local.names
+        folder, config = (self.local.folder, None) if is_local else (self.folder, self.config)
+        url = folder + STATE_FILE
         return load_counted(
             url,
             map_location,
             weights_only=self.weights_only,
             keys=keys,
             into=into,
-            config=self.config,
+            config=config,
             counted=self.counted,
-            reads=read_with(self.peers, url, self.config),
+            reads=read_with(self.peers, url, config),
         )
 
     def log_skipped(self) -> None:
@@ -321,22 +327,41 @@ def _load_items(tree: dict[str, Any], reader: StorageReader, kind: LoadItemType,
 
 
 class _Reader(StorageReader):
-    """Reads the metadata once, renames its entries, and counts the bytes of several loads."""
+    """Reads the metadata once, renames its entries, and counts the bytes of several loads.
+
+    Reads from the local disk what is there.
+    """
 
     def __init__(self, saved: SavedState) -> None:
         super().__init__(saved.folder, config=saved.config)
         self._counted, self._saved = saved.counted, saved
         self._known: Metadata | None = None
+        self._local = StorageReader(saved.local.folder) if saved.local.names else None
+        if self._local is not None:
+            self._local._counted = saved.counted
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Returns the metadata of the checkpoint."""
         if self._known is None:
-            self._known = self._saved.prefixes.metadata(super().read_metadata(*args, **kwargs), self._saved.source)
+            is_local = self._local is not None and METADATA in self._saved.local.names
+            read = self._local.read_metadata if self._local is not None and is_local else super().read_metadata
+            self._known = self._saved.prefixes.metadata(read(*args, **kwargs), self._saved.source)
         return self._known
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Loads the items of one kind."""
-        return self._load(plan, planner)
+        if self._local is None or self._metadata is None:
+            return self._load(plan, planner)
+        self._local.set_up_storage_reader(self._metadata, is_coordinator=False)
+        infos = [self._metadata.storage_data.get(item.storage_index) for item in plan.items]
+        is_near = [str(getattr(info, "relative_path", None)) in self._saved.local.names for info in infos]
+        near = [item for item, here in zip(plan.items, is_near, strict=True) if here]
+        far = {at: number for number, at in enumerate(at for at, here in enumerate(is_near) if not here)}
+        # Other ranks of the machine read the same of what is far; what is near each reads for itself.
+        groups = plan.storage_data if isinstance(plan.storage_data, list) else []
+        shared = [group._replace(items=[far[at] for at in group.items if at in far]) for group in groups]
+        self._local._load(replace(plan, items=near, storage_data=None), planner)
+        return self._load(replace(plan, items=[plan.items[at] for at in far], storage_data=shared), planner)
 
 
 class _Planner(DefaultLoadPlanner):

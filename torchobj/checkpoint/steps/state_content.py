@@ -48,7 +48,7 @@ class StateContent:
     ) -> None:
         self._state: Any = state
         self._stager, self._copy, self._sharded = stager, copy, sharded
-        self._progress, self._config = progress, config
+        self.progress, self._config = progress, config
         self._watch: Watch | contextlib.nullcontext[None] = contextlib.nullcontext()
 
     @property
@@ -67,7 +67,7 @@ class StateContent:
         found = state_to_save(state, ranks, sharded=self._sharded)
 
         with ranks.meeting() as meeting:
-            self._counted = ByteProgress(self._progress)
+            self._counted = ByteProgress(self.progress)
             if self._sharded:
                 if self._copy is False:
                     raise ConfigError("stage=False: a sharded state is always copied first")
@@ -88,17 +88,26 @@ class StateContent:
             else:
                 self._state = self._stager.stage(tree) if self._copy else tree
 
-    def write(self, folder: str, writers: Ranks) -> Mapping[str, WrittenObject]:
-        """Writes this rank's state shard, or the file of the first rank."""
+    def write(self, folder: str, writers: Ranks, copied: ByteProgress | None = None) -> Mapping[str, WrittenObject]:
+        """Writes this rank's state shard, or the file of the first rank.
+
+        Args:
+            folder: As for `Content`.
+            writers: As for `Content`.
+            copied: For a folder on the local disk: counts the bytes in place of `progress`, and the settings of the
+                store do not apply.
+        """
+        config, counted = (self._config, self._counted) if copied is None else (None, copied)
         if self._sharded:
             # By default torch divides the entries of one object among ranks, which would mix replicas that differ.
             planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-            writer = NewFolderWriter(folder, self._counted, self._config)
+            writer = NewFolderWriter(folder, counted, config)
             with writers.collective():
                 save_shards(self._state, storage_writer=writer, planner=planner, process_group=writers.group)
             written = {name: WrittenObject(writer.sizes.get(name), crc) for name, crc in writer.checksums.items()}
             return {**written, METADATA: WrittenObject()}
         if writers.is_first:
             with self._watch:
-                save_counted(self._state, folder + STATE_FILE, config=self._config, counted=self._counted)
-        return {STATE_FILE: WrittenObject()}
+                saved = save_counted(self._state, folder + STATE_FILE, config=config, counted=counted)
+            return {STATE_FILE: WrittenObject(saved.size, saved.crc32)}
+        return {}

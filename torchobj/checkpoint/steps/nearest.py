@@ -1,0 +1,87 @@
+"""Selects the step that all ranks restore: the bucket's, or one that is only on their local disks. Reads no data.
+
+A copy that the bucket does not have is of a save whose upload was interrupted, of a branch of the run that was given
+up, or of a step that was deleted. Only the first counts: it continues the newest step of the bucket, or one that does.
+It must be complete on the disks together.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from torchobj.checkpoint.leftovers import Attempt
+from torchobj.checkpoint.steps.commit import Commit
+
+__all__ = ["Copies", "newer_copies"]
+
+logger = logging.getLogger("torchobj")
+
+
+class Copies(NamedTuple):
+    """The copies of one attempt, by their disks."""
+
+    attempt: Attempt[int]
+    of_disks: Mapping[str, Commit]
+
+    @property
+    def commit(self) -> Commit:
+        """The commit of one of them; each has the whole step if it is on all disks."""
+        return next(iter(self.of_disks.values()))
+
+    def missing(self) -> set[int] | None:
+        """Returns the numbers of the ranks whose data no disk has; None if the copies contradict each other."""
+        commits = list(self.of_disks.values())
+        parts = [commit.local for commit in commits if commit.local is not None]
+        if len({(commit.kind, part.count, part.continues) for commit, part in zip(commits, parts, strict=True)}) != 1:
+            return None
+        return set(range(parts[0].count)).difference(*(part.ranks for part in parts))
+
+    def is_on(self, disks: Iterable[str]) -> bool:
+        """Returns whether each of the disks has the data of all ranks."""
+        parts = (self.of_disks[disk].local if disk in self.of_disks else None for disk in disks)
+        return all(part is not None and len(part.ranks) == part.count for part in parts)
+
+
+def newer_copies(
+    newest: Commit | None,
+    wanted: int | None,
+    disks: Sequence[str],
+    copies: Sequence[Sequence[Commit]],
+    *,
+    damaged: Collection[Attempt[int]],
+    source: str,
+) -> Copies | None:
+    """Returns the copies of the newest step that is only on local disks and counts; None if there is none.
+
+    Copies that do not count are logged.
+
+    Args:
+        newest: The newest commit of the bucket; None if there is none.
+        wanted: Number of the step; None: the newest one.
+        disks: The disk of each rank.
+        copies: The copies that each rank has found: the first one of a disk gives them.
+        damaged: Attempts whose copies are damaged.
+        source: URL of the checkpoints, for warnings.
+    """
+    by_attempt: dict[Attempt[int], dict[str, Commit]] = {}
+    for disk, commits in zip(disks, copies, strict=True):
+        for commit in commits:
+            by_attempt.setdefault(commit.attempt, {})[disk] = commit
+    for attempt in sorted(by_attempt, reverse=True):
+        step, found = attempt.checkpoint, Copies(attempt, by_attempt[attempt])
+        first = found.commit.local
+        is_newer = newest is None or step > newest.step
+        if not is_newer or wanted not in (None, step) or attempt in damaged or first is None or not first.continues:
+            continue
+        if (None if newest is None else newest.attempt.nonce) not in first.continues:
+            newest_step = "no step there" if newest is None else f"step {newest.step}, the newest one there"
+            message = "%s: the local copy of step %d is ignored: it does not continue %s"
+            logger.warning(message, source, step, newest_step)
+            continue
+        missing = found.missing()
+        if missing is None or missing:
+            what = "its parts contradict each other" if missing is None else f"no disk has the data of ranks {missing}"
+            logger.warning("%s: the local copy of step %d is not complete: %s", source, step, what)
+            continue
+        return found
+    return None
