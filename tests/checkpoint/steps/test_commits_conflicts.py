@@ -146,8 +146,9 @@ def test_credentials_that_expire_before_the_commit_raise_and_leave_no_step(
     real = state_content.save_counted
 
     def save_until_they_end(*given, **named):
-        real(*given, **named)
+        saved = real(*given, **named)
         control.account("AKIAENDING", "S" * 20, token="token", expires_in_s=-1)
+        return saved
 
     monkeypatch.setattr(state_content, "save_counted", save_until_they_end)
     with pytest.raises(exceptions.CredentialsError):

@@ -118,7 +118,7 @@ def grouped(rank, url, config):
     def save(*given, **named):
         reached.set()
         assert going.wait(30)
-        real(*given, **named)
+        return real(*given, **named)
 
     state_content.save_counted = save
     handle = manager.save_async(1, {"x": 1})
@@ -213,7 +213,7 @@ def longer_than_patience(rank, url, config):
 
     def save(*given, **named):
         threading.Event().wait(1.5)
-        real(*given, **named)
+        return real(*given, **named)
 
     state_content.save_counted = save
     manager.save(1, {"x": 1})

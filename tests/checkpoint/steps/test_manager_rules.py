@@ -237,8 +237,9 @@ def test_data_that_is_swept_before_the_commit_is_not_committed(manager, open_man
     real = state_content.save_counted
 
     def save_and_lose(state, url, **named):
-        real(state, url, **named)
+        saved = real(state, url, **named)
         bucket.remove(url.removeprefix(f"{bucket.url}/"))
+        return saved
 
     monkeypatch.setattr(state_content, "save_counted", save_and_lose)
     with pytest.raises(

@@ -14,6 +14,7 @@ import torchobj
 from tests.support.long_tables import often
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, KeepBest
+from torchobj.checkpoint.archive.save import SavedObject
 from torchobj.checkpoint.steps import restore, state_content
 from torchobj.checkpoint.steps.retention import Retention, expired
 
@@ -151,7 +152,9 @@ class History:
 
         # torch's format is not tested here, and would take most of the time.
         def write(state, url, config, counted):
-            self.requests.make(lambda: raw.put(self.key(url), b"%d" % state["value"]))
+            body = b"%d" % state["value"]
+            self.requests.make(lambda: raw.put(self.key(url), body))
+            return SavedObject(url, len(body), "")
 
         monkeypatch.setattr(state_content, "save_counted", write)
         monkeypatch.setattr(

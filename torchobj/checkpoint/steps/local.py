@@ -32,6 +32,7 @@ from torchobj.ranks.meeting import Ranks, check_same
 from torchobj.ranks.shared_read.reads import machine
 from torchobj.store.concurrency import concurrently
 from torchobj.warn_once import warn_once
+from torchobj.workers.descriptors import Descriptor
 
 __all__ = ["LocalFiles", "LocalSteps"]
 
@@ -47,13 +48,13 @@ _MAX_NAME = 64
 _open: "weakref.WeakSet[LocalSteps]" = weakref.WeakSet()
 
 
-def _unlock_in_child() -> None:
+def _forget_in_child() -> None:
     for steps in list(_open):
-        steps.close()
+        steps.forget_lock()
 
 
 # A child would keep the lock of a rank that was killed.
-os.register_at_fork(after_in_child=_unlock_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class LocalFiles(NamedTuple):
@@ -77,9 +78,6 @@ class LocalSteps:
         ConfigError: An argument is not valid.
     """
 
-    #: Descriptor of the file whose lock this rank holds.
-    _lock: int | None = None
-
     def __init__(self, local: str | os.PathLike[str], keep: int, url: str) -> None:
         if not isinstance(local, str | os.PathLike) or not (path := os.fspath(local)) or "://" in str(path):
             raise ConfigError(f"local={local!r}: must be the path of a folder, such as '/nvme/checkpoints'")
@@ -101,6 +99,8 @@ class LocalSteps:
         self.upload_s: float | None = None
         #: As `LocalPart.continues`, of the next step.
         self.continues: tuple[str | None, ...] = (None,)
+        #: The file whose lock this rank holds.
+        self._lock: Descriptor | None = None
 
     def open(self, ranks: Ranks, settings: Mapping[str, str]) -> None:
         """Locks the folders of all disks, at the first call. Collective.
@@ -141,8 +141,9 @@ class LocalSteps:
                     folder.mkdir(0o700)
                 _check_folder(folder)
             _open.add(self)
-            self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = Descriptor(os.open(self.folder / _LOCK, flags, 0o600))
+            fcntl.flock(self._lock.number(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
             raise ConfigError(
@@ -156,14 +157,15 @@ class LocalSteps:
 
     def close(self) -> None:
         """Releases the lock. The next `open` takes it again."""
-        self.disks = []
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
-
-    def __del__(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            # Also for a child that has just been forked.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock.number(), fcntl.LOCK_UN)
+        self.forget_lock()
+
+    def forget_lock(self) -> None:
+        """Closes the file in this process."""
+        self._lock, self.disks = None, []
 
     def path_of(self, attempt: Attempt[int]) -> Path:
         """Returns the folder of an attempt."""
