@@ -187,7 +187,8 @@ class CheckpointManager(Checkpoints):
 
     def _settings(self, method: str, **arguments: Any) -> dict[str, str]:
         has_local = self._local is not None and not self._closed
-        return super()._settings(method, local=has_local, sharded=bool(self._sharded), **arguments)
+        # First: a rank with another value calls another method next.
+        return {"local": repr(has_local), **super()._settings(method, sharded=bool(self._sharded), **arguments)}
 
     def restore(
         self,

@@ -80,8 +80,8 @@ def newer_copies(
             continue
         missing = found.missing()
         if missing is None or missing:
-            what = "its parts contradict each other" if missing is None else f"no disk has the data of ranks {missing}"
-            logger.warning("%s: the local copy of step %d is not complete: %s", source, step, what)
+            why = f"no disk has the data of ranks {sorted(missing)}" if missing else "its parts contradict each other"
+            logger.warning("%s: the local copy of step %d is not complete: %s", source, step, why)
             continue
         return found
     return None

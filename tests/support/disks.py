@@ -1,0 +1,41 @@
+"""Ranks whose checkpoints have local disks: as ranks of one machine with one disk, or of a machine each."""
+
+import logging
+import shutil
+
+from tests.support.managers import of_ranks
+from torchobj.ranks.shared_read import reads
+
+
+def on_disks(rank, root, *, machines, **settings):
+    """The manager of a rank. The bucket is a folder too, which all ranks see."""
+    host = rank if machines > 1 else 0
+    reads._host_of = lambda: f"host {host}"
+    return of_ranks(f"file://{root}/bucket", None, local=disk_of(root, host), **settings)
+
+
+def disk_of(root, host):
+    """The folder of a machine."""
+    return root / f"disk {host}" / "copies"
+
+
+def data_of(root, host, step):
+    """A file with the data of a rank of the machine."""
+    return next(disk_of(root, host).glob(f"*/steps/{step:012}-*/__{host}_*"))
+
+
+def lose(root, host):
+    """Replaces a machine by another one, with an empty disk."""
+    shutil.rmtree(disk_of(root, host).parent, ignore_errors=True)
+
+
+def warnings_of():
+    """A list of the warnings that this process logs from now on."""
+
+    class Listing(logging.Handler):
+        def emit(self, record):
+            logged.append(record.getMessage())
+
+    logged = []
+    logging.getLogger("torchobj").addHandler(Listing(logging.WARNING))
+    return logged
