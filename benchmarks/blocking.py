@@ -21,10 +21,13 @@ from benchmarks.harness.states import States
 MEMCPY, CLONE = "memcpy", "clone"
 SHARDED = f"{OURS}, sharded"
 FIRST = f"{OURS}, a first save"
+LOCAL = f"{OURS}, local="
+SHARDED_LOCAL = f"{OURS}, sharded, local="
 STOCK = "dcp.async_save, stock"
 # A pause is short, and a single one has little significance.
 _TIMES = 3
 _MEMCPY = 1.2
+_LOCAL = 1.05
 
 
 class Stops(Rounds):
@@ -44,6 +47,9 @@ class Stops(Rounds):
         for name in (OURS, SHARDED):
             target = f"{self.label}, {name}: <= {_MEMCPY}x one memcpy"
             yield targets.bounded(target, self.ratio("wall_s", MEMCPY, name), 2, "x", most=_MEMCPY)
+        for name, without in ((LOCAL, OURS), (SHARDED_LOCAL, SHARDED)):
+            target = f"{self.label}, {name}: <= {_LOCAL}x the same without it"
+            yield targets.bounded(target, self.ratio("wall_s", without, name), 2, "x", most=_LOCAL)
 
 
 def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Callable[[int], Any]]:
@@ -56,6 +62,11 @@ def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Calla
     whole = stack.enter_context(CheckpointManager("memory://blocking/whole", keep_last=1))
     sharded = stack.enter_context(CheckpointManager("memory://blocking/sharded", keep_last=1, sharded=True))
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchobj-blocking-"))
+    local = {"keep_last": 1, "local": f"{folder}/local"}
+    near = stack.enter_context(CheckpointManager("memory://blocking/near", **local))
+    near_shards = stack.enter_context(
+        CheckpointManager("memory://blocking/near-shards", sharded=True, **(local | {"local": f"{folder}/shards"}))
+    )
 
     def memcpy(_: int) -> None:
         for copy, tensor in zip(used, tensors.values(), strict=True):
@@ -70,6 +81,8 @@ def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Calla
         CLONE: lambda _: [tensor.clone() for tensor in tensors.values()],
         OURS: lambda step: whole.save_async(step, tensors),
         SHARDED: lambda step: sharded.save_async(step, parts),
+        LOCAL: lambda step: near.save_async(step, tensors),
+        SHARDED_LOCAL: lambda step: near_shards.save_async(step, parts),
         FIRST: first,
         STOCK: lambda _: dcp.async_save(parts, storage_writer=dcp.FileSystemWriter(folder)),
     }

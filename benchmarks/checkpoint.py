@@ -5,6 +5,7 @@
     python benchmarks/checkpoint.py --only dcp               # distributed checkpoints
     python benchmarks/checkpoint.py --only loop              # a training loop beside an upload
     python benchmarks/checkpoint.py --only blocking          # how long save_async blocks the loop
+    python benchmarks/checkpoint.py --only nearest           # restores from a local disk
     python benchmarks/checkpoint.py --quick                  # a preview, under two minutes: not for publication
 
 Needs the extra `bench` and a C compiler for the origin. A state dict is saved or loaded by one client after the other,
@@ -24,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import blocking, dcp, loop_during_upload
+from benchmarks import blocking, dcp, loop_during_upload, nearest
 from benchmarks.harness import OURS, Clients, Part, Program, Rounds, Timed, Verdict, targets
 from benchmarks.harness.rivals.checkpoint import CLIENTS
 from benchmarks.harness.states import States, prepare, saving
@@ -182,6 +183,11 @@ def main() -> None:
             far.fill([scale.family])
             loop = partial(loop_during_upload.measure, far.memory, scale, given.rounds)
             run("loop_during_upload", *(partial(loop, kind) for kind in loop_during_upload.KINDS))
+    if program.selected(["nearest"]):
+        with origin.running() as capped:
+            capped.set(rate=nearest.CAP)
+            restore = partial(nearest.measure, capped.memory, next(iter(states.values())), given.rounds)
+            run("nearest", partial(restore, sharded=False), partial(restore, sharded=True))
     if program.selected(["blocking"]):
         run("blocking", partial(blocking.measure, next(iter(states.values())), given.rounds))
     program.finish()

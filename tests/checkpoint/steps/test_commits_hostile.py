@@ -10,7 +10,6 @@ from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps import commit
 from torchobj.checkpoint.steps.commits import Commits
-from torchobj.checkpoint.steps.pending_save import PendingSave
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -35,12 +34,12 @@ def test_a_key_that_no_commit_can_name_is_not_committed(bucket, monkeypatch, nam
 
 def test_a_commit_that_could_not_be_read_again_is_refused(monkeypatch):
     manager = CheckpointManager("memory://unreadable-commit/run")
-    written = PendingSave._written
+    stored = Commits.stored
 
     def with_a_wrong_size(*given):
-        return tuple(dataclasses.replace(item, size=-1) for item in written(*given))
+        return tuple(dataclasses.replace(item, size=-1) for item in stored(*given))
 
-    monkeypatch.setattr(PendingSave, "_written", with_a_wrong_size)
+    monkeypatch.setattr(Commits, "stored", with_a_wrong_size)
     with pytest.raises(exceptions.CheckpointError, match="step 1 cannot be committed"):
         manager.save(1, STATE)
     assert (manager.steps(), manager.leftovers()) == ([], [])

@@ -238,9 +238,9 @@ HOSTILE = {
     "of another step": lambda fields: fields.update(step=7),
     "of another attempt": lambda fields: fields.update(nonce="0" * 32),
     "without a part": lambda fields: fields.pop("local"),
-    "a part of too many ranks": lambda fields: fields["local"].update(count=1 << 40),
-    "ranks that do not exist": lambda fields: fields["local"].update(ranks=[1]),
-    "ranks that are no numbers": lambda fields: fields["local"].update(ranks=[True]),
+    "more objects than it has": lambda fields: fields["local"].update(total=2),
+    "a number of objects that is none": lambda fields: fields["local"].update(total=True),
+    "a huge number of objects": lambda fields: fields["local"].update(total=1 << 80),
     "ancestors that are none": lambda fields: fields["local"].update(continues=["../x"]),
     "more in its part": lambda fields: fields["local"].update(more=1),
 }

@@ -11,6 +11,7 @@ from tests.checkpoint.steps.test_local import Tier
 from tests.support.managers import outcome, saved_value, tensor
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint.steps import local_copy, state_content
+from torchobj.checkpoint.steps.local import LocalSteps
 from torchobj.store.transfers import Progress
 
 URL = "memory://local-copy/{}/run"
@@ -146,3 +147,13 @@ def test_the_settings_of_the_bucket_do_not_slow_down_the_disk(tier, monkeypatch)
     monkeypatch.setattr(state_content, "save_counted", save)
     tier.open(config=StoreConfig(upload_mbit_s=1)).save(1, {"x": tensor(1)})
     assert used == [None]
+
+
+def test_a_copy_that_cannot_be_committed_is_left_out(tier, caplog, monkeypatch):
+    def gone(*given):
+        raise exceptions.CheckpointError("state.pt is gone")
+
+    monkeypatch.setattr(LocalSteps, "publish", gone)
+    saves_directly(tier, tier.open(), caplog, 1)
+    assert "state.pt is gone" in caplog.text
+    assert (tier.copies(), tier.files()) == ([], [])

@@ -18,6 +18,8 @@ from multiprocessing import get_context
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.support.disks import disk_of, lose, on_disks
 from tests.support.ranks import run_ranks, started
@@ -34,8 +36,8 @@ BEGINS = {
     ("call", PendingSave.prune.__code__): None,
     ("call", LocalCopy.committed.__code__): "prune",
 }
-#: About the number of events of a stage in three saves; a local write of one file has a quarter.
-EVENTS = {"local write": 24_000, "upload": 4500, "commit": 3000, "prune": 8000}
+#: About the number of events of a stage; a local write of one file has a quarter.
+EVENTS = {"local write": 8000, "upload": 1500, "commit": 1000, "prune": 2700}
 
 
 class Killer:
@@ -69,50 +71,60 @@ class Killer:
 
 
 def job(rank, root, machines, sharded, pids, orders, step):
-    """Restores, and saves steps until it is killed."""
+    """Restores, and saves steps until it is killed in the last one."""
     pids[rank] = os.getpid()
     torch.set_num_threads(1)
     manager = on_disks(rank, root, machines=machines, sharded=sharded)
     dist.barrier()
     if step:
-        manager.restore(into=state(0, rank))
+        manager.restore(into=state(0, rank, sharded))
     killer = Killer(list(pids), orders["moment"], orders["delayed"])
-    with killer if rank == orders["rank"] else contextlib.nullcontext():
-        for number in range(1, 4):
-            value = orders["value"] + number
-            manager.save_async(step + number, state(value, rank), {"value": value}).result()
+    for number in range(1, orders["saves"] + 1):
+        is_last = number == orders["saves"]
+        value = orders["value"] + number
+        with killer if is_last and rank == orders["rank"] else contextlib.nullcontext():
+            manager.save_async(step + number, state(value, rank, sharded), {"value": value}).result()
     # The moment was not reached.
     os._exit(0)
 
 
-def state(value, rank):
-    """A state of which each rank has a part."""
-    return {"x": torch.full((50_000,), float(value)), "own": torch.full((1000,), value + 0.5 * rank), "value": value}
+def state(value, rank, sharded):
+    """A state of which each rank has a part, if it is sharded."""
+    whole = torch.arange(1024.0) + value
+    if sharded:
+        mesh = init_device_mesh("cpu", (2,))
+        whole = distribute_tensor(whole, mesh, [Shard(0)])
+    return {
+        "whole": whole,
+        "x": torch.full((50_000,), float(value)),
+        "own": torch.full((1000,), value + 0.5 * rank),
+        "value": value,
+    }
 
 
 def restored(rank, root, machines, sharded):
-    into = state(0, rank)
+    into = state(0, rank, sharded)
     with on_disks(rank, root, machines=machines, sharded=sharded) as manager:
         manager.restore(into=into)
+    whole = into["whole"].full_tensor() if sharded else into["whole"]
+    assert torch.equal(whole, torch.arange(1024.0) + into["value"])
     assert into["x"].unique().tolist() == [into["value"]]
     assert into["own"].unique().tolist() == [into["value"] + 0.5 * rank]
     return into["value"]
 
 
-def newest(root, machines, sharded):
+def newest(root, machines):
     """Step and value of the newest step that the bucket has, or all disks together: by the files alone."""
     commits = [json.loads(path.read_text()) for path in (root / "bucket" / "commits").glob("*.json")]
-    latest = max(commits, key=lambda each: each["step"], default=None)
-    disks = [0, 1] if machines == 2 and sharded else [0]
-    found = []
-    for disk in disks:
-        here = [json.loads(path.read_text()) for path in disk_of(root, disk).glob("*/commits/*.json")]
-        found.append({each["nonce"]: each for each in here})
-    complete = [found[0][nonce] for nonce in set(found[0]).intersection(*found)]
-    newer = [
-        each for each in complete if each["local"]["continues"] and (latest is None or each["step"] > latest["step"])
-    ]
-    chosen = max([*newer, *([latest] if latest else [])], key=lambda each: each["step"], default=None)
+    latest = max((each["step"] for each in commits), default=-1)
+    objects, newer = collections.defaultdict(set), {}
+    for disk in range(machines):
+        for path in disk_of(root, disk).glob("*/commits/*.json"):
+            copy = json.loads(path.read_text())
+            newer |= {copy["nonce"]: copy} if copy["local"]["continues"] and copy["step"] > latest else {}
+            objects[copy["nonce"]] |= {each["key"] for each in copy["objects"]}
+    complete = [copy for nonce, copy in newer.items() if len(objects[nonce]) == copy["local"]["total"]]
+    chosen = max([*commits, *complete], key=lambda each: each["step"], default=None)
     return None if chosen is None else (chosen["step"], chosen["metrics"]["value"])
 
 
@@ -134,7 +146,8 @@ def test_a_killed_job_resumes_from_the_newest_step_that_is_complete(tmp_path, ma
         stage, pids = moments.choice(list(EVENTS)), get_context("fork").Array("i", 2)
         most = EVENTS[stage] // (1 if sharded or stage != "local write" else 4)
         moment, delayed = (stage, moments.randrange(most) + 1), moments.random() < 0.5
-        orders = {"moment": moment, "delayed": delayed, "rank": moments.randrange(2), "value": 100 * jobs}
+        orders = {"moment": moment, "delayed": delayed, "rank": moments.randrange(2)}
+        orders |= {"saves": moments.randrange(1, 4), "value": 100 * jobs}
         with started(job, tmp_path, machines, sharded, pids, orders, step) as ranks:
             for rank in ranks:
                 rank.join(100)
@@ -144,7 +157,7 @@ def test_a_killed_job_resumes_from_the_newest_step_that_is_complete(tmp_path, ma
         assert -signal.SIGKILL in ended or ended == {0}
         if moments.random() < 0.3:
             lose(tmp_path, moments.randrange(machines))
-        expected = newest(tmp_path, machines, sharded)
+        expected = newest(tmp_path, machines)
         if expected is None:
             step = 0
             continue

@@ -101,7 +101,7 @@ def lose_second(root, rank):
 def test_a_step_of_which_a_part_is_lost_is_not_restored(tmp_path, lost):
     warned = check(tmp_path, 2, True, True, [lose_first, lose_second][lost], 1, [1])
     assert len(warned) == 1
-    assert f"the local copy of step 2 is not complete: no disk has the data of ranks [{lost}]" in warned[0]
+    assert f"the local copy of step 2 is not complete: the disks have {1 + lost} of its 3 objects" in warned[0]
 
 
 @pytest.mark.matrix

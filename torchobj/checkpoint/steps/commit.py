@@ -51,8 +51,6 @@ _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _MAX_KEY_BYTES = 1024
 #: Sizes have 63 bits.
 _MAX_SIZE = (1 << 63) - 1
-#: Maximum number of ranks that a copy on a local disk names.
-_MAX_RANKS = 1 << 20
 
 Kind = Literal["state", "dcp", "folder"]
 
@@ -106,10 +104,8 @@ class LocalPart:
     continues: tuple[str | None, ...]
     """Nonces of the attempts that the run has saved or restored since the newest one in the bucket, which is one of
     them; None: there was none in the bucket. Empty when the step is in the bucket itself."""
-    ranks: tuple[int, ...]
-    """Numbers of the ranks whose data it has."""
-    count: int
-    """Number of ranks that have data."""
+    total: int
+    """Number of objects of the step, of which this copy may have some."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -212,15 +208,12 @@ def _attempt(step: Any, nonce: Any, expected: int) -> Attempt[int]:
 
 
 def _local_part(fields: Any) -> LocalPart:
-    if type(fields) is not dict or fields.keys() != {"continues", "ranks", "count"}:
+    if type(fields) is not dict or fields.keys() != {"continues", "total"} or type(fields["continues"]) is not list:
         raise _wrong("local part", fields)
-    continues, ranks, count = fields["continues"], fields["ranks"], _number(fields["count"], _MAX_RANKS)
-    if type(continues) is not list or type(ranks) is not list or len(set(ranks)) != len(ranks):
-        raise _wrong("local part", fields)
-    for nonce in continues:
+    for nonce in fields["continues"]:
         if nonce is not None and (not isinstance(nonce, str) or not _NONCE.fullmatch(nonce)):
             raise _wrong("nonce", nonce)
-    return LocalPart(tuple(continues), tuple(_number(rank, count - 1) for rank in ranks), count)
+    return LocalPart(tuple(fields["continues"]), _number(fields["total"], _MAX_SIZE))
 
 
 def _metric(value: Any) -> float:

@@ -1,7 +1,8 @@
 """The copies of steps on the disk of a machine: a folder of `Commits` that one job locks, beside the bucket's.
 
-A copy has the names of its attempt in the bucket. It has the data of those ranks that share the folder, and its commit
-object says which these are (`LocalPart`). Who writes it is `local_copy`, which step a restore takes `nearest`.
+A copy has the names of its attempt in the bucket. It has what the ranks that share the folder have written, and its
+commit object says how much of the step that is (`LocalPart`). `local_copy` writes it, and `nearest` selects the step
+that a restore takes.
 
 Ranks with the same folder on the same machine share a disk, of which the first one holds the lock, and writes and
 deletes commit objects.

@@ -19,6 +19,7 @@ from torchobj.checkpoint.steps.local import LocalSteps
 from torchobj.checkpoint.steps.nearest import Copies
 from torchobj.checkpoint.steps.state_content import StateContent
 from torchobj.config import StoreConfig
+from torchobj.exceptions import TorchobjError
 from torchobj.files.transfers import upload
 from torchobj.ranks.meeting import Ranks
 from torchobj.store.transfers import ByteProgress, Progress
@@ -81,7 +82,7 @@ class LocalCopy:
         began = time.monotonic()
         with writers.meeting():
             path = steps.path_of(attempt)
-            # Only the first rank writes a file.
+            # A disk may have nothing of a step, such as where only the first rank writes.
             if steps.is_first and path.is_dir():
                 upload(path, folder, config=self._config, progress=self._content.progress)
         steps.upload_s = time.monotonic() - began
@@ -106,40 +107,35 @@ class LocalCopy:
             objects = self._content.write(steps.url_of(attempt), writers, ByteProgress(limit.check))
         except BaseException as error:  # noqa: BLE001  the ranks meet
             failed = error
-        objects, reason = self._agreed(failed, objects, writers)
+        objects, reason = _agreed(failed, OSError, objects, writers)
         if reason is None:
             failed = None
             try:
                 if steps.is_first and steps.path_of(attempt).is_dir():
-                    part = self._part(writers)
+                    part = LocalPart(steps.continues, len(objects))
                     commit = Commit(attempt, self._content.kind, (), metrics, datetime.now(tz=UTC), part)
                     steps.publish(commit, objects)
-            except OSError as error:
+            except BaseException as error:  # noqa: BLE001  the ranks meet
                 failed = error
-            objects, reason = self._agreed(failed, objects, writers)
+            objects, reason = _agreed(failed, (OSError, TorchobjError), objects, writers)
         return objects, reason
 
-    def _part(self, writers: Ranks) -> LocalPart:
-        """Returns which part of the step this disk has."""
-        disks = self._steps.disks
-        if self._content.kind == "state":
-            return LocalPart(self._steps.continues, (0,), 1)
-        own = (rank for rank, disk in enumerate(disks) if disk == disks[writers.number])
-        return LocalPart(self._steps.continues, tuple(own), len(disks))
 
-    @staticmethod
-    def _agreed(
-        failed: BaseException | None, objects: Mapping[str, WrittenObject], writers: Ranks
-    ) -> tuple[Mapping[str, WrittenObject], str | None]:
-        """Returns the objects of the first rank, and the first failure of a disk. Raises other failures."""
-        with writers.meeting() as meeting:
-            if failed is not None and not isinstance(failed, OSError):
-                raise failed
-            of_all = meeting.gather(None if failed is None else f"{type(failed).__name__}: {failed}")
-            if of_all is not None:
-                meeting.result = objects, next((reason for reason in of_all if reason is not None), None)
-        found: tuple[Mapping[str, WrittenObject], str | None] = meeting.result
-        return found
+def _agreed(
+    failed: BaseException | None,
+    of_disk: type[Exception] | tuple[type[Exception], ...],
+    objects: Mapping[str, WrittenObject],
+    writers: Ranks,
+) -> tuple[Mapping[str, WrittenObject], str | None]:
+    """Returns the objects of the first rank, and the first failure of a disk. Raises failures of other types."""
+    with writers.meeting() as meeting:
+        if failed is not None and not isinstance(failed, of_disk):
+            raise failed
+        of_all = meeting.gather(None if failed is None else f"{type(failed).__name__}: {failed}")
+        if of_all is not None:
+            meeting.result = objects, next((reason for reason in of_all if reason is not None), None)
+    found: tuple[Mapping[str, WrittenObject], str | None] = meeting.result
+    return found
 
 
 def finish_upload(

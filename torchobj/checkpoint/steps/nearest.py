@@ -28,18 +28,13 @@ class Copies(NamedTuple):
         """The commit of one of them; each has the whole step if it is on all disks."""
         return next(iter(self.of_disks.values()))
 
-    def missing(self) -> set[int] | None:
-        """Returns the numbers of the ranks whose data no disk has; None if the copies contradict each other."""
-        commits = list(self.of_disks.values())
-        parts = [commit.local for commit in commits if commit.local is not None]
-        if len({(commit.kind, part.count, part.continues) for commit, part in zip(commits, parts, strict=True)}) != 1:
-            return None
-        return set(range(parts[0].count)).difference(*(part.ranks for part in parts))
+    def keys(self) -> set[str]:
+        """Returns the keys of the objects that the disks have together."""
+        return {item.key for commit in self.of_disks.values() for item in commit.objects}
 
     def is_on(self, disks: Iterable[str]) -> bool:
-        """Returns whether each of the disks has the data of all ranks."""
-        parts = (self.of_disks[disk].local if disk in self.of_disks else None for disk in disks)
-        return all(part is not None and len(part.ranks) == part.count for part in parts)
+        """Returns whether each of the disks has the whole step, which they have together."""
+        return all(disk in self.of_disks and len(self.of_disks[disk].objects) == len(self.keys()) for disk in disks)
 
 
 def newer_copies(
@@ -78,10 +73,9 @@ def newer_copies(
             message = "%s: the local copy of step %d is ignored: it does not continue %s"
             logger.warning(message, source, step, newest_step)
             continue
-        missing = found.missing()
-        if missing is None or missing:
-            why = f"no disk has the data of ranks {sorted(missing)}" if missing else "its parts contradict each other"
-            logger.warning("%s: the local copy of step %d is not complete: %s", source, step, why)
+        if len(found.keys()) != first.total:
+            message = "%s: the local copy of step %d is not complete: the disks have %d of its %d objects"
+            logger.warning(message, source, step, len(found.keys()), first.total)
             continue
         return found
     return None
