@@ -160,6 +160,17 @@ def test_a_folder_that_changes_while_it_is_linked_is_refused(checkpoints, folder
     )
 
 
+def test_a_staged_file_that_another_program_removes_is_not_committed(checkpoints, folder, monkeypatch):
+    real = folder_content.upload
+
+    def remove_first(staged, *given, **named):
+        removed(staged)
+        return real(staged, *given, **named)
+
+    monkeypatch.setattr(folder_content, "upload", remove_first)
+    refused(checkpoints, folder, exceptions.CheckpointError, "changed while it was saved: sub/b.bin")
+
+
 @pytest.mark.parametrize("moment", ["sha256_of", "upload"])
 def test_a_file_that_is_rewritten_in_place_is_not_committed(checkpoints, folder, moment, monkeypatch):
     real = getattr(folder_content, moment)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def test_the_folder_of_a_running_save_is_kept(tmp_path):
         assert first.files.is_dir() and second.files.is_dir()
         (first.files / "sub").mkdir()
         (first.files / "sub" / "file").write_bytes(b"x")
+    assert entries(tmp_path) == []
+
+
+def test_the_folder_of_another_machine_is_removed_after_a_day(tmp_path, killed):
+    lock = tmp_path / killed / "lock"
+    lock.write_text("another machine")
+    TemporaryFolder(tmp_path).remove()
+    assert entries(tmp_path) == [killed]
+    os.utime(lock, (day_ago := time.time() - 86_500, day_ago))
+    TemporaryFolder(tmp_path).remove()
     assert entries(tmp_path) == []
 
 

@@ -154,7 +154,7 @@ class FolderContent:
         small = [name for name, state in states.items() if state[2] <= _HASHED_BYTES]
         try:
             sha256s = _each(lambda name: sha256_of(staged / name), small)
-            self._check(files_below(staged))
+            self._check(files_below(staged), states)
         except OSError as error:
             raise CheckpointError(f"{self._folder}: cannot be read: {error}") from error
         equal = {
@@ -162,7 +162,8 @@ class FolderContent:
             for name, sha256 in sha256s.items()
             if name in last and (last[name].size, last[name].sha256) == (states[name][2], sha256)
         }
-        for name in (copied := self._copied(url, equal)):
+        copied = self._copied(url, equal)
+        for name in copied:
             (staged / name).unlink()
         if len(copied) < len(states):
             try:
@@ -171,10 +172,11 @@ class FolderContent:
                 if any(isinstance(failure, ObjectChangedError) for _, failure in error.failures):
                     raise self._changed(str(error)) from error
                 raise
-            self._check({name: state for name, (_, state) in done._files.items() if state is not None})
+            sent = {name: state for name, (_, state) in done._files.items() if state is not None}
+            self._check(sent, states.keys() - copied)
         return {name: WrittenObject(state[2], None, sha256s.get(name)) for name, state in states.items()}
 
-    def _copied(self, url: str, equal: Mapping[str, StoredObject]) -> list[str]:
+    def _copied(self, url: str, equal: Mapping[str, StoredObject]) -> set[str]:
         """Lets the store copy equal objects of the last commit. Returns the names of those that it copied."""
         commits = self._commits
         target = commits.key(url.removeprefix(f"{commits.url}/"))
@@ -187,11 +189,12 @@ class FolderContent:
                 return False
             return True
 
-        return [name for name, done in _each(is_copied, equal).items() if done]
+        return {name for name, done in _each(is_copied, equal).items() if done}
 
-    def _check(self, read: _Files) -> None:
-        for name, state in read.items():
-            if _content_of(state) != _content_of(self._staged[name]):
+    def _check(self, read: _Files, names: Iterable[str]) -> None:
+        """Checks that these files were read as they were staged."""
+        for name in names:
+            if name not in read or _content_of(read[name]) != _content_of(self._staged[name]):
                 raise self._changed(name)
 
     def _changed(self, what: str) -> CheckpointError:

@@ -1,7 +1,8 @@
 """Temporary folders beside the user's, on the same file system. That of a killed process is removed by the next one.
 
-A lock of the kernel tells whether the process of a temporary folder lives. Only folders with the name and the lock file
-of this module are removed, and nothing behind a symbolic link.
+A lock of the kernel tells whether the process of a temporary folder lives. Some network file systems show it to one
+machine only, so the lock file names the machine; a folder of another one is removed after a day. Only folders with the
+name and the lock file of this module are removed, and nothing behind a symbolic link.
 """
 
 import fcntl
@@ -9,12 +10,15 @@ import os
 import re
 import secrets
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from torchobj.checkpoint.leftovers import EXPIRED_AFTER
 from torchobj.exceptions import ConfigError
+from torchobj.ranks.shared_read.reads import machine
 
 __all__ = ["TEMPORARY", "TemporaryFolder"]
 
@@ -23,6 +27,9 @@ TEMPORARY = ".torchobj-"
 
 _NAME = re.compile(rf"{re.escape(TEMPORARY)}staged-[0-9a-f]{{32}}")
 _LOCK = "lock"
+
+#: More than the name of a machine takes.
+_NAME_BYTES = 4096
 
 
 class TemporaryFolder:
@@ -44,7 +51,8 @@ class TemporaryFolder:
         try:
             self._path.mkdir(0o700)
             self.files.mkdir()
-            self._lock = new.open("xb")
+            self._lock = new.open("xb", buffering=0)
+            self._lock.write(machine().encode())
         except OSError as error:
             _remove(self._path)
             raise ConfigError(
@@ -78,7 +86,9 @@ def _sweep(parent: Path) -> None:
                 # An error: it is in use, has no lock file, or belongs to another user.
                 with suppress(OSError), open(parent / entry.name / _LOCK, "r+b", opener=_without_links) as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(parent / entry.name)
+                    age_s = time.time() - os.fstat(lock.fileno()).st_mtime
+                    if lock.read(_NAME_BYTES) == machine().encode() or age_s > EXPIRED_AFTER.total_seconds():
+                        _remove(parent / entry.name)
 
 
 def _without_links(path: str, flags: int) -> int:
