@@ -5,7 +5,9 @@ import fractions
 import importlib
 import io
 import json
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import types
@@ -124,6 +126,26 @@ def test_a_root_in_the_bucket_has_the_best_two_checkpoints_and_the_logs(pl, buck
     # The next run has its own folder.
     trainer(pl, bucket, 1, [best_two(pl)], default_root_dir=f"{bucket.url}/run 1").fit(module(pl), batches())
     assert "run 1/lightning_logs/version_1/checkpoints/epoch=0-step=4.ckpt" in bucket.keys()
+
+
+def preempted(pl, step):
+    """A callback that sends the signal of a preemption in a step."""
+
+    class Preempted(pl.Callback):
+        def on_train_batch_start(self, trainer, *_):
+            if trainer.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    return Preempted()
+
+
+@pytest.mark.providers("s3")
+def test_a_preempted_run_saves_the_step_and_ends(pl, bucket):
+    saved = pl.callbacks.ModelCheckpoint(dirpath=f"{bucket.url}/run", save_on_exception=True)
+    with pytest.raises(SystemExit):
+        trainer(pl, bucket, EPOCHS, [saved, preempted(pl, 5)], logger=False).fit(module(pl), batches())
+    newest = ObjectCheckpointIO(config=bucket.config).newest(f"{bucket.url}/run")
+    assert newest == f"{bucket.url}/run/epoch=1-step=6.ckpt"
 
 
 @pytest.mark.providers("s3", "gs")

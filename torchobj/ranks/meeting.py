@@ -123,6 +123,10 @@ class Ranks:
         if self._gone is not None:
             raise RankGoneError(self._gone)
 
+    def leave(self, reason: str) -> None:
+        """Meets no more: another thread of this rank still waits for the others. Later meetings raise RankGoneError."""
+        self._gone = reason
+
     @contextmanager
     def collective(self) -> Iterator[None]:
         """Converts the errors of collectives of torch in the block, which use the own group.

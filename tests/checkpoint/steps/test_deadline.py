@@ -74,7 +74,7 @@ def test_a_commit_that_takes_effect_after_the_deadline_is_not_called_uncommitted
 def test_a_save_gives_up_if_the_bandwidth_is_too_low(bucket, url, checkpoints):
     slow = dataclasses.replace(bucket.config, upload_mbit_s=8)
     with CheckpointManager(url, config=slow) as manager:
-        gives_up(manager, {"x": tensor(2, 10 * LARGE)})
+        gives_up(manager, {"x": tensor(2, 3 * LARGE)})
     assert (checkpoints.steps(), saved_value(checkpoints)) == ([1], 1.0)
     checkpoints.sweep(0)
     assert checkpoints.leftovers() == []
@@ -115,21 +115,35 @@ _EXITS = """
 import pickle, sys, torch
 from torchobj.checkpoint import CheckpointManager
 from torchobj.exceptions import CheckpointError
-url, config = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2]))
-manager = CheckpointManager(url, config=config)
-manager.save_async(2, {"x": torch.ones(4)})
+url, config, size, in_background, deadline_s = pickle.loads(bytes.fromhex(sys.argv[1]))
+manager, state = CheckpointManager(url, config=config), {"x": torch.ones(size)}
+if in_background:
+    manager.save_async(2, state)
 try:
-    manager.save(3, {"x": torch.ones(4)}, deadline_s=0.8)
+    manager.save(3, state, deadline_s=deadline_s)
 except CheckpointError as error:
     print(type(error).__name__)
 """
 
 
-def test_the_process_exits_although_a_save_has_no_response(bucket, url, checkpoints, control):
-    control.faults({"skip": 1, "times": 1, "action": {"delay_first_byte_s": HELD_S, "status": 500}})
-    done = warm_python.run(["-c", _EXITS, url, pickle.dumps(bucket.config).hex()], timeout=HELD_S / 2)
+def exits(*arguments):
+    done = warm_python.run(["-c", _EXITS, pickle.dumps(arguments).hex()], timeout=HELD_S / 2)
     assert (done.returncode, done.stdout) == (0, "DeadlineError\n"), done.stderr
+
+
+@pytest.mark.parametrize("in_background", [False, True], ids=["save", "background save"])
+def test_the_process_exits_although_a_save_has_no_response(bucket, url, checkpoints, control, in_background):
+    control.faults({"skip": 1, "times": 1, "action": {"delay_first_byte_s": HELD_S, "status": 500}})
+    exits(url, bucket.config, 4, in_background, SHORT_S)
     assert checkpoints.steps() == [1]
+
+
+@pytest.mark.parametrize("in_background", [False, True], ids=["save", "background save"])
+def test_the_process_exits_if_the_bandwidth_is_too_low(bucket, url, checkpoints, in_background):
+    # A save takes three times as long.
+    slow = dataclasses.replace(bucket.config, upload_mbit_s=64)
+    exits(url, slow, 3 * LARGE, in_background, 1.5)
+    assert (checkpoints.steps(), saved_value(checkpoints)) == ([1], 1.0)
 
 
 def saved_by_ranks(rank, url, config, sharded, slow_rank):
@@ -140,7 +154,7 @@ def saved_by_ranks(rank, url, config, sharded, slow_rank):
     whole, shard = whole_and_shard(1)
     manager.save(1, {"x": whole, "shard": shard} if sharded else {"x": whole})
     began_s = time.monotonic()
-    error = outcome(lambda: manager.save(2, {"x": tensor(rank if sharded else 0, 10 * LARGE)}, deadline_s=1.5))
+    error = outcome(lambda: manager.save(2, {"x": tensor(rank if sharded else 0, 3 * LARGE)}, deadline_s=1.5))
     in_time = time.monotonic() - began_s < HELD_S / 2
     dist.barrier()
     return error, manager.steps(), in_time
@@ -155,9 +169,12 @@ def test_all_ranks_give_up_together(bucket, url, sharded, slow_rank):
 def saved_on_one_rank(rank, url, config):
     manager = of_ranks(url, config)
     manager.save(1, {"x": tensor(1)})
-    return outcome(lambda: manager.save(2, {"x": tensor(2)}, deadline_s=0.8)) if rank == 0 else None
+    if rank == 0:
+        return [outcome(lambda: manager.save(step, {"x": tensor(2)}, deadline_s=SHORT_S)) for step in (2, 3)]
+    return None
 
 
-def test_a_rank_that_does_not_save_is_an_error_at_the_deadline(bucket, url):
-    (kind, message), _ = run_ranks(saved_on_one_rank, url, bucket.config)
-    assert (kind, "did not begin by its deadline" in message) == ("DeadlineError", True)
+def test_a_rank_that_does_not_save_is_an_error_at_the_deadline_and_later(bucket, url):
+    both, _ = run_ranks(saved_on_one_rank, url, bucket.config)
+    assert [kind for kind, _ in both] == ["DeadlineError", "RankGoneError"]
+    assert all("the save of step 2 did not begin by its deadline" in message for _, message in both)

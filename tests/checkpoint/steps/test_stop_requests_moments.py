@@ -136,3 +136,20 @@ def test_a_signal_at_any_moment_leads_to_a_committed_step(bucket, count):
         taken.append((seconds, place, target))
     print("seconds from signal to commit: median", statistics.median(each[0] for each in taken), "max", max(taken))
     print({(place, target): sum(each[1:] == (place, target) for each in taken) for _, place, target in taken})
+
+
+def test_a_signal_in_a_commit_does_not_interrupt_it(bucket, control):
+    url = f"{bucket.url}/run"
+    control.faults({"key": "commits/", "operation": "PutObject", "times": 1, "action": {"delay_first_byte_s": 0.3}})
+
+    def signal_in_commit():
+        while not control.fault_report()[0]["fired"]:
+            threading.Event().wait(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with CheckpointManager(url, config=bucket.config) as checkpoints, checkpoints.on_signal(signal.SIGTERM):
+        sender = threading.Thread(target=signal_in_commit)
+        sender.start()
+        checkpoints.save(1, {"x": torch.ones(4)})
+        sender.join()
+        assert (checkpoints.stop_requested(), checkpoints.steps()) == (True, [1])

@@ -98,13 +98,15 @@ class Checkpoints:
             pending.stage()
             pending.run()
             return
-        pending = deadline.call(begin, lambda: f"{self.url}: the save of step {step} did not begin by its deadline")
+        pending = deadline.call(
+            begin, self._ranks, lambda: f"{self.url}: the save of step {step} did not begin by its deadline"
+        )
         pending.stage()
         if torch.accelerator.is_available():
             # The thread that reads the tensors has another stream.
             torch.accelerator.synchronize()
         try:
-            deadline.call(pending.run, lambda: f"{self.url}: {pending.outcome()}")
+            deadline.call(pending.run, self._ranks, lambda: f"{self.url}: {pending.outcome()}")
         except DeadlineError as late:
             if not pending.is_committed:
                 raise

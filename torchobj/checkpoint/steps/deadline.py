@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torchobj import _torchobj
 from torchobj.exceptions import CheckpointError, ConfigError
+from torchobj.ranks.meeting import Ranks
 
 __all__ = ["Deadline", "DeadlineError", "check_seconds"]
 
@@ -38,11 +39,12 @@ class Deadline:
         wait([future], max(self._cancel_s - time.monotonic(), 0))
         return future.done()
 
-    def call(self, function: Callable[[], _Result], unended: Callable[[], str]) -> _Result:
+    def call(self, function: Callable[[], _Result], ranks: Ranks, unended: Callable[[], str]) -> _Result:
         """Calls a function in another thread, whose calls of stores end in time, and returns or raises its outcome.
 
         Args:
             function: The function.
+            ranks: The ranks that it meets. They cannot meet again if it has not ended.
             unended: Returns the message of an error.
 
         Raises:
@@ -68,7 +70,8 @@ class Deadline:
             cancellation.cancel()
         wait([future], max(self._end_s - time.monotonic(), 0))
         if not future.done():
-            raise DeadlineError(unended())
+            ranks.leave(message := unended())
+            raise DeadlineError(message)
         return future.result()
 
 

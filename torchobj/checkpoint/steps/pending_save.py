@@ -155,6 +155,8 @@ class PendingSave:
                         self.write()
                         if is_first:
                             self.commit()
+                    # By the first rank.
+                    self._may_be_committed = True
                 except Exception as error:
                     if is_first and not self._may_be_committed and not isinstance(error, DeadlineError):
                         self._discard(error)
@@ -406,6 +408,8 @@ class SaveHandle:
             return True
         pending.deadline = deadline
         self._cancellation.cancel()
+        # The exit of the process does not wait until it is saved.
+        _running.discard(self)
         return False
 
     def leave_to_parent(self) -> None:
