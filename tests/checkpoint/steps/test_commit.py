@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from torchobj import Store, exceptions
 from torchobj.checkpoint import CheckpointManager, StorageWriter
-from torchobj.checkpoint.steps.commit import Commit, attempt_of
+from torchobj.checkpoint.steps.commit import Commit, LocalPart, attempt_of
 
 _names = itertools.count()
 NONCE = "ab" * 16
@@ -71,6 +71,7 @@ CHANGES = st.fixed_dictionaries(
         "time": TIMES,
         "metrics": VALUES | st.dictionaries(st.text(max_size=3), VALUES, max_size=2),
         "objects": OBJECTS | VALUES,
+        "local": VALUES | st.fixed_dictionaries({"continues": st.lists(VALUES, max_size=2) | VALUES, "total": VALUES}),
     },
 )
 #: Bodies that are not commit objects, or that repeat fields.
@@ -149,8 +150,9 @@ def test_a_key_that_no_store_can_hold_is_refused():
 def test_a_commit_object_round_trips():
     commit = Commit.from_json(json.dumps(GOOD).encode(), 1)
     odd = {"loss": math.inf, "least": -math.inf, "none": math.nan, "": 2.0}
-    for metrics in ({}, odd):
-        written = Commit(commit.attempt, "dcp", commit.objects, metrics, commit.time)
+    parts = (None, LocalPart((None, NONCE), 3), LocalPart((), 0))
+    for metrics, part in itertools.product(({}, odd), parts):
+        written = Commit(commit.attempt, "dcp", commit.objects, metrics, commit.time, part)
         again = Commit.from_json(written.to_json(), 1)
         assert again == written or repr(again) == repr(written)
 

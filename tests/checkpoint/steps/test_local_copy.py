@@ -10,8 +10,13 @@ import torch
 from tests.checkpoint.steps.test_local import Tier
 from tests.support.managers import outcome, saved_value, tensor
 from torchobj import StoreConfig, exceptions
+from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps import local_copy, state_content
+from torchobj.checkpoint.steps.commits import Commits
 from torchobj.checkpoint.steps.local import LocalSteps
+from torchobj.checkpoint.steps.local_copy import finish_upload
+from torchobj.checkpoint.steps.nearest import Copies
+from torchobj.ranks.meeting import Ranks
 from torchobj.store.transfers import Progress
 
 URL = "memory://local-copy/{}/run"
@@ -23,6 +28,10 @@ def tier(tmp_path, request):
     yield tier
     for manager in tier.opened:
         manager.close()
+
+
+def interrupt(*given, **named):
+    raise InterruptedError
 
 
 def saves_directly(tier, manager, caplog, step):
@@ -157,3 +166,32 @@ def test_a_copy_that_cannot_be_committed_is_left_out(tier, caplog, monkeypatch):
     saves_directly(tier, tier.open(), caplog, 1)
     assert "state.pt is gone" in caplog.text
     assert (tier.copies(), tier.files()) == ([], [])
+
+
+@pytest.mark.parametrize("how", ["nothing sent", "a part sent", "all sent", "damaged"])
+def test_the_upload_of_an_interrupted_save_is_finished(bucket, tmp_path, monkeypatch, how):
+    url = f"{bucket.url}/run"
+    with CheckpointManager(url, local=tmp_path, config=bucket.config) as manager, monkeypatch.context() as patch:
+        patch.setattr(local_copy, "upload", interrupt)
+        with pytest.raises(InterruptedError):
+            manager.save(1, {"x": tensor(1)}, {"loss": 2.0})
+    [path] = tmp_path.glob("*/steps/*/state.pt")
+    key = f"run/{path.relative_to(path.parents[2])}"
+    if how == "a part sent":
+        bucket.boto.create_multipart_upload(Bucket=bucket.name, Key=key)
+    elif how == "all sent":
+        bucket.write(key, path.read_bytes())
+    elif how == "damaged":
+        path.write_bytes(path.read_bytes()[::-1])
+    steps, commits, ranks = LocalSteps(tmp_path, 1, url), Commits(url, bucket.config), Ranks()
+    steps.open(ranks, {})
+    [copy] = steps.copies()
+    sent = finish_upload(Copies(copy.attempt, {"x": copy}), steps, commits, ranks, bucket.config)
+    assert bucket.uploads() == []
+    if how == "damaged":
+        assert (sent, steps.copies(), bucket.keys()) == (None, [], [])
+        return
+    assert (sent, sent.local, sent.metrics) == (commits.read(1), None, {"loss": 2.0})
+    manager = CheckpointManager(url, config=bucket.config)
+    assert (manager.steps(), saved_value(manager), manager.leftovers()) == ([1], 1.0, [])
+    steps.close()

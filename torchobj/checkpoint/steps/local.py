@@ -92,8 +92,8 @@ class LocalSteps:
         self.commits = Commits(f"file://{self._root}", None)
         #: The disk of each rank; empty before `open`.
         self.disks: list[str] = []
-        #: Whether this rank is the first one of its disk.
-        self.is_first = False
+        #: Whether the first rank of this disk has locked it, and whether this rank is that one.
+        self.is_locked = self.is_first = False
         #: Why no copy can be written on some disk; None if all can.
         self.unusable: str | None = None
         #: Seconds that the last upload of copies took; None if there was none.
@@ -122,16 +122,16 @@ class LocalSteps:
                 meeting.result = [each.pop("disk", "") for each in of_all]
                 check_same(of_all)
         disks: list[str] = meeting.result
-        self.is_first = disks.index(own) == ranks.number
+        first = disks.index(own)
         try:
             with ranks.meeting() as meeting:
-                failures = meeting.gather(self._locked() if self.is_first else None)
-                if failures is not None:
-                    meeting.result = next((failed for failed in failures if failed is not None), None)
+                meeting.result = meeting.gather(self._locked() if first == ranks.number else None)
         except BaseException:
             self.close()
             raise
-        self.disks, self.unusable = disks, meeting.result
+        failures: list[str | None] = meeting.result
+        self.disks, self.unusable = disks, next((failed for failed in failures if failed is not None), None)
+        self.is_locked, self.is_first = failures[first] is None, self._lock is not None
 
     def _locked(self) -> str | None:
         """Creates and locks the folder. Returns why it cannot be used, or None."""
@@ -166,7 +166,7 @@ class LocalSteps:
 
     def forget_lock(self) -> None:
         """Closes the file in this process."""
-        self._lock, self.disks = None, []
+        self._lock, self.disks, self.is_locked, self.is_first = None, [], False, False
 
     def path_of(self, attempt: Attempt[int]) -> Path:
         """Returns the folder of an attempt."""
@@ -280,7 +280,7 @@ class LocalSteps:
         """Returns the files on this disk that have the names and sizes of the objects of a step."""
         files = LocalFiles()
         with self._logged("copies cannot be read"):
-            if self.copy_of(commit.attempt) is not None:
+            if self.is_locked and self.copy_of(commit.attempt) is not None:
                 files = LocalFiles(self.url_of(commit.attempt), self._names(commit))
         return files
 
