@@ -31,6 +31,7 @@ from torchobj.exceptions import (
     PreconditionFailedError,
     StoreError,
 )
+from torchobj.files.links import remove_empty_folders
 from torchobj.store import ListPage, ObjectInfo
 from torchobj.store.concurrency import concurrently
 from torchobj.store.copies import Copy, unverified
@@ -149,7 +150,7 @@ class ObjectStorage(Storage):
 
     def delete(self, path: Path) -> None:
         """Deletes a file. A missing file is not an error."""
-        self._dir.delete([self._file(path)])
+        self._delete([self._file(path)])
 
     def mkdir(self, path: Path, recursive: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002  torch_checkpointing's
         """Writes nothing: a folder exists with its first file.
@@ -176,7 +177,7 @@ class ObjectStorage(Storage):
         if not is_marked and not self._below(key):
             raise ObjectNotFoundError(f"rmdir {self._dir.url_of(key)}: no such folder")
         self._clear(key)
-        self._dir.delete([key + _UNCOMMITTED])
+        self._delete([key + _UNCOMMITTED])
 
     def rename(
         self,
@@ -211,9 +212,9 @@ class ObjectStorage(Storage):
             self._clear(target)
         self._copy((info, target + info.key.removeprefix(source)) for info in files)
         if file is None:
-            self._dir.delete([target + _UNCOMMITTED])
+            self._delete([target + _UNCOMMITTED])
         try:
-            self._dir.delete(info.key for info in files)
+            self._delete(info.key for info in files)
         except StoreError as error:
             # The new name is committed.
             logger.warning("rename %s: old files were not deleted: %s", self._dir.url_of(source), error)
@@ -306,10 +307,16 @@ class ObjectStorage(Storage):
     def _below(self, key: str) -> list[ObjectInfo]:
         return self._dir.objects(f"{key}/")
 
+    def _delete(self, names: Iterable[str]) -> None:
+        """Deletes files, and on a disk the folders that are empty then, except for that of the storage."""
+        deleted, root = self._dir.delete(names), self._dir.root
+        if root is not None:
+            remove_empty_folders(root.parent, [f"{root.name}/{name}" for name in deleted])
+
     def _clear(self, key: str) -> None:
         """Marks a folder as uncommitted, and deletes what is below it."""
         self._dir.store.put(self._dir.key(key + _UNCOMMITTED), b"")
-        self._dir.delete(info.key for info in self._below(key))
+        self._delete(info.key for info in self._below(key))
 
     def _copy(self, pairs: Iterable[tuple[ObjectInfo, str]]) -> None:
         """Copies files, given with the keys of their copies.

@@ -261,6 +261,15 @@ def test_a_url_of_no_store_is_refused_at_once():
         ObjectStorageConfig("/nvme/run")
 
 
+def test_no_empty_folder_of_a_disk_is_left(tmp_path):
+    storage = ObjectStorageConfig(f"file://{tmp_path}/run").create_storage()
+    storage.write(Path("tmp_step-1/raw/f"), b"")
+    storage.rename(Path("tmp_step-1"), Path("step-1"), is_directory=True)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-1"]
+    storage.rmdir(Path("step-1"))
+    assert list((tmp_path / "run").iterdir()) == []
+
+
 def test_nothing_behind_a_link_is_deleted(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "kept").write_bytes(b"kept")
