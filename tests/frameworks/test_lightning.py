@@ -19,6 +19,7 @@ import torch
 
 import torchobj
 import torchobj.fsspec
+import torchobj.lightning
 from tests.strict.control import FaultAction
 from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import exceptions
@@ -160,6 +161,58 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(pl, bucket)
     )
     assert not equal(weights(first), weights(unbroken))
     assert equal(weights(second), weights(unbroken))
+
+
+def last_of(bucket, folder):
+    return torchobj.lightning.LastCheckpoint(ObjectCheckpointIO(config=bucket.config), f"{bucket.url}/{folder}")
+
+
+def of_lightning(test):
+    """A callback is of one of the packages."""
+    test = pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")(test)
+    return pytest.mark.parametrize("pl", ["lightning.pytorch"], indirect=True)(test)
+
+
+@of_lightning
+def test_last_is_the_newest_checkpoint_below_a_folder_in_the_bucket(pl, bucket):
+    unbroken, first, second = module(pl), module(pl), module(pl)
+    trainer(pl, bucket, EPOCHS, default_root_dir=f"{bucket.url}/unbroken").fit(unbroken, batches())
+    for model, epochs in ((first, 2), (second, EPOCHS)):
+        callbacks = [best_two(pl, save_last=True), last_of(bucket, "run")]
+        run = trainer(pl, bucket, epochs, callbacks, default_root_dir=f"{bucket.url}/run")
+        run.fit(model, batches(), ckpt_path="last")
+    assert not equal(weights(first), weights(unbroken))
+    assert equal(weights(second), weights(unbroken))
+    # Without the callback, Lightning looks on the local disk, and begins again.
+    run = trainer(pl, bucket, 1, [best_two(pl, save_last=True)], default_root_dir=f"{bucket.url}/run")
+    run.fit(module(pl), batches(), ckpt_path="last")
+    assert run.global_step == BATCHES
+    assert not [key for key in bucket.keys() if "on_exception" in key]
+
+
+@of_lightning
+def test_a_run_that_receives_sigterm_saves_in_the_bucket_and_resumes_at_the_next_batch(pl, bucket):
+    class Signal(pl.Callback):
+        def on_train_batch_start(self, trainer, *_):
+            if trainer.global_step == 6:
+                signal.raise_signal(signal.SIGTERM)
+
+    def data():
+        return torchobj.DataLoader(batches().dataset, batch_size=2)
+
+    unbroken, first, second = module(pl), module(pl), module(pl)
+    trainer(pl, bucket, EPOCHS, default_root_dir=f"{bucket.url}/unbroken").fit(unbroken, data())
+    run = trainer(pl, bucket, EPOCHS, [last_of(bucket, "run"), Signal()], default_root_dir=f"{bucket.url}/run")
+    with pytest.raises(SystemExit):
+        run.fit(first, data(), ckpt_path="last")
+    saved = torch.load(io.BytesIO(bucket.body("run/on_exception.ckpt")), weights_only=True)
+    assert saved["global_step"] == 7
+    assert equal(saved["state_dict"], weights(first))
+    run = trainer(pl, bucket, EPOCHS, [last_of(bucket, "run")], default_root_dir=f"{bucket.url}/run")
+    run.fit(second, data(), ckpt_path="last")
+    assert equal(weights(second), weights(unbroken))
+    # A run that ends normally has no use for it.
+    assert "run/on_exception.ckpt" not in bucket.keys()
 
 
 def test_a_folder_for_checkpoints_holds_the_best_two_and_the_last_one(pl, bucket, tmp_path):

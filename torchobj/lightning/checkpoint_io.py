@@ -51,7 +51,7 @@ class ObjectCheckpointIO(_Base):
     `s3://bucket/key` or `gs://bucket/key`; paths without a scheme are local files, handled by Lightning's
     `TorchCheckpointIO`.
 
-    `ckpt_path="last"` does not work with URLs, because Lightning searches the local disk; use `newest` instead.
+    Lightning looks for `ckpt_path="last"` on the local disk: pass that of `newest`, or the callback `LastCheckpoint`.
 
     Args:
         config: Settings of the store.
