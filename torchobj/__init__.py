@@ -5,8 +5,8 @@ into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`
 or of tar shards (`shards`), which a `DataLoader` reads ahead (`loader`) · `save`, `load`, `stream_tensors` and
 `CheckpointManager` are for weights and checkpoints (`checkpoint`) · `metrics` counts requests (`telemetry`) ·
 `StoreConfig` holds the settings (`config`) · exceptions are in `exceptions`, URLs in `urls`. `fsspec`, `wds`,
-`lightning`, `transformers` and `otel` connect other libraries. The names of s3torchconnector (`s3torchconnector`), such
-as `S3Checkpoint`, are attributes too, but `dir()` omits them.
+`lightning`, `transformers`, `torch_checkpointing` and `otel` connect other libraries. The names of s3torchconnector
+(`s3torchconnector`), such as `S3Checkpoint`, are attributes too, but `dir()` omits them.
 
 Importing torchobj and using a store do not import torch; names that need it are loaded at their first use.
 """
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torchobj import lightning as lightning
     from torchobj import loader as loader
     from torchobj import otel as otel
+    from torchobj import torch_checkpointing as torch_checkpointing
     from torchobj import transformers as transformers
     from torchobj import wds as wds
     from torchobj.checkpoint import CheckpointManager
@@ -88,7 +89,18 @@ _LAZY = {
 }
 
 #: Modules that are imported at their first use: those that need torch, and integrations, which need another library.
-_LAZY_MODULES = {"checkpoint", "collate", "datasets", "fsspec", "lightning", "loader", "otel", "transformers", "wds"}
+_LAZY_MODULES = {
+    "checkpoint",
+    "collate",
+    "datasets",
+    "fsspec",
+    "lightning",
+    "loader",
+    "otel",
+    "torch_checkpointing",
+    "transformers",
+    "wds",
+}
 
 __all__ = [
     "AdvancedOptions",

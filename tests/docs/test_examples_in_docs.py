@@ -122,6 +122,7 @@ CHECKS = {
     "labels": ["len(found) == 3", "label in (0, 1)", "sample['key'] == 'a'", "len(list(balanced)) == 2"],
     "files": ["text.startswith('epoch 1')", "bytes(part) == b'epoch'", "len(sizes) == 8"],
     "migration": ["sorted(samples) == sorted((f'text {n}', n % 10) for n in range(12))"],
+    "frameworks": ["restored['step'] == 100", "steps == ['step-100']"],
     "integrations": ["[sample['txt'] for sample in samples] == [b'text']", "table.num_rows == 2"],
     "monitoring": ['b"torchobj_permits_limit{" in urlopen(f"http://127.0.0.1:{server.server_port}").read()'],
     "configuration": ["[bytes(body) for body in bodies] == [b'1', b'2']"],

@@ -33,6 +33,7 @@ MODULES = [
     "torchobj.otel",
     "torchobj.shards",
     "torchobj.store",
+    "torchobj.torch_checkpointing",
     "torchobj.transformers",
     "torchobj.wds",
 ]

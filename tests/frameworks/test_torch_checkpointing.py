@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 
-torch_checkpointing = pytest.importorskip("torch_checkpointing", reason="needs torch 2.11")
+torch_checkpointing = pytest.importorskip("torch_checkpointing", reason="not installed; it needs torch 2.11")
 
 from safetensors.torch import load as load_safetensors  # noqa: E402
 from torch_checkpointing import CheckpointManager, ItemSpec  # noqa: E402
