@@ -83,6 +83,10 @@ def batches():
     return torch.utils.data.DataLoader(data, batch_size=2)
 
 
+def resumable_batches():
+    return torchobj.DataLoader(batches().dataset, batch_size=2)
+
+
 def trainer(pl, bucket, epochs, callbacks=(), **settings):
     quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary"), False)
     return pl.Trainer(
@@ -197,22 +201,46 @@ def test_a_run_that_receives_sigterm_saves_in_the_bucket_and_resumes_at_the_next
             if trainer.global_step == 6:
                 signal.raise_signal(signal.SIGTERM)
 
-    def data():
-        return torchobj.DataLoader(batches().dataset, batch_size=2)
-
     unbroken, first, second = module(pl), module(pl), module(pl)
-    trainer(pl, bucket, EPOCHS, default_root_dir=f"{bucket.url}/unbroken").fit(unbroken, data())
+    trainer(pl, bucket, EPOCHS, default_root_dir=f"{bucket.url}/unbroken").fit(unbroken, resumable_batches())
     run = trainer(pl, bucket, EPOCHS, [last_of(bucket, "run"), Signal()], default_root_dir=f"{bucket.url}/run")
     with pytest.raises(SystemExit):
-        run.fit(first, data(), ckpt_path="last")
+        run.fit(first, resumable_batches(), ckpt_path="last")
     saved = torch.load(io.BytesIO(bucket.body("run/on_exception.ckpt")), weights_only=True)
     assert saved["global_step"] == 7
     assert equal(saved["state_dict"], weights(first))
     run = trainer(pl, bucket, EPOCHS, [last_of(bucket, "run")], default_root_dir=f"{bucket.url}/run")
-    run.fit(second, data(), ckpt_path="last")
+    run.fit(second, resumable_batches(), ckpt_path="last")
     assert equal(weights(second), weights(unbroken))
     # A run that ends normally has no use for it.
     assert "run/on_exception.ckpt" not in bucket.keys()
+
+
+@of_lightning
+def test_a_requeued_slurm_job_saves_and_finds_its_checkpoint_in_the_bucket(pl, bucket, monkeypatch):
+    from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+    for name in ("NTASKS", "NTASKS_PER_NODE", "JOB_ID", "JOB_NAME"):
+        monkeypatch.setenv(f"SLURM_{name}", "1")
+    for name in ("PROCID", "LOCALID"):
+        monkeypatch.setenv(f"SLURM_{name}", "0")
+    requeued = []
+    monkeypatch.setattr("lightning.pytorch.trainer.connectors.signal_connector.call", requeued.append)
+
+    class Signal(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 6:
+                signal.raise_signal(signal.SIGUSR1)
+
+    resumed = []
+    for callbacks in ([Signal()], []):
+        run = trainer(pl, bucket, 2, callbacks, default_root_dir=f"{bucket.url}/run", enable_checkpointing=False)
+        resumed.append(run)
+        run.fit(module(pl), resumable_batches())
+    assert requeued == [["scontrol", "requeue", "1"]]
+    assert [key for key in bucket.keys() if "hpc" in key] == ["run/hpc_ckpt_1.ckpt"]
+    assert [run.ckpt_path for run in resumed] == [None, f"{bucket.url}/run/hpc_ckpt_1.ckpt"]
+    assert SLURMEnvironment.detect()
 
 
 def test_a_folder_for_checkpoints_holds_the_best_two_and_the_last_one(pl, bucket, tmp_path):
