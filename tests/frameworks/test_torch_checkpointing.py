@@ -23,6 +23,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 torch_checkpointing = pytest.importorskip("torch_checkpointing", reason="not installed; it needs torch 2.11")
 
@@ -42,6 +45,7 @@ from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig 
 from torch_checkpointing.storage.torch_serialization import load_torch_serialized_from_storage  # noqa: E402
 
 from tests.support.long_tables import often  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
 from torchobj import Store, exceptions  # noqa: E402
 from torchobj.torch_checkpointing import ObjectStorage, ObjectStorageConfig  # noqa: E402
 
@@ -286,9 +290,11 @@ def test_nothing_behind_a_link_is_deleted(tmp_path):
 def layouts(items):
     """The layouts of items by their formats."""
     return {
-        "table": ItemSpec(layout=LayoutInfo("table.json", JsonSerialization())),
-        "raw": ItemSpec(layout=LayoutInfo("raw/{rank}.bin", RawSerialization())),
-        "tensors": ItemSpec(layout=LayoutInfo("tensors_{rank}.safetensors", SafetensorsSerialization())),
+        "table": ItemSpec(layout=LayoutInfo("table.json", JsonSerialization()), required=False),
+        "raw": ItemSpec(layout=LayoutInfo("raw/{rank}.bin", RawSerialization()), required=False),
+        "tensors": ItemSpec(
+            layout=LayoutInfo("tensors_{rank}.safetensors", SafetensorsSerialization()), required=False
+        ),
     } | items
 
 
@@ -387,6 +393,43 @@ def test_a_save_in_a_process_equals_the_state(config):
         manager.save("step-7", state).result(timeout=120)
     manager._write_future = None
     manager.close()
+
+
+def saved_by_rank(rank, config):
+    dist.init_process_group("gloo")
+    manager, own = manager_of(config), {"model": {"weight": torch.full((3000,), float(rank))}, "step": 7}
+    manager.save("step-7", own)
+    # The first rank renames the folder; the others do not wait for it.
+    dist.barrier()
+    loaded = manager.load("step-7", into=zeros(own), strict=True)
+    manager.close()
+    return loaded
+
+
+@in_s3
+def test_two_ranks_save_and_load_one_checkpoint(config, bucket):
+    for rank, loaded in enumerate(run_ranks(saved_by_rank, config)):
+        assert_equal(loaded, {"model": {"weight": torch.full((3000,), float(rank))}, "step": 7})
+    assert bucket.keys() == [f"a/run/step-7/{name}_{rank}.pt" for name in ("model", "step") for rank in range(2)]
+
+
+def resharded(rank, config):
+    dist.init_process_group("gloo")
+    mesh, whole = init_device_mesh("cpu", (1,)), torch.arange(1 << 20).reshape(1024, 1024)
+    manager = manager_of(config, model=ItemSpec(resharder=DefaultResharder()))
+    manager.save("step-7", {"model": {"weight": distribute_tensor(whole, mesh, [Shard(0)])}})
+    into = {"weight": distribute_tensor(torch.zeros_like(whole), mesh, [Replicate()])}
+    loaded = manager.load("step-7", into={"model": into}, strict=True)
+    manager.close()
+    return torch.equal(loaded["model"]["weight"].full_tensor(), whole)
+
+
+@in_s3
+def test_a_checkpoint_is_loaded_with_another_sharding(config, control):
+    assert run_ranks(resharded, config, size=1) == [True]
+    # Slices of a file are read by ranges.
+    reads = [each for each in control.requests() if each.operation == "GetObject" and each.key.endswith("model_0.pt")]
+    assert all("range" in each.headers for each in reads)
 
 
 @in_s3
