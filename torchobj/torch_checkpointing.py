@@ -177,7 +177,7 @@ class ObjectStorage(Storage):
         if not is_marked and not self._below(key):
             raise ObjectNotFoundError(f"rmdir {self._dir.url_of(key)}: no such folder")
         self._clear(key)
-        self._delete([key + _UNCOMMITTED])
+        self._unmark(key)
 
     def rename(
         self,
@@ -212,7 +212,7 @@ class ObjectStorage(Storage):
             self._clear(target)
         self._copy((info, target + info.key.removeprefix(source)) for info in files)
         if file is None:
-            self._delete([target + _UNCOMMITTED])
+            self._unmark(target)
         try:
             self._delete(info.key for info in files)
         except StoreError as error:
@@ -317,6 +317,10 @@ class ObjectStorage(Storage):
         """Marks a folder as uncommitted, and deletes what is below it."""
         self._dir.store.put(self._dir.key(key + _UNCOMMITTED), b"")
         self._delete(info.key for info in self._below(key))
+
+    def _unmark(self, key: str) -> None:
+        # Also behind a symbolic link, where `_delete` keeps what is there.
+        self._dir.store.delete(self._dir.key(key + _UNCOMMITTED))
 
     def _copy(self, pairs: Iterable[tuple[ObjectInfo, str]]) -> None:
         """Copies files, given with the keys of their copies.

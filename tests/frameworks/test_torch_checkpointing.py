@@ -284,6 +284,17 @@ def test_nothing_behind_a_link_is_deleted(tmp_path):
     assert (tmp_path / "other" / "kept").read_bytes() == b"kept"
 
 
+def test_a_folder_behind_a_link_is_committed(tmp_path):
+    for name in ("other", "run"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "link").symlink_to(tmp_path / "other")
+    storage = ObjectStorageConfig(f"file://{tmp_path}/run").create_storage()
+    storage.write(Path("link/tmp_step-1/f"), b"1")
+    storage.rename(Path("link/tmp_step-1"), Path("link/step-1"), is_directory=True)
+    assert storage.read(Path("link/step-1/f")) == b"1"
+    assert storage.isdir(Path("link/step-1"))
+
+
 # Checkpoints by the public API.
 
 
