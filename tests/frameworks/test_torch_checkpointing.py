@@ -15,6 +15,7 @@ not all stores have files of a disk. Left out are:
 import array
 import io
 import json
+import multiprocessing
 import pickle
 import random
 import zipfile
@@ -44,6 +45,7 @@ from torch_checkpointing.storage.base_storage import ReadArgs  # noqa: E402
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig  # noqa: E402
 from torch_checkpointing.storage.torch_serialization import load_torch_serialized_from_storage  # noqa: E402
 
+from tests.support import killing  # noqa: E402
 from tests.support.long_tables import often  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 from torchobj import Store, exceptions  # noqa: E402
@@ -533,6 +535,27 @@ def test_a_rename_that_ends_at_any_request_leaves_no_new_folder(config, control,
     control.clear_faults()
     storage.rename(Path("tmp_step-1"), Path("step-1"), is_directory=True)
     assert storage.ls(Path()) == ["step-1"]
+    assert {name: storage.read(Path("step-1") / name) for name in storage.ls(Path("step-1"))} == files
+
+
+@in_s3
+@pytest.mark.parametrize(
+    ("operation", "skipped"),
+    [("PutObject", 0), ("CopyObject", 0), ("CopyObject", 1), ("DeleteObject", 0), ("DeleteObjects", 0)],
+)
+def test_a_rename_that_is_killed_leaves_no_half_folder(config, control, storage, operation, skipped):
+    files = {f"f{number}": b"%d" % number for number in range(3)}
+    for name, data in files.items():
+        storage.write(Path("tmp_step-1") / name, data)
+    control.faults({"operation": operation, "skip": skipped, "action": {"delay_first_byte_s": killing.HELD_S}})
+    arguments = Path("tmp_step-1"), Path("step-1"), True
+    process = multiprocessing.get_context("fork").Process(target=storage.rename, args=arguments)
+    process.start()
+    assert killing.kill_at(control, process.pid)
+    process.join()
+    control.clear_faults()
+    if not storage.exists(Path("step-1")):
+        storage.rename(*arguments)
     assert {name: storage.read(Path("step-1") / name) for name in storage.ls(Path("step-1"))} == files
 
 
