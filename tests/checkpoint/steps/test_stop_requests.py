@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -56,6 +57,24 @@ def test_a_handler_that_is_installed_later_is_called_too(checkpoints, monkeypatc
         checkpoints.stop_requested()
         ask()
         assert (checkpoints.stop_requested(), calls) == (True, [1])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("theirs_is_later", [False, True])
+def test_the_handler_of_the_trainer_of_transformers_is_called_too(checkpoints, theirs_is_later):
+    jit = pytest.importorskip("transformers.trainer_jit_checkpoint").CheckpointManager(None, kill_wait=0)
+    called = threading.Event()
+    jit._enable_checkpoint = called.set
+    if not theirs_is_later:
+        jit.setup_signal_handler()
+    requests = checkpoints.on_signal(check_every_s=0.001)
+    if theirs_is_later:
+        jit.setup_signal_handler()
+    checkpoints.stop_requested()
+    ask()
+    assert (checkpoints.stop_requested(), called.wait(30)) == (True, True)
+    requests.end()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
