@@ -123,6 +123,11 @@ def _handled() -> frozenset[int]:
     return frozenset().union(*(each.numbers for each in _active))
 
 
+def _outlived() -> frozenset[int]:
+    """Returns the signals that workers outlive: none on macOS, where a process cannot know who sent a signal."""
+    return _handled() if hasattr(signal, "sigwaitinfo") else frozenset()
+
+
 def _name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else str(number)
 
@@ -170,14 +175,14 @@ def _unblock() -> None:
 
 
 def _start_child() -> None:
-    numbers = _handled()
+    numbers, outlived = _handled(), _outlived()
     _active.clear()
     for number in numbers:
         _restore(number)
     # Of `multiprocessing.popen_fork.Popen._launch`.
     child = sys._getframe(1).f_locals.get("process_obj")
-    if numbers and getattr(child, "_target", None) is _worker_loop:
-        outlive_others(numbers, os.getppid())
+    if outlived and getattr(child, "_target", None) is _worker_loop:
+        outlive_others(outlived, os.getppid())
     else:
         _unblock()
 
@@ -185,7 +190,7 @@ def _start_child() -> None:
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
     """Blocks the signals within the block, in which processes are spawned: these inherit it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _outlived())
     try:
         yield
     finally:
@@ -198,13 +203,14 @@ def prepare_workers(start_method: str) -> Callable[[], None] | None:
     Returns:
         What each worker has to call at its start; None if no signals are handled, or the workers are forked.
     """
-    numbers = _handled()
+    numbers = _outlived()
     if not numbers or start_method == "fork":
         return None
     if start_method == "forkserver":
+        name = "torchobj.workers.forkserver_signals"
         before = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
-        multiprocessing.set_forkserver_preload([*before, "torchobj.workers.forkserver_signals"])
-        # Not blocked, as later children of the server would be.
+        multiprocessing.set_forkserver_preload([*before, *({name} - set(before))])
+        # Before the signals are blocked: all children of the server would inherit that.
         forkserver.ensure_running()
     # Its start would unblock them.
     resource_tracker.ensure_running()

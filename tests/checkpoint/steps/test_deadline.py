@@ -5,6 +5,7 @@ import dataclasses
 import pickle
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch.distributed as dist
@@ -170,7 +171,7 @@ def saved_on_one_rank(rank, url, config):
     manager = of_ranks(url, config)
     manager.save(1, {"x": tensor(1)})
     if rank == 0:
-        return [outcome(lambda: manager.save(step, {"x": tensor(2)}, deadline_s=SHORT_S)) for step in (2, 3)]
+        return [outcome(partial(manager.save, step, {"x": tensor(2)}, deadline_s=SHORT_S)) for step in (2, 3)]
     return None
 
 

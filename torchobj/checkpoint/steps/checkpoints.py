@@ -102,9 +102,9 @@ class Checkpoints:
             begin, self._ranks, lambda: f"{self.url}: the save of step {step} did not begin by its deadline"
         )
         pending.stage()
-        if torch.accelerator.is_available():
+        if torch.cuda.is_initialized():
             # The thread that reads the tensors has another stream.
-            torch.accelerator.synchronize()
+            torch.cuda.synchronize()
         try:
             deadline.call(pending.run, self._ranks, lambda: f"{self.url}: {pending.outcome()}")
         except DeadlineError as late:
