@@ -150,6 +150,19 @@ def test_a_step_is_replaced_by_a_save_of_the_same_files(checkpoints, folder):
     assert (content(folder.with_name("restored")), checkpoints.leftovers()) == (FILES, [])
 
 
+def test_a_folder_with_other_files_is_replaced_if_asked(checkpoints, folder, control):
+    checkpoints.save(1, folder)
+    restored = written(folder.with_name("restored"), {"model.safetensors": b"n" * 3000, "more/x": b"m"})
+    assert checkpoints.restore(1, restored, replace=True) == 1
+    assert (content(restored), names(folder.parent)) == (FILES, ["checkpoint-1", "restored"])
+    (restored / "more").write_bytes(b"m")
+    control.faults({"operation": "GetObject", "key": "model", "action": {"status": 403, "code": "AccessDenied"}})
+    with pytest.raises(exceptions.TransferError):
+        checkpoints.restore(1, restored, replace=True)
+    # It stays until the download is complete.
+    assert (content(restored), names(folder.parent)) == (FILES | {"more": b"m"}, ["checkpoint-1", "restored"])
+
+
 @pytest.mark.parametrize("hashed", [folder_content._HASHED_BYTES, 100], ids=["small", "large"])
 def test_a_folder_that_has_the_files_of_the_step_is_kept(checkpoints, folder, control, monkeypatch, hashed):
     monkeypatch.setattr(folder_content, "_HASHED_BYTES", hashed)

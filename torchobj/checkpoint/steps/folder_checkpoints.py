@@ -143,6 +143,7 @@ class FolderCheckpoints(Checkpoints):
         step: int | Literal["latest"] = "latest",
         folder: FilePath | None = None,
         *,
+        replace: bool = False,
         progress: ProgressOption = None,
     ) -> int:
         """Downloads the files of a committed step. All ranks call it, and restore the same step.
@@ -154,6 +155,7 @@ class FolderCheckpoints(Checkpoints):
             step: Number of the step, or the latest.
             folder: The folder, which does not exist, is empty, or has these files already. It is created by a rename,
                 so it cannot be a mount point. Required.
+            replace: Whether a folder that has other files is replaced, when the download is complete.
             progress: As for `torchobj.files.download`, on each rank that downloads. An exception that it raises is
                 raised on all ranks.
 
@@ -163,7 +165,8 @@ class FolderCheckpoints(Checkpoints):
         Raises:
             CheckpointError: The step is not committed, was saved by `CheckpointManager`, or its files are gone or
                 damaged.
-            ConfigError: An argument is not valid, the folder has other files, or the ranks restore other steps.
+            ConfigError: An argument is not valid, the folder has other files and `replace` is false, or the ranks
+                restore other steps.
             StoreError: A file cannot be read or written. The folder does not appear.
         """
         with self._ranks.meeting() as meeting:
@@ -183,7 +186,7 @@ class FolderCheckpoints(Checkpoints):
                 )
             if places.index(place) == self._ranks.number:
                 try:
-                    _Restore(self._commits, commit, self._config).run(Path(place[1]), progress)
+                    _Restore(self._commits, commit, self._config).run(Path(place[1]), progress, replace=replace)
                 except TorchobjError:
                     raise
                 except OSError as error:
@@ -203,17 +206,23 @@ class _Restore:
         #: The objects of the commit, by the names of their files.
         self._objects = {item.key.removeprefix(self._prefix): item for item in commit.objects}
 
-    def run(self, folder: Path, progress: ProgressOption) -> None:
+    def run(self, folder: Path, progress: ProgressOption, *, replace: bool) -> None:
         """Downloads the files, or keeps a folder that has them."""
         make_folders(folder.parent)
         if folder.exists() and any(folder.iterdir()):
-            return self._check_existing(folder)
+            try:
+                return self._check_existing(folder)
+            except ConfigError:
+                if not replace:
+                    raise
         with TemporaryFolder(folder.parent) as temporary:
             others = self._check_listed()
             url = self._commits.url_of(self._prefix)
             download(url, temporary.files, config=self._config, patterns=others, progress=progress)
             if different := self._different(temporary.files):
                 raise CheckpointError(f"{self._source}: {different!r} is not as it was saved; restore another step")
+            if replace and folder.exists():
+                folder.rename(temporary.files.with_name("replaced"))
             try:
                 temporary.files.rename(folder)
             except OSError as error:
