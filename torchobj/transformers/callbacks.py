@@ -26,7 +26,7 @@ except ImportError as error:
         "pip install 'torchobj[transformers]'"
     ) from error
 
-__all__ = ["LoaderLogCallback", "LookaheadCallback"]
+__all__ = ["LoaderLogCallback", "LookaheadCallback", "warn_of_output_dir"]
 
 logger = logging.getLogger("torchobj")
 
@@ -42,8 +42,7 @@ class LookaheadCallback(TrainerCallback):
     Loaders of unknown datasets are not changed; for the training loader this is logged.
 
     The Trainer writes local files only: `output_dir="s3://bucket/run"` makes a folder `s3:` on this machine, which is
-    logged once. Pass a local folder and call `torchobj.files.upload(folder, url)`, for example in `on_save` of a
-    callback.
+    logged once. Pass a local folder, and a `CheckpointCallback` with the URL.
 
     Example:
         >>> import transformers
@@ -61,16 +60,7 @@ class LookaheadCallback(TrainerCallback):
 
     def on_init_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Warns of an output folder that is not local."""
-        folder = str(getattr(args, "output_dir", ""))
-        if "://" in folder and state.is_world_process_zero:
-            warn_once(
-                self._once,
-                "LookaheadCallback: output_dir=%r: the Trainer writes local files only, here to the folder %s; pass a "
-                "local folder and call torchobj.files.upload(folder, url), for example in on_save of a callback",
-                shown_url(folder),
-                Path(shown_url(folder)),
-                key="output_dir",
-            )
+        warn_of_output_dir("LookaheadCallback", self._once, args, state)
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
         """Attaches the loader of this training."""
@@ -124,6 +114,21 @@ class LoaderLogCallback(TrainerCallback):
         """Logs the figures since the previous record."""
         if control.should_log and isinstance(loader := torch_loader_of(train_dataloader), AnnouncingLoader):
             self._trainer.log(loader.log(state.global_step, ranks=self._ranks))
+
+
+def warn_of_output_dir(callback: str, once: Once, args: Any, state: Any) -> None:
+    """Warns once that a Trainer writes to a folder of this machine although `output_dir` is a URL."""
+    folder = str(getattr(args, "output_dir", ""))
+    if "://" in folder and state.is_world_process_zero:
+        warn_once(
+            once,
+            "%s: output_dir=%r: the Trainer writes local files only, here to the folder %s; pass a local folder, and "
+            "the URL to torchobj.transformers.CheckpointCallback",
+            callback,
+            shown_url(folder),
+            Path(shown_url(folder)),
+            key="output_dir",
+        )
 
 
 def _rest_of(loader: Any) -> Iterator[Any]:
