@@ -30,7 +30,7 @@ LAYERS = [
     ["collate"],
     ["loader"],
     ["checkpoint"],
-    ["lightning", "otel", "torch_checkpointing", "transformers"],
+    ["accelerate", "lightning", "otel", "torch_checkpointing", "transformers"],
     ["s3torchconnector"],
     ["cli"],
     ["__main__"],

@@ -5,8 +5,8 @@ into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`
 or of tar shards (`shards`), which a `DataLoader` reads ahead (`loader`) · `save`, `load`, `stream_tensors` and
 `CheckpointManager` are for weights and checkpoints (`checkpoint`) · `metrics` counts requests (`telemetry`) ·
 `StoreConfig` holds the settings (`config`) · exceptions are in `exceptions`, URLs in `urls`. `fsspec`, `wds`,
-`lightning`, `transformers`, `torch_checkpointing` and `otel` connect other libraries. The names of s3torchconnector
-(`s3torchconnector`), such as `S3Checkpoint`, are attributes too, but `dir()` omits them.
+`lightning`, `transformers`, `accelerate`, `torch_checkpointing` and `otel` connect other libraries. The names of
+s3torchconnector (`s3torchconnector`), such as `S3Checkpoint`, are attributes too, but `dir()` omits them.
 
 Importing torchobj and using a store do not import torch; names that need it are loaded at their first use.
 """
@@ -34,6 +34,7 @@ from torchobj.telemetry import metrics
 from torchobj.workers.memory_budget import set_memory_budget
 
 if TYPE_CHECKING:
+    from torchobj import accelerate as accelerate
     from torchobj import checkpoint as checkpoint
     from torchobj import collate as collate
     from torchobj import datasets as datasets
@@ -90,6 +91,7 @@ _LAZY = {
 
 #: Modules that are imported at their first use: those that need torch, and integrations, which need another library.
 _LAZY_MODULES = {
+    "accelerate",
     "checkpoint",
     "collate",
     "datasets",

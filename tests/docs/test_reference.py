@@ -17,6 +17,7 @@ ENTRIES = re.findall(r"^\.\. (?:auto(?:class|function|exception|data)|py:module)
 #: The public modules; those of `torchobj` that are not here serve other modules, and the command line.
 MODULES = [
     "torchobj",
+    "torchobj.accelerate",
     "torchobj.checkpoint",
     "torchobj.collate",
     "torchobj.s3torchconnector.names",
