@@ -15,7 +15,7 @@ from tests.support import warm_python
 from tests.support.buckets import new_gcs_bucket
 from tests.support.killing import HELD_S, kill_at
 from tests.support.ranks import environment_of, job_store
-from torchobj.checkpoint import CheckpointManager
+from torchobj.checkpoint import CheckpointManager, FolderCheckpoints
 
 pytestmark = pytest.mark.matrix
 
@@ -114,6 +114,39 @@ def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(digits, fake_gc
     assert [key for key in checkpoints.keys() if "commits/" in key] == [
         f"run/commits/{step:012}.json" for step in (1, 2)
     ]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "package", "resumed"),
+    [
+        ("transformers_trainer.py", "transformers", "resumed from out/checkpoint-60"),
+        ("accelerate_loop.py", "accelerate", "resumed from step 60"),
+    ],
+)
+def test_a_framework_resumes_from_the_checkpoint_before_the_killed_save(
+    bucket, control, strict_server, tmp_path, name, package, resumed
+):
+    pytest.importorskip(package)
+    environ = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "AWS_ENDPOINT_URL": strict_server.endpoint}
+    environ |= {"AWS_PROFILE": "strict", "AWS_REGION": "us-east-1", "OMP_NUM_THREADS": "1"}
+
+    def command(run):
+        return [EXAMPLES / name, f"--checkpoints={bucket.url}/{run}/", "--steps=100"]
+
+    for run in ("uninterrupted", "killed"):
+        (tmp_path / run).mkdir()
+    whole = warm_python.run(command("uninterrupted"), env=environ, cwd=tmp_path / "uninterrupted", check=True).stdout
+    # The server holds the commit of step 80.
+    control.faults({"key": f"^killed/commits/{80:012}", "action": {"delay_first_byte_s": HELD_S, "status": 500}})
+    with warm_python.Process(command("killed"), env=environ, cwd=tmp_path / "killed") as training:
+        assert kill_at(control, training.pid), training.errors()
+    control.clear_faults()
+    again = warm_python.run(command("killed"), env=environ, cwd=tmp_path / "killed", check=True).stdout
+    assert resumed in again
+    assert re.findall("weights .*", again) == re.findall("weights .*", whole) != []
+    checkpoints = FolderCheckpoints(f"{bucket.url}/killed/", config=bucket.config)
+    assert checkpoints.steps() == [80, 100]
 
 
 @pytest.mark.timeout(1000)
