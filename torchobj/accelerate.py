@@ -84,7 +84,7 @@ def load_state(accelerator: Any, url: str, *, config: StoreConfig | None = None)
         StoreError: The checkpoint cannot be read.
     """
     checkpoints = _checkpoints_of(accelerator, url, None, config)
-    step = checkpoints.latest()
+    step = checkpoints._latest_of_ranks()
     if step is None:
         return None
     with _state_folder(accelerator) as folder:

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from tests.support.killing import HELD_S
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import FolderCheckpoints
@@ -129,6 +130,20 @@ def test_no_committed_step_is_none_and_no_folder(bucket, url, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def found_by_each(rank, url, config, folder):
+    torch.distributed.init_process_group("gloo")
+    if rank:
+        # The store lists an earlier state to it.
+        FolderCheckpoints.latest = lambda self: None
+    return latest_checkpoint(url, folder / str(rank), config=config)
+
+
+def test_ranks_agree_on_the_newest_step(bucket, url, tmp_path):
+    trainer_of(tmp_path / "out", CheckpointCallback(url, config=bucket.config), max_steps=2).train()
+    found = run_ranks(found_by_each, url, bucket.config, tmp_path)
+    assert found == [str(tmp_path / str(rank) / "checkpoint-2") for rank in range(2)]
+
+
 def test_the_same_folder_is_not_downloaded_again_and_another_one_is_replaced(bucket, url, control, tmp_path):
     trainer_of(tmp_path / "out", CheckpointCallback(url, config=bucket.config)).train()
     expected = content(tmp_path / "out" / "checkpoint-4")
@@ -189,6 +204,30 @@ def test_a_signal_stops_the_training_with_a_committed_step(bucket, url, tmp_path
     trainer.args.max_steps = 5
     trainer.train(latest_checkpoint(url, tmp_path / "out", config=bucket.config))
     assert (trainer.state.global_step, callback.stopped) == (5, False)
+
+
+def test_a_save_that_exceeds_the_deadline_of_a_signal_leaves_the_step_before(bucket, url, control, tmp_path):
+    held = {"operation": "PutObject", "key": f"steps/{3:012}", "action": {"delay_first_byte_s": HELD_S}}
+    control.faults(held)
+    callback = CheckpointCallback(url, deadline_s=1.0, config=bucket.config)
+    with pytest.raises(exceptions.CheckpointError, match="deadline"):
+        trainer_of(tmp_path / "out", callback, SignalAt(3), max_steps=100).train()
+    control.clear_faults()
+    assert FolderCheckpoints(url, config=bucket.config).steps() == [2]
+
+
+def test_the_handler_of_transformers_is_called_too(bucket, url, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    callback = CheckpointCallback(url, config=bucket.config)
+    trainer = trainer_of(tmp_path / "out", callback, SignalAt(3), max_steps=100, enable_jit_checkpoint=True)
+    [own] = [each for each in trainer.callback_handler.callbacks if hasattr(each, "jit_manager")]
+    requested = threading.Event()
+    own.jit_manager.kill_wait, own.jit_manager._enable_checkpoint = 0, requested.set
+    trainer.train()
+    assert requested.wait(60)
+    assert (trainer.state.global_step, callback.stopped) == (3, True)
+    assert FolderCheckpoints(url, config=bucket.config).steps() == [2, 3]
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_trainer_on_another_thread_says_that_it_handles_no_signals(bucket, url, tmp_path, caplog):

@@ -138,6 +138,14 @@ class FolderCheckpoints(Checkpoints):
     def _content(self, folder: FilePath, progress: ProgressOption) -> FolderContent:
         return FolderContent(folder, self._commits, progress=progress, config=self._config)
 
+    def _latest_of_ranks(self) -> int | None:
+        """Returns the latest step that the first rank finds. Collective: a step may be committed meanwhile."""
+        with self._ranks.meeting() as meeting:
+            if self._ranks.is_first:
+                meeting.result = self.latest()
+        latest: int | None = meeting.result
+        return latest
+
     def restore(
         self,
         step: int | Literal["latest"] = "latest",
