@@ -108,6 +108,18 @@ def test_a_save_after_a_request_has_the_rest_of_the_deadline(checkpoints):
     assert checkpoints.steps() == [1]
 
 
+def test_a_deadline_that_a_long_step_has_used_up_starts_again(checkpoints, monkeypatch, caplog):
+    clock = Clock()
+    monkeypatch.setattr(stop_requests, "time", clock)
+    with checkpoints.on_signal(deadline_s=20) as requests:
+        checkpoints.stop_requested()
+        ask()
+        clock.now_s = requests._signals.received_s + 60
+        assert checkpoints.stop_requested()
+        assert requests.end_s == clock.now_s + 20
+    assert "came 60 s ago" in caplog.text
+
+
 class Clock:
     """Time that passes by a number of seconds for each call of `stop_requested`."""
 

@@ -228,7 +228,8 @@ class Checkpoints:
             signals: Their numbers; `signal.SIGTERM` if there are none.
             deadline_s: Time from a signal until the ranks must have saved, in seconds: the default `deadline_s` of
                 `save` once `stop_requested` has returned True. The time starts when Python runs the handler: after a
-                long call into C++, as late as that ends. torchrun sends SIGKILL 30 s after SIGTERM.
+                long call into C++, as late as that ends. torchrun sends SIGKILL 30 s after SIGTERM. If it is over
+                before `stop_requested` returns True, as after a long step, it starts again then.
             check_every_s: Time between two meetings of the ranks in `stop_requested`, in seconds.
             timeout_s: Maximum time that a rank waits in `stop_requested` for another one, in seconds.
 

@@ -5,6 +5,7 @@ next one, which the first rank computes from its clock, so that all ranks join i
 """
 
 import datetime
+import logging
 import time
 from collections.abc import Collection
 from types import TracebackType
@@ -17,6 +18,8 @@ from torchobj.ranks.meeting import RankGoneError, Ranks
 from torchobj.workers.stop_signals import StopSignals
 
 __all__ = ["StopRequests"]
+
+logger = logging.getLogger("torchobj")
 
 #: What a rank sends for the time that is left if it got no signal: more than any.
 _NO_SIGNAL_US = 1 << 62
@@ -77,7 +80,13 @@ class StopRequests:
         now_s, received_s = time.monotonic(), self._signals.received_s
         left_us = _NO_SIGNAL_US
         if received_s is not None:
-            left_us = max(0, int((received_s + self._deadline_s - now_s) * 1e6))
+            left_s = received_s + self._deadline_s - now_s
+            if left_s <= 0:
+                # The process lives, so that a save is worth trying.
+                message = "the signal to stop came %.0f s ago, before a long step: a save has deadline_s=%s from now"
+                logger.warning(message, now_s - received_s, self._deadline_s)
+                left_s = self._deadline_s
+            left_us = int(left_s * 1e6)
         calls, self._is_alone = self._next(now_s), not self._ranks.several
         if not self._is_alone:
             calls, left_us = self._agreed(calls if self._ranks.is_first else 0, left_us)
