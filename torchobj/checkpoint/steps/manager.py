@@ -204,7 +204,8 @@ class CheckpointManager(Checkpoints):
         """Restores a committed step. All ranks call it, and restore the same step.
 
         Args:
-            step: Number of the step, or the latest.
+            step: Number of the step, or the latest. With `local`, also one whose upload was interrupted, if the disks
+                of all ranks together have it, and it continues the newest step of the store.
             into: A dict as passed to `save`: its tensors are filled in place, its objects load their states, its dicts
                 are entered, and other values are replaced, also by lists of another length. An empty dict gets all
                 saved entries, with their tensors on the CPU, except in the state dict of an optimizer. It may have
@@ -346,6 +347,8 @@ class CheckpointManager(Checkpoints):
             copies = newer_copies(found, wanted, local.disks, of_ranks, damaged=damaged, source=self.url)
             if copies is not None:
                 return copies
+            if wanted is None and found is not None:
+                return found
         return self._found(step)
 
     def _is_damaged(self, attempt: Attempt[int], local: LocalSteps, error: BaseException) -> bool:
