@@ -3,8 +3,8 @@
     python examples/accelerate_loop.py --checkpoints s3://bucket/run/
 
 If the script is killed and started again, on this machine or another one, it resumes from its newest committed state,
-also in the middle of an epoch. Its final weights are then identical to those of an uninterrupted run. It also runs under
-`accelerate launch`. Needs `pip install accelerate`.
+also in the middle of an epoch. Its final weights are then identical to those of an uninterrupted run. It also runs
+under `accelerate launch`. Needs `pip install accelerate`.
 """
 
 import argparse

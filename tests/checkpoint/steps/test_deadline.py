@@ -15,7 +15,7 @@ from tests.support.killing import HELD_S
 from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.managers import LARGE, Gate, of_ranks, outcome, saved_value, tensor, whole_and_shard
 from tests.support.ranks import run_ranks
-from torchobj.checkpoint import CheckpointManager
+from torchobj.checkpoint import CheckpointManager, FolderCheckpoints
 from torchobj.exceptions import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
@@ -63,6 +63,30 @@ def test_a_save_gives_up_whichever_request_has_no_response(checkpoints, control,
     # What is left does not prevent another save of the step.
     checkpoints.save(2, {"x": tensor(2)}, deadline_s=LONG_S)
     assert checkpoints.steps() == [1, 2]
+
+
+def test_a_save_of_a_folder_gives_up_and_leaves_no_links(bucket, url, control, tmp_path):
+    folder = tmp_path / "checkpoint-2"
+    folder.mkdir()
+    (folder / "model.bin").write_bytes(b"weights")
+    with FolderCheckpoints(url, config=bucket.config) as checkpoints:
+        # The request that begins the save, the listing of the last one, and the file.
+        control.faults({"skip": 2, "times": 1, "action": {"delay_first_byte_s": HELD_S, "status": 500}})
+        gives_up(checkpoints, folder)
+        control.clear_faults()
+        assert (checkpoints.steps(), list(tmp_path.iterdir())) == ([], [folder])
+        checkpoints.save(2, folder, deadline_s=LONG_S)
+        assert checkpoints.restore(2, tmp_path / "restored") == 2
+    assert (tmp_path / "restored" / "model.bin").read_bytes() == b"weights"
+
+
+def test_a_save_that_gives_up_leaves_its_copy_on_the_local_disk(bucket, url, control, tmp_path):
+    with CheckpointManager(url, local=tmp_path, config=bucket.config) as manager:
+        manager.save(1, {"x": tensor(1)})
+        control.faults({"skip": 1, "times": 1, "action": {"delay_first_byte_s": HELD_S, "status": 500}})
+        assert "the local disks have it" in gives_up(manager)
+        control.clear_faults()
+        assert (manager.steps(), saved_value(manager)) == ([1], 2.0)
 
 
 def test_a_commit_that_takes_effect_after_the_deadline_is_not_called_uncommitted(checkpoints, control):
@@ -114,7 +138,7 @@ def test_a_deadline_must_be_a_number_of_seconds(checkpoints, deadline_s):
 
 _EXITS = """
 import pickle, sys, torch
-from torchobj.checkpoint import CheckpointManager
+from torchobj.checkpoint import CheckpointManager, FolderCheckpoints
 from torchobj.exceptions import CheckpointError
 url, config, size, in_background, deadline_s = pickle.loads(bytes.fromhex(sys.argv[1]))
 manager, state = CheckpointManager(url, config=config), {"x": torch.ones(size)}

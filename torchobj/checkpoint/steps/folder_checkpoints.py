@@ -81,6 +81,7 @@ class FolderCheckpoints(Checkpoints):
         *,
         overwrite: bool = False,
         progress: ProgressOption = None,
+        deadline_s: float | None = None,
     ) -> None:
         """Saves the files of a folder; the step is committed when this returns. Waits for a background save first.
 
@@ -91,17 +92,19 @@ class FolderCheckpoints(Checkpoints):
                 the folder has no files.
             progress: As for `torchobj.files.upload`, on each rank that sends files. An exception that it raises ends
                 the save, and nothing is committed.
+            deadline_s: As for `CheckpointManager.save`. Files are linked on this thread.
 
         Raises:
             CheckpointError: The step is committed already, another writer committed it first, a file cannot be saved,
-                or the folder was changed meanwhile.
+                the folder was changed meanwhile, or the deadline has passed.
             ConfigError: An argument is not valid, no rank has a file, the folder above is not writable, or the ranks
                 save other steps.
             StoreError: The files could not be written. Nothing is committed, unless a note of the error says that this
                 is not known.
-            Exception: An earlier background save failed and its error was not retrieved; this save was not started.
+            Exception: An earlier background save failed and its error was not retrieved; this save was not started,
+                unless it has a deadline.
         """
-        self._save(step, metrics, self._content(folder, progress), overwrite=overwrite)
+        self._save(step, metrics, self._content(folder, progress), overwrite=overwrite, deadline_s=deadline_s)
 
     def save_async(
         self,
