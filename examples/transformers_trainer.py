@@ -15,6 +15,7 @@ import signal
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from torchobj.transformers import CheckpointCallback, latest_checkpoint
@@ -33,10 +34,17 @@ class Model(nn.Module):
         return {"loss": F.mse_loss(predicted, labels), "logits": predicted}
 
 
-def samples(count: int = 512) -> list[dict[str, torch.Tensor]]:
+class Points(Dataset[dict[str, torch.Tensor]]):
     """Points, and the distances from the origin that the network learns."""
-    points = torch.randn(count, 8, generator=torch.Generator().manual_seed(1))
-    return [{"x": point, "labels": point.norm()} for point in points]
+
+    def __init__(self) -> None:
+        self.points = torch.randn(512, 8, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": self.points[index], "labels": self.points[index].norm()}
 
 
 def main() -> None:
@@ -61,7 +69,7 @@ def main() -> None:
     checkpoint = CheckpointCallback(arguments.checkpoints, keep_last=2)
     torch.manual_seed(0)
     model = Model()
-    trainer = Trainer(model, settings, train_dataset=samples(), callbacks=[checkpoint])
+    trainer = Trainer(model, settings, train_dataset=Points(), callbacks=[checkpoint])
     newest = latest_checkpoint(arguments.checkpoints, arguments.output)
     if newest is not None:
         print(f"resumed from {newest}", flush=True)

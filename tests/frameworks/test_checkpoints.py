@@ -206,6 +206,17 @@ def test_a_signal_stops_the_training_with_a_committed_step(bucket, url, tmp_path
     assert (trainer.state.global_step, callback.stopped) == (5, False)
 
 
+def test_a_signal_during_the_last_upload_is_not_lost(bucket, url, tmp_path):
+    class SignalAtEnd(transformers.TrainerCallback):
+        def on_train_end(self, args, state, control, **_):
+            signal.raise_signal(signal.SIGTERM)
+
+    callback = CheckpointCallback(url, config=bucket.config)
+    trainer_of(tmp_path / "out", SignalAtEnd(), callback).train()
+    assert callback.stopped
+    assert FolderCheckpoints(url, config=bucket.config).steps() == [2, 4]
+
+
 def test_a_save_that_exceeds_the_deadline_of_a_signal_leaves_the_step_before(bucket, url, control, tmp_path):
     held = {"operation": "PutObject", "key": f"steps/{3:012}", "action": {"delay_first_byte_s": HELD_S}}
     control.faults(held)

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-STEPS, SAVE_STEPS = 12, 4
+STEPS, SAVE_STEPS = 12, 2
 
 
 class Model(torch.nn.Module):

@@ -123,9 +123,9 @@ class CheckpointCallback(TrainerCallback):
             except RankGoneError as gone:
                 gone.add_note("all ranks must have a CheckpointCallback")
                 raise
-        if self.stopped:
-            control.should_training_stop = control.should_save = True
-            control.should_evaluate = False
+            if self.stopped:
+                control.should_training_stop = control.should_save = True
+                control.should_evaluate = False
         if state.global_step == self._saved:
             # The epoch ends with a save, as its last step did: it would rewrite the files while they are uploaded.
             control.should_save = False
@@ -149,6 +149,8 @@ class CheckpointCallback(TrainerCallback):
         """Waits until the last step is committed, and restores the handlers of the signals."""
         try:
             self._checkpoints.wait()
+            # A signal during the last upload: the caller should end the process.
+            self.stopped = self._signals is not None and self._checkpoints.stop_requested()
         finally:
             self._end_signals()
 

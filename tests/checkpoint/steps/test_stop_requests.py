@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import types
 
 import pytest
 
@@ -49,7 +50,8 @@ def test_two_managers_learn_of_the_same_signal(checkpoints):
 
 
 def test_a_handler_that_is_installed_later_is_called_too(checkpoints, monkeypatch):
-    monkeypatch.setattr(stop_requests.time, "monotonic", iter(range(1000)).__next__)
+    # Not that of other threads.
+    monkeypatch.setattr(stop_requests, "time", types.SimpleNamespace(monotonic=iter(range(1000)).__next__))
     calls = []
     with checkpoints.on_signal(check_every_s=1.0):
         checkpoints.stop_requested()
