@@ -13,7 +13,8 @@ from typing import Any
 from torchobj.checkpoint.steps.folder_checkpoints import FolderCheckpoints
 from torchobj.checkpoint.steps.temporary_folder import TemporaryFolder
 from torchobj.config import StoreConfig
-from torchobj.ranks.shared_read.reads import machine
+from torchobj.exceptions import ConfigError
+from torchobj.ranks.machine import machine
 
 try:
     from accelerate.utils import gather_object
@@ -49,7 +50,7 @@ def save_state(
 
     Raises:
         CheckpointError: The step is committed already.
-        ConfigError: The URL or the step is not valid.
+        ConfigError: The URL or the step is not valid, or a folder cannot be created.
         StoreError: The data could not be written. Nothing is committed.
 
     Example:
@@ -81,14 +82,14 @@ def load_state(accelerator: Any, url: str, *, config: StoreConfig | None = None)
 
     Raises:
         CheckpointError: The data of the step is damaged or gone.
+        ConfigError: The URL is not valid, or a folder cannot be created.
         StoreError: The checkpoint cannot be read.
     """
     checkpoints = _checkpoints_of(accelerator, url, None, config)
-    step = checkpoints._latest_of_ranks()
-    if step is None:
-        return None
     with _state_folder(accelerator) as folder:
-        checkpoints.restore(step, folder)
+        step = checkpoints.restore("latest", folder, missing_ok=True)
+        if step is None:
+            return None
         accelerator.load_state(str(folder))
         # Not before all ranks of the machine have read it.
         accelerator.wait_for_everyone()
@@ -107,10 +108,18 @@ def _checkpoints_of(accelerator: Any, url: str, keep_last: int | None, config: S
 @contextlib.contextmanager
 def _state_folder(accelerator: Any) -> Iterator[Path]:
     """The path of a new folder for a state, the same for the ranks of a machine; deleted at the end of the block."""
+    own: Path | None = None
+    failed: str | None = None
     with contextlib.ExitStack() as stack:
-        own: Path | None = None
         if accelerator.is_local_main_process:
             base = Path(accelerator.project_dir or tempfile.gettempdir())
-            base.mkdir(parents=True, exist_ok=True)
-            own = stack.enter_context(TemporaryFolder(base)).files / "state"
-        yield next(path for host, path in gather_object([(machine(), own)]) if path is not None and host == machine())
+            try:
+                base.mkdir(parents=True, exist_ok=True)
+                own = stack.enter_context(TemporaryFolder(base)).files / "state"
+            except (ConfigError, OSError) as error:
+                failed = f"project_dir={accelerator.project_dir!r}: {error}"
+        of_all = gather_object([(machine(), own, failed)])
+        for *_, reason in of_all:
+            if reason is not None:
+                raise ConfigError(reason)
+        yield next(path for host, path, _ in of_all if path is not None and host == machine())

@@ -9,6 +9,7 @@ import torch
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import FolderCheckpoints
+from torchobj.exceptions import ConfigError
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -138,6 +139,19 @@ def of_two_ranks(rank, url, config, folder):
     train(accelerator, objects)
     loaded = load_state(accelerator, url, config=config)
     return before, loaded, (state_of(objects), torch.rand(1).item()) == expected, expected[1]
+
+
+def without_a_folder(rank, url, config):
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    accelerator, _ = prepared(project_dir="/proc/none")
+    with pytest.raises(ConfigError, match="project_dir='/proc/none'"):
+        save_state(accelerator, url, config=config)
+    with pytest.raises(ConfigError, match="project_dir='/proc/none'"):
+        load_state(accelerator, url, config=config)
+
+
+def test_a_folder_that_cannot_be_created_is_an_error_on_all_ranks(bucket, url):
+    run_ranks(without_a_folder, url, bucket.config)
 
 
 def test_each_file_of_two_ranks_is_sent_once_and_each_rank_gets_its_generators(bucket, url, control, tmp_path):

@@ -4,13 +4,13 @@ import logging
 import shutil
 
 from tests.support.managers import of_ranks
-from torchobj.ranks.shared_read import reads
+from torchobj.ranks import machine
 
 
 def on_disks(rank, root, *, machines, **settings):
     """The manager of a rank. The bucket is a folder too, which all ranks see."""
     host = rank if machines > 1 else 0
-    reads._host_of = lambda: f"host {host}"
+    machine._host_of = lambda: f"host {host}"
     return of_ranks(f"file://{root}/bucket", None, local=disk_of(root, host), **settings)
 
 

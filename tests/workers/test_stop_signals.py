@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from torchobj.workers import stop_signals
 from torchobj.workers.stop_signals import StopSignals
 
 NUMBER = signal.SIGUSR2
+#: Longer than a test.
+DEADLINE_S = 600.0
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +47,37 @@ def raised():
     signal.raise_signal(NUMBER)
 
 
+def raised_late(monkeypatch):
+    """Raises a signal, and another one when the deadline has passed. Returns whether signals are handled then."""
+    now_s = [0.0]
+    monkeypatch.setattr(stop_signals, "time", types.SimpleNamespace(monotonic=lambda: now_s[0]))
+    stop = StopSignals([NUMBER], 25.0)
+    raised()
+    now_s[0] = 25.0
+    raised()
+    assert stop.is_active
+    now_s[0] = 25.5
+    raised()
+    return stop.is_active
+
+
+def test_a_signal_after_the_deadline_has_its_usual_effect(monkeypatch):
+    earlier = Handler()
+    signal.signal(NUMBER, earlier)
+    assert not raised_late(monkeypatch)
+    assert (signal.getsignal(NUMBER), earlier.calls) == (earlier, 3)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(NUMBER, signal.SIG_DFL)
+        raised_late(monkeypatch)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -NUMBER
+
+
 def test_a_signal_is_noted_once_and_the_earlier_handler_is_called():
     earlier = Handler()
     signal.signal(NUMBER, earlier)
-    stop = StopSignals([NUMBER, NUMBER])
+    stop = StopSignals([NUMBER, NUMBER], DEADLINE_S)
     assert stop.received_s is None
     raised()
     first_s = stop.received_s
@@ -61,7 +91,7 @@ def test_a_signal_is_noted_once_and_the_earlier_handler_is_called():
 @pytest.mark.parametrize("default", [signal.SIG_DFL, signal.SIG_IGN], ids=["default", "ignored"])
 def test_the_default_action_is_not_taken_and_is_restored(default):
     signal.signal(NUMBER, default)
-    stop = StopSignals([NUMBER])
+    stop = StopSignals([NUMBER], DEADLINE_S)
     raised()
     assert stop.received_s is not None
     stop.end()
@@ -69,7 +99,7 @@ def test_the_default_action_is_not_taken_and_is_restored(default):
 
 
 def test_ctrl_c_does_not_interrupt_while_it_is_handled():
-    stop = StopSignals([signal.SIGINT])
+    stop = StopSignals([signal.SIGINT], DEADLINE_S)
     signal.raise_signal(signal.SIGINT)
     assert stop.received_s is not None
     stop.end()
@@ -79,7 +109,7 @@ def test_ctrl_c_does_not_interrupt_while_it_is_handled():
 @pytest.mark.parametrize("first_to_end", [0, 1])
 def test_several_note_the_same_signal_and_end_in_any_order(first_to_end):
     signal.signal(NUMBER, signal.SIG_DFL)
-    both = [StopSignals([NUMBER]), StopSignals([NUMBER])]
+    both = [StopSignals([NUMBER], DEADLINE_S), StopSignals([NUMBER], DEADLINE_S)]
     ended, other = both[first_to_end], both[1 - first_to_end]
     ended.end()
     raised()
@@ -91,7 +121,7 @@ def test_several_note_the_same_signal_and_end_in_any_order(first_to_end):
 def test_a_handler_that_was_installed_later_and_calls_ours_stays():
     earlier = Handler()
     signal.signal(NUMBER, earlier)
-    stop = StopSignals([NUMBER])
+    stop = StopSignals([NUMBER], DEADLINE_S)
     later = Handler(signal.getsignal(NUMBER))
     signal.signal(NUMBER, later)
     raised()
@@ -105,7 +135,7 @@ def test_a_handler_that_was_installed_later_and_calls_ours_stays():
 def test_a_handler_that_replaced_ours_is_called_besides_it():
     earlier = Handler()
     signal.signal(NUMBER, earlier)
-    stop, later = StopSignals([NUMBER]), Handler()
+    stop, later = StopSignals([NUMBER], DEADLINE_S), Handler()
     signal.signal(NUMBER, later)
     stop.keep()
     stop.keep()
@@ -117,7 +147,7 @@ def test_a_handler_that_replaced_ours_is_called_besides_it():
 
 def test_a_framework_that_restores_ours_after_it_was_replaced_leaves_nothing_behind():
     signal.signal(NUMBER, signal.SIG_DFL)
-    stop = StopSignals([NUMBER])
+    stop = StopSignals([NUMBER], DEADLINE_S)
     replaced = signal.getsignal(NUMBER)
     signal.signal(NUMBER, Handler())
     stop.keep()
@@ -131,7 +161,7 @@ def test_a_framework_that_restores_ours_after_it_was_replaced_leaves_nothing_beh
 
 def ended_under_a_later_handler():
     signal.signal(NUMBER, signal.SIG_DFL)
-    stop = StopSignals([NUMBER])
+    stop = StopSignals([NUMBER], DEADLINE_S)
     signal.signal(NUMBER, Handler(signal.getsignal(NUMBER)))
     stop.end()
     pid = os.fork()
@@ -150,7 +180,7 @@ def test_after_the_end_a_later_handler_still_gets_the_default_action():
 )
 def test_what_is_no_request_to_stop_is_refused(numbers):
     with pytest.raises(ConfigError, match="on_signal"):
-        StopSignals(numbers)
+        StopSignals(numbers, DEADLINE_S)
     assert stop_signals._active == []
 
 
@@ -159,7 +189,7 @@ def test_another_thread_is_refused():
 
     def handle():
         try:
-            StopSignals([NUMBER])
+            StopSignals([NUMBER], DEADLINE_S)
         except ConfigError as error:
             errors.append(str(error))
 
@@ -172,7 +202,7 @@ def test_another_thread_is_refused():
 def test_a_forked_child_has_the_earlier_handlers_and_mask():
     earlier = Handler()
     signal.signal(NUMBER, earlier)
-    StopSignals([NUMBER])
+    StopSignals([NUMBER], DEADLINE_S)
     child = in_child(lambda: (signal.getsignal(NUMBER) is earlier, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
     assert child == "(True, set())"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
@@ -197,7 +227,7 @@ class Slow(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("kind", [torch.utils.data.DataLoader, torchobj.DataLoader], ids=["torch", "torchobj"])
 def test_forked_workers_outlive_the_signals_of_others(kind):
-    stop = StopSignals([signal.SIGTERM])
+    stop = StopSignals([signal.SIGTERM], DEADLINE_S)
     batches = iter(kind(Slow(), num_workers=1, multiprocessing_context="fork"))
     worker = int(next(batches)[0])
     # Not from the parent, which may end its workers.
@@ -208,7 +238,7 @@ def test_forked_workers_outlive_the_signals_of_others(kind):
 
 def load_all(workers, samples):
     """A trainer that tells the pid of its worker, and the samples."""
-    stop = StopSignals([signal.SIGTERM])
+    stop = StopSignals([signal.SIGTERM], DEADLINE_S)
     batches = iter(torch.utils.data.DataLoader(Slow(), num_workers=1, multiprocessing_context="fork"))
     workers.put(int(next(batches)[0]))
     samples.put(len(list(batches)))
@@ -226,7 +256,7 @@ def test_workers_outlive_the_signals_of_the_launcher_of_their_trainer():
 
 
 def test_a_worker_ends_by_the_signal_of_its_trainer():
-    stop = StopSignals([signal.SIGTERM])
+    stop = StopSignals([signal.SIGTERM], DEADLINE_S)
     batches = iter(torch.utils.data.DataLoader(Slow(), num_workers=1, multiprocessing_context="fork"))
     next(batches)
     [worker] = batches._workers
@@ -237,14 +267,14 @@ def test_a_worker_ends_by_the_signal_of_its_trainer():
 
 
 def test_the_programs_of_a_worker_can_be_terminated():
-    stop = StopSignals([signal.SIGTERM])
+    stop = StopSignals([signal.SIGTERM], DEADLINE_S)
     loader = torch.utils.data.DataLoader(Slow(terminates=True), num_workers=1, multiprocessing_context="fork")
     assert len(list(loader)) == 8
     stop.end()
 
 
 def test_other_children_can_be_terminated():
-    stop = StopSignals([signal.SIGTERM])
+    stop = StopSignals([signal.SIGTERM], DEADLINE_S)
     for method in ("fork", "spawn"):
         child = multiprocessing.get_context(method).Process(target=time.sleep, args=(60,))
         child.start()
@@ -266,7 +296,7 @@ def end(*pids):
 
 if __name__ == "__main__":
     method = sys.argv[1]
-    stop = StopSignals([signal.SIGTERM])
+    stop = StopSignals([signal.SIGTERM], DEADLINE_S)
     batches = iter(torchobj.DataLoader(Slow(), num_workers=1, multiprocessing_context=method, lookahead=0))
     [worker] = batches._workers
     if method == "spawn":

@@ -185,7 +185,7 @@ def latest_checkpoint(url: str, folder: str | Path, *, config: StoreConfig | Non
         True
     """
     with FolderCheckpoints(url, keep_last=None, config=config) as checkpoints:
-        step = checkpoints._latest_of_ranks()
+        step = checkpoints.latest_of_ranks()
         if step is None:
             return None
         found = _folder_of(folder, step)

@@ -61,14 +61,18 @@ class _Handler:
 class StopSignals:
     """Handles signals, from its creation until `end`. Several may handle the same signal.
 
+    A signal that comes later than `deadline_s` after the first one ends this: the program has not stopped in time, or
+    no longer asks, and the signal has the effect that it has without this.
+
     Args:
         signals: Their numbers.
+        deadline_s: Time from the first signal until the program must have ended, in seconds.
 
     Raises:
         ConfigError: A signal cannot be handled, or this is not the main thread.
     """
 
-    def __init__(self, signals: Collection[int]) -> None:
+    def __init__(self, signals: Collection[int], deadline_s: float) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError("on_signal: only the main thread of a process can handle signals; call it there")
         self.numbers = frozenset(signals)
@@ -78,6 +82,7 @@ class StopSignals:
             _check(number)
         #: The time of the first signal, by `time.monotonic`; None if there was none.
         self.received_s: float | None = None
+        self._deadline_s = deadline_s
         self._handlers: dict[int, _Handler] = {}
         _register_at_fork()
         _active.append(self)
@@ -92,6 +97,8 @@ class StopSignals:
         """Notes a signal, unless this has ended."""
         if self.received_s is None and self.is_active:
             self.received_s = time.monotonic()
+        elif self.received_s is not None and time.monotonic() > self.received_s + self._deadline_s:
+            self.end()
 
     def keep(self) -> None:
         """Handles the signals again for which another handler was installed, which is then called too."""

@@ -106,10 +106,10 @@ class TorchobjJob(TorchobjFiles):
 
     def open(self, location: Location) -> None:
         super().open(location)
-        from torchobj.ranks.shared_read import reads
+        from torchobj.ranks import machine
 
-        machine = f"machine {distributed.get_rank() % 2}"
-        reads._host_of = lambda: machine
+        host = f"machine {distributed.get_rank() % 2}"
+        machine._host_of = lambda: host
 
 
 class Runai(WeightsClient):

@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import pickle
+import signal
 import threading
 import time
 from functools import partial
@@ -111,6 +112,28 @@ def test_a_background_save_gets_the_time_first_and_is_aborted(checkpoints, contr
     assert "step 2 was still being saved at the deadline" in gives_up(checkpoints, step=3)
     assert "deadline" in str(handle.exception(HELD_S / 2))
     assert checkpoints.steps() == [1]
+
+
+def test_after_a_request_to_stop_a_manager_waits_for_a_background_save_until_the_deadline(checkpoints, control):
+    control.faults({"skip": 1, "times": 1, "action": {"delay_first_byte_s": HELD_S, "status": 500}})
+    checkpoints.on_signal(signal.SIGUSR1, deadline_s=SHORT_S)
+    checkpoints.save_async(2, {"x": tensor(2)})
+    signal.raise_signal(signal.SIGUSR1)
+    assert checkpoints.stop_requested()
+    with pytest.raises(CheckpointError, match="step 2 was still being saved at the deadline"):
+        checkpoints.close()
+    control.clear_faults()
+    assert checkpoints.steps() == [1]
+
+
+def test_a_program_that_goes_on_after_the_deadline_saves_without_one(checkpoints, monkeypatch):
+    with checkpoints.on_signal(signal.SIGUSR1):
+        signal.raise_signal(signal.SIGUSR1)
+        assert checkpoints.stop_requested()
+    assert checkpoints._deadline(None) is not None
+    monkeypatch.setattr(checkpoints._stop, "end_s", time.monotonic())
+    checkpoints.save(2, {"x": tensor(2)})
+    assert checkpoints.steps() == [1, 2]
 
 
 def test_a_background_save_that_ends_in_time_is_followed_by_the_save(checkpoints, monkeypatch):

@@ -163,6 +163,20 @@ def test_a_folder_with_other_files_is_replaced_if_asked(checkpoints, folder, con
     assert (content(restored), names(folder.parent)) == (FILES | {"more": b"m"}, ["checkpoint-1", "restored"])
 
 
+def test_what_is_no_folder_of_files_is_replaced_if_asked(checkpoints, folder):
+    checkpoints.save(1, folder)
+    restored = written(folder.with_name("restored"), {"x": b"x"})
+    (restored / "link").symlink_to("x")
+    with pytest.raises(exceptions.CheckpointError, match="'link' is a symbolic link"):
+        checkpoints.restore(1, restored)
+    assert checkpoints.restore(1, restored, replace=True) == 1
+    file = folder.with_name("file")
+    file.write_bytes(b"file")
+    assert checkpoints.restore(1, file, replace=True) == 1
+    assert (content(restored), content(file)) == (FILES, FILES)
+    assert names(folder.parent) == ["checkpoint-1", "file", "restored"]
+
+
 @pytest.mark.parametrize("hashed", [folder_content._HASHED_BYTES, 100], ids=["small", "large"])
 def test_a_folder_that_has_the_files_of_the_step_is_kept(checkpoints, folder, control, monkeypatch, hashed):
     monkeypatch.setattr(folder_content, "_HASHED_BYTES", hashed)
@@ -246,8 +260,9 @@ def test_arguments_of_a_restore_are_checked(checkpoints, folder, tmp_path):
         checkpoints.restore()
     with pytest.raises(exceptions.CheckpointError, match="no step is committed"):
         checkpoints.restore(folder=tmp_path)
+    assert checkpoints.restore(folder=tmp_path, missing_ok=True) is None
     checkpoints.save(1, folder)
-    with pytest.raises(exceptions.CheckpointError, match="file: step 1 cannot be restored there: .*Not a directory"):
+    with pytest.raises(exceptions.ConfigError, match="file': is a file"):
         checkpoints.restore(1, written(tmp_path, {"file": b""}) / "file")
 
 

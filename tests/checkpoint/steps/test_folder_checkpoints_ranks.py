@@ -12,7 +12,7 @@ from tests.support.ranks import run_ranks
 from torchobj.checkpoint import FolderCheckpoints
 from torchobj.checkpoint.steps import folder_checkpoints, folder_content
 from torchobj.exceptions import StoreError
-from torchobj.ranks.shared_read import reads
+from torchobj.ranks import machine
 
 pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
@@ -75,7 +75,7 @@ def test_each_file_of_one_folder_is_sent_by_one_rank_and_restored_once(bucket, t
 
 
 def two_machines(rank, url, config, tmp_path):
-    reads._host_of = lambda: f"machine-{rank}"
+    machine._host_of = lambda: f"machine-{rank}"
     checkpoints, own = of_ranks(url, config), tmp_path / f"{rank}"
     written(own / "same", model=b"m%d" % rank, **{f"of-{rank}": b"x"})
     checkpoints.save(1, own / "same")

@@ -123,6 +123,21 @@ def test_a_step_whose_upload_was_interrupted_is_restored(tier, interrupted):
     assert (tier.in_bucket(), tier.copies(), saved_value(tier.open())) == ([1, 4], [4], 4.0)
 
 
+def test_the_first_step_is_restored_if_its_upload_was_interrupted(tier, interrupted):
+    manager = tier.open()
+    state = {"x": tensor(0)}
+    assert manager.restore(into=state, missing_ok=True) is None
+    with pytest.raises(exceptions.CheckpointError, match="no step is committed"):
+        manager.restore(into=state)
+    with pytest.raises(exceptions.CheckpointError, match="step 1 is not committed"):
+        manager.restore(1, into=state, missing_ok=True)
+    interrupted(manager, 1, 1)
+    manager = tier.open()
+    assert manager.latest() is None
+    assert manager.restore(into=state, missing_ok=True) is state
+    assert state["x"][0] == 1
+
+
 def test_a_copy_that_does_not_continue_the_bucket_is_ignored(tier, interrupted, caplog):
     manager = tier.open()
     manager.save(1, {"x": tensor(1)})

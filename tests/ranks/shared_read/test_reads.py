@@ -21,6 +21,7 @@ from tests.support.ranks import run_ranks
 from tests.support.shared_reads import MIB, count_chunks, use_small_parts
 from torchobj import AdvancedOptions, exceptions
 from torchobj.checkpoint.safetensors import stream
+from torchobj.ranks import machine
 from torchobj.ranks.shared_read import handshake, reads, ring
 from torchobj.ranks.shared_read.hosts import Timing, exchange_pays
 from torchobj.ranks.shared_read.participant import Participant
@@ -64,7 +65,7 @@ def outcome(call):
 def loaded_in_turn(rank, urls, config, share, hosts):
     """Whether each URL is loaded right, and the bytes of chunks that this rank has read of it."""
     join_job()
-    reads._host_of = (lambda: f"host {rank % hosts}") if hosts else None
+    machine._host_of = (lambda: f"host {rank % hosts}") if hosts else None
     # Whatever the load of the machine is.
     reads.exchange_pays = lambda timings: True
     counted, found = count_chunks(), []
@@ -121,7 +122,7 @@ def test_machines_read_for_themselves_if_passing_on_is_slower():
 def in_containers(rank, url, config, share):
     """As in two containers of one machine that share neither a network nor a process namespace."""
     join_job()
-    reads._host_of = lambda: "one machine"
+    machine._host_of = lambda: "one machine"
     if rank % 2:
         handshake.receive = lambda *_, **__: None
     counted = count_chunks()
@@ -139,7 +140,7 @@ def test_ranks_that_no_descriptor_reaches_are_on_machines_of_their_own(bucket, c
 
 def with_machines_apart(rank, url, config):
     join_job()
-    reads._host_of = lambda: f"host {rank % 2}"
+    machine._host_of = lambda: f"host {rank % 2}"
     reads.exchange_pays = lambda timings: False
     return same_as_saved(torchobj.load(url, config=config, share="job"))
 
@@ -217,7 +218,7 @@ def test_a_rank_that_does_not_come_ends_the_wait_of_the_others(bucket, config):
 
 def with_a_killed_rank(rank, url, config, share):
     join_job(datetime.timedelta(seconds=20))
-    reads._host_of = (lambda: f"host {rank}") if share == "job" else None
+    machine._host_of = (lambda: f"host {rank}") if share == "job" else None
     torchobj.load(url, config=config, share="host")
     if rank == 2:
         Participant._copy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -250,7 +251,7 @@ def test_a_killed_rank_is_an_error_on_the_others(bucket, config, share):
 def failing_in_the_middle(rank, url, config, share, how, called):
     """An error of one rank while the others wait for slots, and its time."""
     join_job(datetime.timedelta(seconds=60))
-    reads._host_of = (lambda: f"host {rank // 2}") if share == "job" else None
+    machine._host_of = (lambda: f"host {rank // 2}") if share == "job" else None
     torchobj.load(url, config=config, share="host")
     real = getattr(Participant, how)
 

@@ -41,7 +41,7 @@ from torchobj.exceptions import (
     PreconditionFailedError,
     StoreError,
 )
-from torchobj.ranks.shared_read.reads import machine
+from torchobj.ranks.machine import machine
 from torchobj.store import ObjectInfo
 from torchobj.store.conditions import check_condition
 from torchobj.store.transfers import ByteProgress, ProgressOption

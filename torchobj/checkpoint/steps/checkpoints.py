@@ -30,9 +30,13 @@ from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
 from torchobj.ranks.meeting import Ranks
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "NoStepError"]
 
 logger = logging.getLogger("torchobj")
+
+
+class NoStepError(CheckpointError):
+    """No step is committed."""
 
 
 class Checkpoints:
@@ -44,12 +48,12 @@ class Checkpoints:
     def __init__(
         self,
         url: str,
-        keep_last: int | None,
-        keep_every: int | None,
-        keep_best: KeepBest | tuple[Any, ...] | None,
+        keep_last: int | None = 3,
+        keep_every: int | None = None,
+        keep_best: KeepBest | tuple[Any, ...] | None = None,
         *,
-        process_group: "torch.distributed.ProcessGroup | None",
-        config: StoreConfig | None,
+        process_group: "torch.distributed.ProcessGroup | None" = None,
+        config: StoreConfig | None = None,
     ) -> None:
         best = KeepBest(*keep_best) if isinstance(keep_best, tuple) and 2 <= len(keep_best) <= 3 else keep_best
         self._rules = Retention(keep_last, keep_every, best)  # type: ignore[arg-type]  # checked there
@@ -117,8 +121,11 @@ class Checkpoints:
         if deadline_s is not None:
             check_seconds("deadline_s", deadline_s)
             return Deadline(time.monotonic() + deadline_s)
-        end_s = None if self._stop is None else self._stop.end_s
-        return None if end_s is None else Deadline(end_s)
+        stop = self._stop
+        if stop is None or stop.end_s is None or (not stop.is_active and stop.end_s < time.monotonic()):
+            # Also after the signals are not handled any more, and the process lives.
+            return None
+        return Deadline(stop.end_s)
 
     def _save_async(
         self,
@@ -198,16 +205,18 @@ class Checkpoints:
             return CheckpointError(f"{self.url}: the manager is closed")
         if self._handle is not None and when_busy == "fail" and not self._handle.done():
             return CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
-        if deadline is None:
-            return self._unretrieved()
-        handle, self._handle = self._handle, None
-        if handle is None or handle.end_by(deadline):
-            return None
-        return DeadlineError(f"{self.url}: step {handle.step} was still being saved at the deadline, and was aborted")
+        error = self._unretrieved(deadline)
+        return error if deadline is None or isinstance(error, DeadlineError) else None
 
-    def _unretrieved(self) -> BaseException | None:
-        """Waits for a running save, and returns an error that was not retrieved yet."""
-        error = None if self._handle is None else self._handle.unretrieved()
+    def _unretrieved(self, deadline: Deadline | None) -> BaseException | None:
+        """Waits for a running save, and ends it by a deadline. Returns an error that was not retrieved yet."""
+        handle, error = self._handle, None  # type: SaveHandle | None, BaseException | None
+        if handle is not None and deadline is not None and not handle.end_by(deadline):
+            error = DeadlineError(
+                f"{self.url}: step {handle.step} was still being saved at the deadline, and was aborted"
+            )
+        elif handle is not None:
+            error = handle.unretrieved()
         # Not before: if the wait is interrupted, the save still reads the staged copy.
         self._handle = None
         return error
@@ -218,8 +227,10 @@ class Checkpoints:
         """Handles signals that ask to stop, for `stop_requested`. All ranks call it, on their main threads.
 
         A signal only sets a flag, and then calls the handler that was there, unless that is the default action. A
-        handler that another library installs later is called too. The handlers are restored by `close`, at the end of
-        the block if this is used in a `with` statement, or by `end()` of the returned object.
+        handler that another library installs later is called too. A signal that comes after the deadline of the first
+        one has its usual effect, so that a program that does not call `stop_requested` can be ended. The handlers are
+        restored by `close`, at the end of the block if this is used in a `with` statement, or by `end()` of the
+        returned object.
 
         DataLoader workers that are started afterwards ignore these signals, unless their own rank sends them: forked
         ones, and those of torchobj's `DataLoader`; of a `forkserver`, which must be started afterwards too, SIGTERM.
@@ -308,7 +319,7 @@ class Checkpoints:
         wanted = self._wanted(step)
         number = self.latest() if wanted is None else wanted
         if number is None:
-            raise CheckpointError(f"{self.url}: no step is committed")
+            raise NoStepError(f"{self.url}: no step is committed")
         return self._committed(number)
 
     def _committed(self, step: int) -> Commit:
@@ -355,20 +366,23 @@ class Checkpoints:
         return self._commits.sweep_idle(older_than_s)
 
     def wait(self) -> None:
-        """Waits for a background save.
+        """Waits for a background save; once `stop_requested` has returned True, until the deadline of `on_signal`.
 
         Raises:
+            CheckpointError: The deadline has passed. The save was ended, and earlier steps are unchanged.
             Exception: The save failed, and its error was not retrieved.
         """
-        if (error := self._unretrieved()) is not None:
+        if (error := self._unretrieved(self._deadline(None))) is not None:
             raise error
 
     def close(self) -> None:
         """Waits as `wait` does. Later saves are refused."""
         self._closed = True
-        if self._stop is not None:
-            self._stop.end()
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            if self._stop is not None:
+                self._stop.end()
 
     def __enter__(self) -> Self:
         return self

@@ -9,23 +9,20 @@ import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, overload
 
-import torch
-
-from torchobj.checkpoint.steps.checkpoints import Checkpoints
+from torchobj.checkpoint.steps.checkpoints import Checkpoints, NoStepError
 from torchobj.checkpoint.steps.commit import Commit, folder_of
 from torchobj.checkpoint.steps.commits import Commits
 from torchobj.checkpoint.steps.folder_content import FolderContent, files_below, link_or_copy, sha256_of
 from torchobj.checkpoint.steps.pending_save import SaveHandle
-from torchobj.checkpoint.steps.retention import KeepBest
 from torchobj.checkpoint.steps.temporary_folder import TemporaryFolder
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 from torchobj.files import download
 from torchobj.files.patterns import Pattern
+from torchobj.ranks.machine import machine
 from torchobj.ranks.meeting import check_same
-from torchobj.ranks.shared_read.reads import machine
 from torchobj.store.transfers import FilePath, ProgressOption, make_folders
 
 __all__ = ["FolderCheckpoints"]
@@ -60,18 +57,6 @@ class FolderCheckpoints(Checkpoints):
         ...     checkpoints.restore("latest", restored), (restored / "model.bin").read_bytes()
         (100, b'weights')
     """
-
-    def __init__(
-        self,
-        url: str,
-        keep_last: int | None = 3,
-        keep_every: int | None = None,
-        keep_best: KeepBest | tuple[Any, ...] | None = None,
-        *,
-        process_group: "torch.distributed.ProcessGroup | None" = None,
-        config: StoreConfig | None = None,
-    ) -> None:
-        super().__init__(url, keep_last, keep_every, keep_best, process_group=process_group, config=config)
 
     def save(
         self,
@@ -141,13 +126,35 @@ class FolderCheckpoints(Checkpoints):
     def _content(self, folder: FilePath, progress: ProgressOption) -> FolderContent:
         return FolderContent(folder, self._commits, progress=progress, config=self._config)
 
-    def _latest_of_ranks(self) -> int | None:
-        """Returns the latest step that the first rank finds. Collective: a step may be committed meanwhile."""
+    def latest_of_ranks(self) -> int | None:
+        """Returns what `latest` returns on the first rank. Collective: a step may be committed meanwhile."""
         with self._ranks.meeting() as meeting:
             if self._ranks.is_first:
                 meeting.result = self.latest()
         latest: int | None = meeting.result
         return latest
+
+    @overload
+    def restore(
+        self,
+        step: int | Literal["latest"] = "latest",
+        folder: FilePath | None = None,
+        *,
+        replace: bool = False,
+        missing_ok: Literal[False] = False,
+        progress: ProgressOption = None,
+    ) -> int: ...
+
+    @overload
+    def restore(
+        self,
+        step: int | Literal["latest"] = "latest",
+        folder: FilePath | None = None,
+        *,
+        replace: bool = False,
+        missing_ok: bool,
+        progress: ProgressOption = None,
+    ) -> int | None: ...
 
     def restore(
         self,
@@ -155,8 +162,9 @@ class FolderCheckpoints(Checkpoints):
         folder: FilePath | None = None,
         *,
         replace: bool = False,
+        missing_ok: bool = False,
         progress: ProgressOption = None,
-    ) -> int:
+    ) -> int | None:
         """Downloads the files of a committed step. All ranks call it, and restore the same step.
 
         The folder appears when all files are complete. Of the ranks of a machine that pass the same folder, the first
@@ -166,7 +174,8 @@ class FolderCheckpoints(Checkpoints):
             step: Number of the step, or the latest.
             folder: The folder, which does not exist, is empty, or has these files already. It is created by a rename,
                 so it cannot be a mount point. Required.
-            replace: Whether a folder that has other files is replaced, when the download is complete.
+            replace: Whether a file, or a folder that has other files, is replaced, when the download is complete.
+            missing_ok: Whether to return None if no step is committed, as at the first start of a run.
             progress: As for `torchobj.files.download`, on each rank that downloads. An exception that it raises is
                 raised on all ranks.
 
@@ -176,18 +185,23 @@ class FolderCheckpoints(Checkpoints):
         Raises:
             CheckpointError: The step is not committed, was saved by `CheckpointManager`, or its files are gone or
                 damaged.
-            ConfigError: An argument is not valid, the folder has other files and `replace` is false, or the ranks
-                restore other steps.
+            ConfigError: An argument is not valid, there is a file, or a folder that has other files, and `replace` is
+                false, or the ranks restore other steps.
             StoreError: A file cannot be read or written. The folder does not appear.
         """
-        with self._ranks.meeting() as meeting:
-            if folder is None:
-                raise ConfigError("folder=None: must be the path of the folder to restore")
-            place = machine(), str(Path(folder).resolve())
-            of_all = meeting.gather((self._settings("restore", step=step), place))
-            if of_all is not None:
-                check_same([settings for settings, _ in of_all])
-                meeting.result = self._found(step), [each for _, each in of_all]
+        try:
+            with self._ranks.meeting() as meeting:
+                if folder is None:
+                    raise ConfigError("folder=None: must be the path of the folder to restore")
+                place = machine(), str(Path(folder).resolve())
+                of_all = meeting.gather((self._settings("restore", step=step), place))
+                if of_all is not None:
+                    check_same([settings for settings, _ in of_all])
+                    meeting.result = self._found(step), [each for _, each in of_all]
+        except NoStepError:
+            if missing_ok:
+                return None
+            raise
         commit: Commit = meeting.result[0]
         places: list[tuple[str, str]] = meeting.result[1]
         with self._ranks.meeting():
@@ -220,12 +234,12 @@ class _Restore:
     def run(self, folder: Path, progress: ProgressOption, *, replace: bool) -> None:
         """Downloads the files, or keeps a folder that has them."""
         make_folders(folder.parent)
-        if folder.exists() and any(folder.iterdir()):
-            try:
+        try:
+            if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
                 return self._check_existing(folder)
-            except ConfigError:
-                if not replace:
-                    raise
+        except (CheckpointError, ConfigError):
+            if not replace:
+                raise
         with TemporaryFolder(folder.parent) as temporary:
             others = self._check_listed()
             url = self._commits.url_of(self._prefix)
@@ -266,6 +280,8 @@ class _Restore:
         Raises:
             ConfigError: It has other files.
         """
+        if not folder.is_dir():
+            raise ConfigError(f"folder={os.fspath(folder)!r}: is a file")
         different, commits = self._different(folder), self._commits
         large = [(name, item.key) for name, item in self._objects.items() if item.sha256 is None]
         if different is None and large:

@@ -31,8 +31,8 @@ from torchobj.exceptions import (
     TransferError,
 )
 from torchobj.files import upload
+from torchobj.ranks.machine import machine
 from torchobj.ranks.meeting import Ranks
-from torchobj.ranks.shared_read.reads import machine
 from torchobj.store.concurrency import concurrently
 from torchobj.store.transfers import FilePath, FileState, ProgressOption, counters_to
 

@@ -29,8 +29,8 @@ from torchobj.checkpoint.steps.content import WrittenObject
 from torchobj.checkpoint.steps.retention import Retention, expired
 from torchobj.exceptions import ConfigError, TorchobjError
 from torchobj.files.links import without_links
+from torchobj.ranks.machine import machine
 from torchobj.ranks.meeting import Ranks, check_same
-from torchobj.ranks.shared_read.reads import machine
 from torchobj.store.concurrency import concurrently
 from torchobj.warn_once import warn_once
 from torchobj.workers.descriptors import Descriptor

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 
@@ -15,7 +15,7 @@ from torchobj.checkpoint.archive.load import effective_weights_only
 from torchobj.checkpoint.leftovers import Attempt
 from torchobj.checkpoint.matching import Skipped
 from torchobj.checkpoint.state.staging import Stager
-from torchobj.checkpoint.steps.checkpoints import Checkpoints
+from torchobj.checkpoint.steps.checkpoints import Checkpoints, NoStepError
 from torchobj.checkpoint.steps.commit import Commit, folder_of
 from torchobj.checkpoint.steps.local import LocalFiles, LocalSteps
 from torchobj.checkpoint.steps.local_copy import LocalCopy, finish_upload
@@ -27,8 +27,9 @@ from torchobj.checkpoint.steps.retention import KeepBest
 from torchobj.checkpoint.steps.state_content import StateContent
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError, StoreError
+from torchobj.ranks.machine import machine
 from torchobj.ranks.meeting import check_same
-from torchobj.ranks.shared_read.reads import Peers, machine
+from torchobj.ranks.shared_read.reads import Peers
 from torchobj.store.transfers import ByteProgress, ProgressOption
 
 __all__ = ["CheckpointManager"]
@@ -190,6 +191,7 @@ class CheckpointManager(Checkpoints):
         # First: a rank with another value calls another method next.
         return {"local": repr(has_local), **super()._settings(method, sharded=bool(self._sharded), **arguments)}
 
+    @overload
     def restore(
         self,
         step: int | Literal["latest"] = "latest",
@@ -199,8 +201,36 @@ class CheckpointManager(Checkpoints):
         strict: bool = True,
         prefix_map: Mapping[str, str] | None = None,
         weights_only: bool = True,
+        missing_ok: Literal[False] = False,
         progress: ProgressOption = None,
-    ) -> MutableMapping[str, Any]:
+    ) -> MutableMapping[str, Any]: ...
+
+    @overload
+    def restore(
+        self,
+        step: int | Literal["latest"] = "latest",
+        into: MutableMapping[str, Any] | None = None,
+        *,
+        map_location: Any = None,
+        strict: bool = True,
+        prefix_map: Mapping[str, str] | None = None,
+        weights_only: bool = True,
+        missing_ok: bool,
+        progress: ProgressOption = None,
+    ) -> MutableMapping[str, Any] | None: ...
+
+    def restore(
+        self,
+        step: int | Literal["latest"] = "latest",
+        into: MutableMapping[str, Any] | None = None,
+        *,
+        map_location: Any = None,
+        strict: bool = True,
+        prefix_map: Mapping[str, str] | None = None,
+        weights_only: bool = True,
+        missing_ok: bool = False,
+        progress: ProgressOption = None,
+    ) -> MutableMapping[str, Any] | None:
         """Restores a committed step. All ranks call it, and restore the same step.
 
         Args:
@@ -223,6 +253,7 @@ class CheckpointManager(Checkpoints):
                 one applies. A file is then read into new memory on the CPU before it is copied.
             weights_only: Refuse everything but plain data, as `torch.load` does. Always with the environment variable
                 `TORCH_FORCE_WEIGHTS_ONLY_LOAD`.
+            missing_ok: Whether to return None if no step is committed, as at the first start of a run.
             progress: As for `torchobj.load`, on the calling rank. An exception that it raises is raised on all ranks.
 
         Returns:
@@ -242,7 +273,12 @@ class CheckpointManager(Checkpoints):
             compared["into"] = None if into is None else "a dict"
         settings, local, damaged = self._settings("restore", **compared), self._opened(), set[Attempt[int]]()
         while True:
-            found, is_local = self._nearest(step, settings, local, damaged)
+            try:
+                found, is_local = self._nearest(step, settings, local, damaged)
+            except NoStepError:
+                if missing_ok:
+                    return None
+                raise
             source, folder = f"{self.url}, step {found.step}", f"{self.url}/{folder_of(found.attempt)}"
             has_copy = local is not None and found.attempt not in damaged
             try:

@@ -60,7 +60,7 @@ class StopRequests:
         self._met_s: float | None = None
         #: Whether there is one rank: known from the first meeting on.
         self._is_alone = False
-        self._signals = StopSignals(signals)
+        self._signals = StopSignals(signals, deadline_s)
 
     def requested(self) -> bool:
         """Returns whether a rank was asked to stop: the same on all ranks, which call this equally often.

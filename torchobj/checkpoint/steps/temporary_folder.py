@@ -18,7 +18,7 @@ from typing import Self
 
 from torchobj.checkpoint.leftovers import EXPIRED_AFTER
 from torchobj.exceptions import ConfigError
-from torchobj.ranks.shared_read.reads import machine
+from torchobj.ranks.machine import machine
 
 __all__ = ["TEMPORARY", "TemporaryFolder"]
 

@@ -16,7 +16,6 @@ import pickle
 import secrets
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -24,6 +23,7 @@ import torch
 from torchobj import _torchobj
 from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import ConfigError
+from torchobj.ranks.machine import machine
 from torchobj.ranks.meeting import Meeting, RankGoneError, Ranks
 from torchobj.ranks.shared_read import handshake
 from torchobj.ranks.shared_read.chunks import Chunks, Job, digest_of
@@ -35,7 +35,7 @@ from torchobj.urls import parse_url
 from torchobj.workers import process
 from torchobj.workers.memory_budget import memory_bytes
 
-__all__ = ["MIN_BYTES", "Arrived", "Peers", "Reads", "ShareOption", "machine", "read_alone", "read_with", "sharing"]
+__all__ = ["MIN_BYTES", "Arrived", "Peers", "Reads", "ShareOption", "read_alone", "read_with", "sharing"]
 
 logger = logging.getLogger("torchobj")
 
@@ -311,24 +311,6 @@ def _timeout_of(group: Any) -> datetime.timedelta:
         with contextlib.suppress(Exception):
             return getattr(group._get_backend(torch.device(device)).options, "_timeout", default)
     return default
-
-
-#: For tests: returns the host of a rank, in place of the machine.
-_host_of: Callable[[], str] | None = None
-
-
-def machine() -> str:
-    """Returns what ranks of one machine have in common: kernel, network namespace and user.
-
-    Another value in each call if the system does not show these, as in some sandboxes: then each rank is alone.
-    """
-    if _host_of is not None:
-        return _host_of()
-    if IS_SUPPORTED:
-        with contextlib.suppress(OSError):
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-            return f"{boot} {Path('/proc/self/ns/net').stat().st_ino} {os.geteuid()}"
-    return secrets.token_hex(16)
 
 
 class _Plan(NamedTuple):
