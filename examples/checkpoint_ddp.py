@@ -114,8 +114,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
 
     with manager(arguments.checkpoints, arguments.upload_mbit_s) as checkpoints, checkpoints.on_signal(signal.SIGTERM):
         state = {"training": training, "epoch": 0}
-        if checkpoints.latest() is not None:
-            checkpoints.restore(into=state)
+        if checkpoints.restore(into=state, missing_ok=True) is not None:
             print_once(rank, f"{ranks} ranks resumed from step {state['epoch']}")
         stopped = train(state, checkpoints, arguments)
     dist.destroy_process_group()

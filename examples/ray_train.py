@@ -56,8 +56,7 @@ def train_worker(settings: dict[str, Any]) -> None:
     sampler = torchobj.ElasticDistributedSampler(dataset, seed=1)
     loader = torchobj.DataLoader(dataset, batch_size=BATCH // ranks, sampler=sampler, drop_last=True, num_workers=1)
     with CheckpointManager(settings["checkpoints"], keep_last=2) as checkpoints:
-        if checkpoints.latest() is not None:
-            checkpoints.restore(into=state)
+        checkpoints.restore(into=state, missing_ok=True)
         first = state["epoch"] + 1
         for epoch in range(first, settings["epochs"] + 1):
             # Dropout depends on epoch and rank only, also in a resumed run.

@@ -79,8 +79,7 @@ def train(arguments: argparse.Namespace) -> None:
     state: dict[str, Any] = {"model": model, "optimizer": optimizer, "rng": RngState(), "loader": loader}
     state |= {"epoch": 0, "step": 0}
     checkpoints = CheckpointManager(arguments.checkpoints)
-    if checkpoints.latest() is not None:
-        checkpoints.restore(into=state)
+    if checkpoints.restore(into=state, missing_ok=True) is not None:
         say(f"resumed from step {state['step']}, in epoch {state['epoch'] + 1}")
 
     model.train()
