@@ -49,7 +49,7 @@ class _Handler:
         self.owner, self.previous = owner, previous
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.owner.receive()
+        self.owner.receive(number)
         if callable(self.previous) and self.previous not in _DEFAULTS:
             self.previous(number, frame)
         elif number not in _handled() and self.previous is not signal.SIG_IGN:
@@ -75,12 +75,13 @@ class StopSignals:
     def __init__(self, signals: Collection[int], deadline_s: float) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError("on_signal: only the main thread of a process can handle signals; call it there")
+        for number in signals:
+            _check(number)
         self.numbers = frozenset(signals)
         if not self.numbers:
             raise ConfigError("on_signal: name at least one signal")
-        for number in self.numbers:
-            _check(number)
-        #: The time of the first signal, by `time.monotonic`; None if there was none.
+        #: The first signal, and its time by `time.monotonic`; None if there was none.
+        self.received: int | None = None
         self.received_s: float | None = None
         self._deadline_s = deadline_s
         self._handlers: dict[int, _Handler] = {}
@@ -93,10 +94,10 @@ class StopSignals:
         """Whether signals are handled: `end` was not called, and this is not a forked child."""
         return self in _active
 
-    def receive(self) -> None:
+    def receive(self, number: int) -> None:
         """Notes a signal, unless this has ended."""
         if self.received_s is None and self.is_active:
-            self.received_s = time.monotonic()
+            self.received, self.received_s = number, time.monotonic()
         elif self.received_s is not None and time.monotonic() > self.received_s + self._deadline_s:
             self.end()
 
@@ -244,6 +245,8 @@ def outlive_others(numbers: Collection[int], trainer: int) -> None:
         finally:
             signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
+    # It inherits the mask too.
+    subprocess._USE_POSIX_SPAWN = False  # type: ignore[attr-defined]
     subprocess._fork_exec = fork_exec_unblocked  # type: ignore[attr-defined]
 
     def wait() -> None:

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.support import warm_python
 from tests.support.killing import HELD_S
@@ -201,8 +202,10 @@ def saved_by_ranks(rank, url, config, sharded, slow_rank):
     )
     whole, shard = whole_and_shard(1)
     manager.save(1, {"x": whole, "shard": shard} if sharded else {"x": whole})
+    large = tensor(2, 3 * LARGE)
+    large = distribute_tensor(large, shard.device_mesh, [Shard(0)]) if sharded else large
     began_s = time.monotonic()
-    error = outcome(lambda: manager.save(2, {"x": tensor(rank if sharded else 0, 3 * LARGE)}, deadline_s=1.5))
+    error = outcome(lambda: manager.save(2, {"x": large}, deadline_s=1.5))
     in_time = time.monotonic() - began_s < HELD_S / 2
     dist.barrier()
     return error, manager.steps(), in_time

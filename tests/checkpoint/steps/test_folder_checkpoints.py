@@ -163,6 +163,25 @@ def test_a_folder_with_other_files_is_replaced_if_asked(checkpoints, folder, con
     assert (content(restored), names(folder.parent)) == (FILES | {"more": b"m"}, ["checkpoint-1", "restored"])
 
 
+def test_a_damaged_object_is_not_copied_into_the_next_step(checkpoints, bucket, folder):
+    checkpoints.save(1, folder)
+    [damaged] = [key for key in bucket.keys() if key.endswith("vocab.json")]
+    bucket.write(damaged, b"d" * len(FILES["tokenizer/vocab.json"]))
+    checkpoints.save(2, folder)
+    checkpoints.restore(2, folder.with_name("restored"))
+    assert content(folder.with_name("restored")) == FILES
+
+
+def test_many_objects_that_no_save_wrote_are_an_error(checkpoints, bucket, folder, monkeypatch):
+    checkpoints.save(1, folder)
+    monkeypatch.setattr(folder_checkpoints, "_MAX_OTHERS", 2)
+    prefix = next(key for key in bucket.keys() if key.endswith("model.safetensors")).rpartition("/")[0]
+    for number in range(3):
+        bucket.write(f"{prefix}/planted-{number}", b"")
+    with pytest.raises(exceptions.CheckpointError, match="3 objects are below .* that the save did not write"):
+        checkpoints.restore(1, folder.with_name("restored"))
+
+
 def test_what_is_no_folder_of_files_is_replaced_if_asked(checkpoints, folder):
     checkpoints.save(1, folder)
     restored = written(folder.with_name("restored"), {"x": b"x"})

@@ -13,6 +13,7 @@ from torchobj import Store, exceptions
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps import local_copy
 from torchobj.checkpoint.steps.commits import Commits
+from torchobj.checkpoint.steps.pending_save import PendingSave
 
 URL = "memory://local-copies/{}/run"
 
@@ -172,6 +173,23 @@ def test_a_step_that_was_deleted_in_the_bucket_does_not_return(tier, interrupted
     assert saved_value(tier.open()) == 2.0
 
 
+def test_a_step_that_was_deleted_does_not_return_if_its_save_was_killed_after_the_commit(tier, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def kill(self):
+        raise Killed
+
+    manager = tier.open()
+    manager.save(1, {"x": tensor(1)})
+    with monkeypatch.context() as patch:
+        patch.setattr(PendingSave, "prune", kill)
+        with pytest.raises(Killed):
+            manager.save(2, {"x": tensor(2)})
+    CheckpointManager(tier.url).delete(2)
+    assert saved_value(tier.open()) == 1.0
+
+
 def test_a_run_that_goes_back_continues_what_it_restored(tier, interrupted):
     manager = tier.open(keep_last=None)
     for step in (1, 2, 3):
@@ -318,8 +336,10 @@ def test_folders_of_others_are_refused(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    for name in ("link", "file", "open"):
+    for name in ("link", "file", "open", "other"):
+        if name == "other":
+            (tmp_path / name).mkdir(0o755)
+            monkeypatch.setattr(os, "geteuid", lambda: 12345)
         manager = CheckpointManager("memory://local-copies/others", local=tmp_path / name)
         found = outcome(partial(manager.save, 1, {}))
         assert (found[0], str(tmp_path / name) in found[1]) == ("ConfigError", True), name

@@ -43,6 +43,27 @@ def test_the_handlers_are_restored_at_the_end_of_the_block_or_by_close():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_signal_after_the_last_call_has_its_effect_at_the_end_of_the_block(checkpoints, caplog):
+    pid = os.fork()
+    if pid == 0:
+        with checkpoints.on_signal():
+            checkpoints.stop_requested()
+            ask()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    calls = []
+    signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
+    with checkpoints.on_signal(signal.SIGUSR1):
+        ask(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert calls == [1]
+
+
+def test_meetings_are_few_calls_apart_however_fast_the_calls_are(checkpoints):
+    stop = checkpoints.on_signal()
+    assert max(stop._calls for _ in range(1000) if not checkpoints.stop_requested()) == stop_requests._MAX_CALLS
+
+
 def test_two_managers_learn_of_the_same_signal(checkpoints):
     with CheckpointManager("memory://stop-requests/other") as other, checkpoints.on_signal(), other.on_signal():
         ask()

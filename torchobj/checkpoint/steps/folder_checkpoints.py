@@ -27,6 +27,9 @@ from torchobj.store.transfers import FilePath, ProgressOption, make_folders
 
 __all__ = ["FolderCheckpoints"]
 
+#: Maximum number of objects below the folder of a step that its commit does not name. Each is compared with all keys.
+_MAX_OTHERS = 1000
+
 
 class FolderCheckpoints(Checkpoints):
     """Saves and restores folders by step, such as the checkpoint folders of a framework.
@@ -246,12 +249,15 @@ class _Restore:
             download(url, temporary.files, config=self._config, patterns=others, progress=progress)
             if different := self._different(temporary.files):
                 raise CheckpointError(f"{self._source}: {different!r} is not as it was saved; restore another step")
+            replaced = temporary.files.with_name("replaced")
             if replace and folder.exists():
-                folder.rename(temporary.files.with_name("replaced"))
+                folder.rename(replaced)
             try:
                 temporary.files.rename(folder)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            except BaseException as error:
+                if replaced.exists() and not folder.exists():
+                    replaced.rename(folder)
+                if not isinstance(error, OSError) or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 # Another process has restored to the same folder meanwhile.
                 self._check_existing(folder)
@@ -270,7 +276,13 @@ class _Restore:
                 raise CheckpointError(
                     f"{self._source}: committed, but {name!r} is gone, or has another size; restore another step"
                 )
-        return [("exclude", glob.escape(name)) for name in listed.keys() - self._objects.keys()]
+        others = listed.keys() - self._objects.keys()
+        if len(others) > _MAX_OTHERS:
+            raise CheckpointError(
+                f"{self._source}: {len(others)} objects are below {self._commits.url_of(self._prefix)} that the save "
+                "did not write; delete them, or restore another step"
+            )
+        return [("exclude", glob.escape(name)) for name in others]
 
     def _check_existing(self, folder: Path) -> None:
         """Checks that a folder has exactly the files of the step.

@@ -141,13 +141,21 @@ class FolderContent:
             self._remove()
 
     def _last_objects(self) -> dict[str, StoredObject]:
-        """Returns the objects of the latest step that have a SHA-256, by their names in its folder."""
+        """Returns the objects of the latest step that have a SHA-256, by their names in its folder.
+
+        Only those that the store has as they were committed: damage is not copied.
+        """
         try:
             commit = self._commits.read(max(self._commits.versions(), default=0))
         except (ObjectNotFoundError, UnreadableCommitError):
             return {}
-        start = len(folder_of(commit.attempt))
-        return {item.key[start:]: item for item in commit.objects if item.sha256 is not None}
+        folder = folder_of(commit.attempt)
+        versions = {info.key: info.version for info in self._commits.objects(folder)}
+        return {
+            item.key.removeprefix(folder): item
+            for item in commit.objects
+            if item.sha256 is not None and item.etag is not None and versions.get(item.key) == item.etag
+        }
 
     def _sent(self, staged: Path, url: str, last: Mapping[str, StoredObject]) -> dict[str, WrittenObject]:
         states = self._staged

@@ -310,8 +310,13 @@ def _check_folder(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"local: {folder} is a link or a file: must be a folder")
-    if found.st_uid != os.geteuid() and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(f"local: {folder} belongs to another user, and others can write to it: use another folder")
+    if found.st_uid != os.geteuid():
+        raise ConfigError(f"local: {folder} belongs to another user: use a folder of your own, such as one in it")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"local: other users can write to {folder}, and so change what a restore reads: use a folder in it, or run "
+            "`chmod 700` on it"
+        )
 
 
 def _size(path: Path) -> int | None:

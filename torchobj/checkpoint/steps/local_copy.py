@@ -88,9 +88,13 @@ class LocalCopy:
         steps.upload_s = time.monotonic() - began
         return objects
 
+    def mark(self, attempt: Attempt[int]) -> None:
+        """Marks the copy of an attempt that is in the bucket."""
+        self._steps.committed(attempt)
+
     def committed(self, attempt: Attempt[int]) -> None:
         """Marks the copy of an attempt that is in the bucket, and deletes old copies."""
-        self._steps.committed(attempt)
+        self.mark(attempt)
         if self._steps.is_first:
             self._steps.prune(attempt)
 

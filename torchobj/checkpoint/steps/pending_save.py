@@ -155,6 +155,9 @@ class PendingSave:
                         self.write()
                         if is_first:
                             self.commit()
+                            if self.local is not None:
+                                # Before old steps are deleted, which takes its time.
+                                self.local.mark(self._attempt)
                     # By the first rank.
                     self._may_be_committed = True
                 except Exception as error:
@@ -326,13 +329,15 @@ def _checked_metrics(metrics: Any) -> dict[str, float]:
 _running: set["SaveHandle"] = set()
 
 
-def _log_at_exit() -> None:
+def _wait_at_exit() -> None:
     for handle in list(_running):
         logger.warning("the process waits at exit until step %d is saved", handle.step)
+    for handle in list(_running):
+        handle.join()
 
 
-# Callbacks of the public `atexit` run after threads were joined, which is too late for this message.
-threading._register_atexit(_log_at_exit)  # type: ignore[attr-defined]
+# Callbacks of the public `atexit` run after the threads of executors have ended, which a save uses.
+threading._register_atexit(_wait_at_exit)  # type: ignore[attr-defined]
 
 
 def _leave_to_parent() -> None:
@@ -361,6 +366,8 @@ class SaveHandle:
         self._future: Future[None] = Future()
         self._copied = None if pending.local is None else pending.local.complete
         self._is_retrieved = False
+        # A daemon: a process waits at exit for its checkpoint, unless the save was ended by a deadline.
+        self._thread = threading.Thread(target=self._run, name=f"torchobj-save-{self._step}", daemon=True)
 
     def start(self) -> None:
         """Starts the thread. The manager has stored the handle before: an interrupt of this call does not end the save.
@@ -370,8 +377,7 @@ class SaveHandle:
         """
         _running.add(self)
         try:
-            # Not a daemon: a process waits at exit for its checkpoint.
-            threading.Thread(target=self._run, name=f"torchobj-save-{self._step}").start()
+            self._thread.start()
         except RuntimeError as error:
             _running.discard(self)
             self._future.set_exception(error)
@@ -411,6 +417,11 @@ class SaveHandle:
         # The exit of the process does not wait until it is saved.
         _running.discard(self)
         return False
+
+    def join(self) -> None:
+        """Waits until the thread has ended, if it was started."""
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def leave_to_parent(self) -> None:
         """Fails, in a forked child: the thread exists in its parent only. The save itself goes on there."""

@@ -6,6 +6,7 @@ next one, which the first rank computes from its clock, so that all ranks join i
 
 import datetime
 import logging
+import signal
 import time
 from collections.abc import Collection
 from types import TracebackType
@@ -20,6 +21,10 @@ from torchobj.workers.stop_signals import StopSignals
 __all__ = ["StopRequests"]
 
 logger = logging.getLogger("torchobj")
+
+#: Maximum number of calls from one meeting to the next, which is near enough if steps suddenly take a second each.
+#: A meeting takes less than a millisecond.
+_MAX_CALLS = 16
 
 #: What a rank sends for the time that is left if it got no signal: more than any.
 _NO_SIGNAL_US = 1 << 62
@@ -96,11 +101,11 @@ class StopRequests:
             self.end_s = time.monotonic() + left_us / 1e6
 
     def _next(self, now_s: float) -> int:
-        """Returns the number of calls until the next meeting, by the time since the last. It at most doubles."""
+        """Returns the number of calls until the next meeting, by the time since the last."""
         if self._met_s is None:
             return 1
         per_call_s = max(now_s - self._met_s, 1e-9) / self._calls
-        return max(1, min(int(self._check_every_s / per_call_s), 2 * self._calls))
+        return max(1, min(int(self._check_every_s / per_call_s), 2 * self._calls, _MAX_CALLS))
 
     def _agreed(self, calls: int, left_us: int) -> tuple[int, int]:
         """Returns the number of calls of the first rank, and the shortest time of all."""
@@ -119,8 +124,17 @@ class StopRequests:
         return self._signals.is_active
 
     def end(self) -> None:
-        """Restores the handlers, except where another program has installed one in the meantime."""
+        """Restores the handlers, except where another program has installed one in the meantime.
+
+        A signal that came after the last call of `requested` then has its default action, if that is what it has now:
+        it would be lost.
+        """
+        was_active = self.is_active
         self._signals.end()
+        number = self._signals.received
+        if was_active and number is not None and self.end_s is None and signal.getsignal(number) is signal.SIG_DFL:
+            logger.warning("%s came after the last call of stop_requested", signal.Signals(number).name)
+            signal.raise_signal(number)
 
     def __enter__(self) -> Self:
         return self
