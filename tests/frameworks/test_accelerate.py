@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from tests.support.ranks import run_ranks
+from tests.support.ranks import on_one_machine, run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import FolderCheckpoints
 from torchobj.exceptions import ConfigError
@@ -129,7 +129,7 @@ def test_folders_that_accelerate_names_stay(bucket, url, tmp_path):
 
 
 def of_two_ranks(rank, url, config, folder):
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    on_one_machine(rank)
     accelerator, objects = prepared(project_dir=str(folder))
     torch.manual_seed(rank)
     before = load_state(accelerator, url, config=config)

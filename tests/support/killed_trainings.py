@@ -14,7 +14,7 @@ import threading
 from typing import NamedTuple
 
 from tests.support.killing import HELD_S, kill_at
-from tests.support.ranks import LONGEST_S, started
+from tests.support.ranks import LONGEST_S, on_one_machine, started
 
 
 class Training(NamedTuple):
@@ -67,7 +67,7 @@ def _wait(ranks):
 
 def _rank(rank, train, url, config, folder, out, size, kill):
     if size > 1:
-        os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+        on_one_machine(rank, size)
     calls = _count_calls(kill[0] if rank == kill[1] else None)
     resumed, losses = train(rank, url, config, folder)
     sys.setprofile(None)

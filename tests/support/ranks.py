@@ -49,6 +49,11 @@ def environment_of(port, rank, size=2):
     return {**address, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_ATTEMPT": "0"}
 
 
+def on_one_machine(rank, size=2):
+    """Sets the variables of torchrun by which a rank finds the others of its machine."""
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+
+
 def _joined(port, rank, size, main, arguments, all_started):
     # Dump the tracebacks before the test times out.
     faulthandler.dump_traceback_later(LONGEST_S - 15, exit=True)

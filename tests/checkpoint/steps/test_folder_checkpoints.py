@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import torch
 
+from tests.support.folders import content
 from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import Store, exceptions
 from torchobj.checkpoint import CheckpointManager, FolderCheckpoints
@@ -31,10 +32,6 @@ def written(folder, files=FILES):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
-
-
-def content(folder):
-    return {os.fspath(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def names(folder):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.steps.folder_killed import content_of
+from tests.support.folders import content
 from tests.support.killing import HELD_S, Saver, kill_at
 from torchobj.checkpoint import FolderCheckpoints
 
@@ -25,10 +26,6 @@ def saver(bucket):
     saver = Saver(bucket, Path(__file__).with_name("folder_killed.py"))
     yield saver
     saver.close()
-
-
-def content(folder):
-    return {os.fspath(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def temporary(parent):

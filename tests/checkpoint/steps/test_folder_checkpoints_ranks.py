@@ -6,6 +6,7 @@ import os
 import pytest
 import torch.distributed as dist
 
+from tests.support.folders import content
 from tests.support.long_tables import GCS_IN_MATRIX
 from tests.support.managers import outcome
 from tests.support.ranks import run_ranks
@@ -28,10 +29,6 @@ def written(folder, **files):
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return folder
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def one_folder(rank, url, config, tmp_path):

@@ -1,5 +1,6 @@
 """What of a folder is saved, by which rank, and what is refused: nothing is left of a save that is refused."""
 
+import collections
 import errno
 import os
 import shutil
@@ -213,11 +214,16 @@ def test_each_file_is_sent_once_by_a_rank_that_has_it(files_of_ranks, sizes):
 
 
 def test_ranks_that_have_the_same_files_send_about_as_many_bytes():
-    files = seen(*((f"{number}", number, size) for number, size in enumerate([100, 60, 50, 40, 10, *[0] * 10])))
+    sizes = [100, 60, 50, 40, 10, *[0] * 10]
+    files = seen(*((f"{number}", number, size) for number, size in enumerate(sizes)))
     senders = _senders([files, files])
-    sent = [[int(name) for name, rank in senders.items() if rank == each] for each in (0, 1)]
-    assert [sum([100, 60, 50, 40, 10, *[0] * 10][number] for number in each) for each in sent] == [140, 120]
-    assert abs(len(sent[0]) - len(sent[1])) < 15
+    sent = [[sizes[int(name)] for name, rank in senders.items() if rank == each] for each in (0, 1)]
+    assert sent == [[100, 40], [60, 50, 10, *[0] * 10]]
+
+
+def test_ranks_that_have_the_same_empty_files_send_equally_many():
+    files = seen(*((f"{number}", number, 0) for number in range(10)))
+    assert collections.Counter(_senders([files, files]).values()) == {0: 5, 1: 5}
 
 
 def test_a_file_of_another_machine_is_a_copy_if_it_has_the_same_size():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.checkpoint.steps.test_local import Tier
-from tests.support.managers import outcome, saved_value, tensor
+from tests.support.managers import Gate, outcome, saved_value, tensor
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.steps import local_copy, state_content
@@ -120,15 +120,16 @@ def test_an_upload_that_fails_is_an_error_and_the_copy_stays(tier, monkeypatch):
     assert (manager.steps(), tier.copies(), saved_value(manager)) == ([1], [1, 2], 2.0)
 
 
-def test_a_state_that_changes_is_an_error_and_leaves_no_copy(tier):
-    manager, x = tier.open(), tensor(1)
+def test_a_state_that_changes_is_an_error_and_leaves_no_copy(tier, monkeypatch):
+    manager, x, gate = tier.open(), tensor(1), Gate(monkeypatch)
     handle = manager.save_async(1, {"x": x}, stage=False)
+    assert gate.reached.wait(60)
     with torch.no_grad():
         x.add_(1)
+    gate.open.set()
     found = outcome(handle.wait_local)
-    assert found in (None, outcome(handle.result))
-    if found is not None:
-        assert (found[0], manager.steps(), tier.copies()) == ("CheckpointError", [], [])
+    assert found == outcome(handle.result)
+    assert (found[0], manager.steps(), tier.copies()) == ("CheckpointError", [], [])
 
 
 def test_progress_is_that_of_the_upload(tier):

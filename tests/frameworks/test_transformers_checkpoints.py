@@ -8,8 +8,9 @@ import threading
 import pytest
 import torch
 
+from tests.support.folders import content
 from tests.support.killing import HELD_S
-from tests.support.ranks import run_ranks
+from tests.support.ranks import on_one_machine, run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import FolderCheckpoints
 from torchobj.checkpoint.steps import folder_content
@@ -44,10 +45,6 @@ def trainer_of(folder, *callbacks, evaluated=None, **arguments):
     )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
-
-
-def content(folder):
-    return {os.fspath(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -250,13 +247,8 @@ def test_a_trainer_on_another_thread_says_that_it_handles_no_signals(bucket, url
     assert FolderCheckpoints(url, config=bucket.config).steps() == [2, 4]
 
 
-def as_rank(rank, size=2):
-    """Lets the Trainer find its job."""
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-
-
 def stopped_by_one_rank(rank, url, config, folder):
-    as_rank(rank)
+    on_one_machine(rank)
     callbacks = [CheckpointCallback(url, config=config), SignalAt(3 if rank else 1000)]
     trainer = trainer_of(folder, *callbacks, max_steps=2000, save_steps=2000)
     trainer.train()
@@ -277,7 +269,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(bucket, url, tmp_pat
 
 
 def saved_by_two_ranks(rank, url, config, folder):
-    as_rank(rank)
+    on_one_machine(rank)
     trainer_of(folder / str(rank), CheckpointCallback(url, config=config)).train()
     return sorted(path.name for path in (folder / str(rank) / "checkpoint-2").iterdir())
 
@@ -292,7 +284,7 @@ def test_ranks_with_disks_of_their_own_save_one_checkpoint(bucket, url, control,
 
 
 def without_the_callback(rank, url, config, folder):
-    as_rank(rank)
+    on_one_machine(rank)
     callback = CheckpointCallback(url, config=config)
     on_signal = callback._checkpoints.on_signal
     callback._checkpoints.on_signal = lambda *given, **named: on_signal(*given, **named, timeout_s=2.0)
