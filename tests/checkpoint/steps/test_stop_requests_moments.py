@@ -1,10 +1,11 @@
 """SIGTERM at random moments of a loop of two ranks: a step is committed soon after, and the ranks end as without torchobj.
 
-A moment is a place of the loop in a step of one rank, which waits there for the test; the signal arrives just after.
+A moment is a place of the loop in a step of one rank; the signal arrives just after, or while the rank waits for a sample.
 """
 
 import dataclasses
 import itertools
+import multiprocessing.connection
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ import torchobj
 from tests.support.managers import of_ranks
 from tests.support.ranks import _context, started
 from torchobj.checkpoint import CheckpointManager
+from torchobj.checkpoint.steps.commits import Commits
 
 PLACES = ["step", "loader", "evaluation", "background save"]
 TARGETS = ["one rank", "both at different steps", "process group"]
@@ -30,18 +32,22 @@ WITHIN_S = 10.0
 
 
 class Moment:
-    """Where a rank gets its signal; `reached` is set there."""
+    """Where a rank gets its signal: `reached` can be read then. `sent` is set when the signal was sent, or is not sent."""
 
     def __init__(self, place, step):
-        self.place, self.step, self.reached = place, step, _context.Event()
+        self.place, self.step, self.sent = place, step, _context.Event()
+        self.reached, self.announcement = _context.Pipe(duplex=False)
 
     def pass_by(self, place, step):
-        if step >= self.step and place == self.place:
-            self.reached.set()
+        """Returns whether the signal is to be sent now."""
+        is_now = step >= self.step and place == self.place and not self.sent.is_set()
+        if is_now:
+            self.announcement.send_bytes(b"reached")
+        return is_now
 
 
 class Samples(torch.utils.data.Dataset):
-    """Samples that take a worker a moment."""
+    """Samples whose worker waits for the signal, so that the signal finds the loop waiting for the worker."""
 
     def __init__(self, moment, epoch):
         self.moment, self.epoch = moment, epoch
@@ -50,9 +56,8 @@ class Samples(torch.utils.data.Dataset):
         return BATCHES
 
     def __getitem__(self, index):
-        self.moment.pass_by("loader", self.epoch * BATCHES + index)
-        # Long enough that the signal finds the loop waiting.
-        threading.Event().wait(0.02)
+        if self.moment.pass_by("loader", self.epoch * BATCHES + index):
+            assert self.moment.sent.wait(60)
         return torch.full((4,), float(index))
 
 
@@ -92,21 +97,21 @@ def train(rank, url, config, moments, committed):
 
 def signal_at(moment, process, is_group, sent):
     """Sends the signal when the rank has come to the moment, or not, if it ends before."""
-    while not moment.reached.wait(0.02):
-        if not process.is_alive():
-            return
-    sent.append(time.monotonic())
-    (os.killpg if is_group else os.kill)(process.pid, signal.SIGTERM)
+    ready = multiprocessing.connection.wait([moment.reached, process.sentinel], 60)
+    if moment.reached in ready and process.sentinel not in ready:
+        sent.append(time.monotonic())
+        (os.killpg if is_group else os.kill)(process.pid, signal.SIGTERM)
+    moment.sent.set()
 
 
 def stop_once(random_, url, config):
     """Returns place, target, and the seconds from the first signal to the commit."""
     place, target = random_.choice(PLACES), random_.choice(TARGETS)
     ranks = [random_.randrange(2)] if target == "one rank" else [0, 1]
-    moments = [Moment(place, random_.randrange(1, 12)) for _ in range(2)]
+    moments = [Moment(place if rank in ranks else None, random_.randrange(1, 12)) for rank in range(2)]
     if target == "process group":
         # The launcher signals the groups of all ranks together.
-        moments[1].reached = moments[0].reached
+        moments[1].reached, moments[1].announcement = moments[0].reached, moments[0].announcement
     committed, sent = _context.Array("d", 2), []
     with started(train, url, config, moments, committed) as processes:
         senders = [
@@ -138,18 +143,32 @@ def test_a_signal_at_any_moment_leads_to_a_committed_step(bucket, count):
     print({(place, target): sum(each[1:] == (place, target) for each in taken) for _, place, target in taken})
 
 
-def test_a_signal_in_a_commit_does_not_interrupt_it(bucket, control):
-    url = f"{bucket.url}/run"
-    control.faults({"key": "commits/", "operation": "PutObject", "times": 1, "action": {"delay_first_byte_s": 0.3}})
+@pytest.mark.parametrize("is_written", [False, True], ids=["before the request", "after the response"])
+def test_a_signal_in_a_commit_does_not_interrupt_it(bucket, monkeypatch, is_written):
+    real, in_commit, sent, held = Commits.publish, threading.Event(), threading.Event(), []
+
+    def hold():
+        in_commit.set()
+        held.append(sent.wait(60))
+
+    def publish(*given):
+        if not is_written:
+            hold()
+        real(*given)
+        if is_written:
+            hold()
 
     def signal_in_commit():
-        while not control.fault_report()[0]["fired"]:
-            threading.Event().wait(0.01)
+        assert in_commit.wait(60)
         os.kill(os.getpid(), signal.SIGTERM)
+        sent.set()
 
+    monkeypatch.setattr(Commits, "publish", publish)
+    url = f"{bucket.url}/run"
     with CheckpointManager(url, config=bucket.config) as checkpoints, checkpoints.on_signal(signal.SIGTERM):
         sender = threading.Thread(target=signal_in_commit)
         sender.start()
         checkpoints.save(1, {"x": torch.ones(4)})
         sender.join()
+        assert held == [True]
         assert (checkpoints.stop_requested(), checkpoints.steps()) == (True, [1])
