@@ -1,6 +1,5 @@
 """The state of an Accelerator in a bucket: what is saved and loaded, under which step, and by which ranks."""
 
-import os
 import random
 
 import pytest

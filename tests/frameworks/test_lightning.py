@@ -145,10 +145,11 @@ def preempted(pl, step):
 
 
 @pytest.mark.providers("s3")
-def test_a_preempted_run_saves_the_step_and_ends(pl, bucket):
+def test_model_checkpoint_saves_a_preempted_run_beside_its_other_checkpoint(pl, bucket):
     saved = pl.callbacks.ModelCheckpoint(dirpath=f"{bucket.url}/run", save_on_exception=True)
     with pytest.raises(SystemExit):
         trainer(pl, bucket, EPOCHS, [saved, preempted(pl, 5)], logger=False).fit(module(pl), batches())
+    assert bucket.keys() == ["run/epoch=0-step=4.ckpt", "run/epoch=1-step=6.ckpt"]
     newest = ObjectCheckpointIO(config=bucket.config).newest(f"{bucket.url}/run")
     assert newest == f"{bucket.url}/run/epoch=1-step=6.ckpt"
 
@@ -195,15 +196,10 @@ def test_last_is_the_newest_checkpoint_below_a_folder_in_the_bucket(pl, bucket):
 
 
 @of_lightning
-def test_a_run_that_receives_sigterm_saves_in_the_bucket_and_resumes_at_the_next_batch(pl, bucket):
-    class Signal(pl.Callback):
-        def on_train_batch_start(self, trainer, *_):
-            if trainer.global_step == 6:
-                signal.raise_signal(signal.SIGTERM)
-
+def test_last_checkpoint_resumes_a_preempted_run_at_the_next_batch_and_deletes_its_checkpoint(pl, bucket):
     unbroken, first, second = module(pl), module(pl), module(pl)
     trainer(pl, bucket, EPOCHS, default_root_dir=f"{bucket.url}/unbroken").fit(unbroken, resumable_batches())
-    run = trainer(pl, bucket, EPOCHS, [last_of(bucket, "run"), Signal()], default_root_dir=f"{bucket.url}/run")
+    run = trainer(pl, bucket, EPOCHS, [last_of(bucket, "run"), preempted(pl, 6)], default_root_dir=f"{bucket.url}/run")
     with pytest.raises(SystemExit):
         run.fit(first, resumable_batches(), ckpt_path="last")
     saved = torch.load(io.BytesIO(bucket.body("run/on_exception.ckpt")), weights_only=True)

@@ -1,7 +1,6 @@
 """Checkpoints of the Trainer of transformers in a bucket: what is committed, when, and what comes back."""
 
 import json
-import os
 import signal
 import threading
 

@@ -245,8 +245,8 @@ class Checkpoints:
             timeout_s: Maximum time that a rank waits in `stop_requested` for another one, in seconds.
 
         Raises:
-            ConfigError: A signal cannot be handled, this is not the main thread, a time is not a positive number, or
-                signals are handled already.
+            ConfigError: A signal cannot be handled, this is not the main thread, a time is not a positive number or is
+                more than a day, or signals are handled already.
 
         Example:
             >>> from torchobj.checkpoint import CheckpointManager

@@ -287,7 +287,8 @@ class _Restore:
     def _check_existing(self, folder: Path) -> None:
         """Checks that a folder has exactly the files of the step.
 
-        Large files have no SHA-256: a download that skips unchanged files compares them.
+        Large files have no SHA-256: they are compared by the store's checksum through a link, so that a download cannot
+        touch the folder.
 
         Raises:
             ConfigError: It has other files.

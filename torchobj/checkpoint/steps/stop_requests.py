@@ -41,7 +41,8 @@ class StopRequests:
         timeout_s: Maximum time that a rank waits for another one, in seconds.
 
     Raises:
-        ConfigError: A signal cannot be handled, a time is not a positive number, or this is not the main thread.
+        ConfigError: A signal cannot be handled, a time is not a positive number or is more than a day, or this is not
+            the main thread.
     """
 
     def __init__(
