@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import torchobj
-from tests.support.ranks import run_ranks
+from tests.support.ranks import on_one_machine, run_ranks
 
 COUNT = 24
 KINDS = ["objects", "tar", "parquet", "mixture"]
@@ -238,8 +238,8 @@ def run(rank, name, folder):
     with contextlib.redirect_stdout(io.StringIO()):
         if name in ("lightning", "fabric"):
             # Without these variables Lightning would start the second rank itself.
-            os.environ |= {"TORCHELASTIC_RUN_ID": "job", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-            os.environ["GROUP_RANK"] = "0"
+            on_one_machine(rank)
+            os.environ |= {"TORCHELASTIC_RUN_ID": "job", "GROUP_RANK": "0"}
         else:
             # Accelerate warns if it is not set.
             os.environ["OMP_NUM_THREADS"] = "1"
