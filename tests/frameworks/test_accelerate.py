@@ -141,7 +141,7 @@ def of_two_ranks(rank, url, config, folder):
 
 
 def without_a_folder(rank, url, config):
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    on_one_machine(rank)
     accelerator, _ = prepared(project_dir="/proc/none")
     with pytest.raises(ConfigError, match="project_dir='/proc/none'"):
         save_state(accelerator, url, config=config)

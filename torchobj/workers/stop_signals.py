@@ -246,7 +246,7 @@ def outlive_others(numbers: Collection[int], trainer: int) -> None:
             signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
     # It inherits the mask too.
-    subprocess._USE_POSIX_SPAWN = False  # type: ignore[attr-defined]
+    subprocess._USE_POSIX_SPAWN = False  # type: ignore[misc]
     subprocess._fork_exec = fork_exec_unblocked  # type: ignore[attr-defined]
 
     def wait() -> None:
