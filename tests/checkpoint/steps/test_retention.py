@@ -154,7 +154,7 @@ class History:
         def write(state, url, config, counted):
             body = b"%d" % state["value"]
             self.requests.make(lambda: raw.put(self.key(url), body))
-            return SavedObject(url, len(body), "")
+            return SavedObject(url, len(body), ""), None
 
         monkeypatch.setattr(state_content, "save_counted", write)
         monkeypatch.setattr(

@@ -34,8 +34,6 @@ class SavedObject(NamedTuple):
     """Size in bytes."""
     version: str
     """The store's version of the object: on S3 the ETag."""
-    crc32: int | None = None
-    """CRC-32 of its bytes; None if it was streamed by `torch.save`."""
 
 
 def save(
@@ -109,7 +107,7 @@ def save(
         )
     if metadata is not None or max_shard_bytes is not None:
         raise ConfigError(f"metadata={metadata!r}, max_shard_bytes={max_shard_bytes!r}: only for format='safetensors'")
-    return save_counted(
+    saved, _ = save_counted(
         obj,
         url,
         checksum=checksum,
@@ -118,6 +116,7 @@ def save(
         config=config,
         counted=counted,
     )
+    return saved
 
 
 @profiled("torchobj.save")
@@ -130,10 +129,11 @@ def save_counted(
     if_version: str | None = None,
     config: StoreConfig | None,
     counted: ByteProgress,
-) -> SavedObject:
+) -> tuple[SavedObject, int | None]:
     """`save` of a file of torch as a part of an operation, whose progress is `counted`.
 
-    Arguments and errors are those of `save`. `obj` may also be the plan of a file.
+    Arguments and errors are those of `save`. `obj` may also be the plan of a file. Also returns the CRC-32 of the
+    object; None if it was streamed.
     """
     check_condition(overwrite, if_version)
     parsed, _ = store_of(url, config, is_written=True)
@@ -145,12 +145,12 @@ def save_counted(
             torch.save(obj, writer)
             size = writer.tell()
         counted.add(size)
-        saved = SavedObject(str(parsed), size, writer.version)
+        saved, crc32 = SavedObject(str(parsed), size, writer.version), None
     else:
         counted.expect(plan.size)
-        saved = _sent(plan, url, overwrite=overwrite, if_version=if_version, config=config, counted=counted)
+        saved, crc32 = _sent(plan, url, overwrite=overwrite, if_version=if_version, config=config, counted=counted)
     counted.finish()
-    return saved
+    return saved, crc32
 
 
 @profiled("torchobj.save")
@@ -173,7 +173,7 @@ def _save_safetensors(
         folder.clear(url, config, overwrite=overwrite)
     counted.expect(sum(plan.size for _, plan in plans))
     for each, plan in plans:
-        saved = _sent(plan, each, overwrite=overwrite, if_version=if_version, config=config, counted=counted)
+        saved, _ = _sent(plan, each, overwrite=overwrite, if_version=if_version, config=config, counted=counted)
     counted.finish()
     return saved
 
@@ -186,8 +186,8 @@ def _sent(
     if_version: str | None,
     config: StoreConfig | None,
     counted: ByteProgress,
-) -> SavedObject:
-    """Sends an object."""
+) -> tuple[SavedObject, int]:
+    """Sends an object. Also returns its CRC-32."""
     parsed, store = store_of(url, config, is_written=True)
     staged = not all(is_reachable(hole.storage.device) for hole in plan.holes)
     # With `progress`, a batch is written when those before it are sent, up to the limit.
@@ -203,7 +203,7 @@ def _sent(
     except BaseException:
         gather.abort()
         raise
-    return SavedObject(str(parsed), size, version, crc32)
+    return SavedObject(str(parsed), size, version), crc32
 
 
 def _batches(plan: Plan, *, in_blocks: bool) -> Iterator[list[Any]]:

@@ -108,6 +108,6 @@ class StateContent:
             return {**written, METADATA: WrittenObject()}
         if writers.is_first:
             with self._watch:
-                saved = save_counted(self._state, folder + STATE_FILE, config=config, counted=counted)
-            return {STATE_FILE: WrittenObject(saved.size, saved.crc32)}
+                saved, crc32 = save_counted(self._state, folder + STATE_FILE, config=config, counted=counted)
+            return {STATE_FILE: WrittenObject(saved.size, crc32)}
         return {}
