@@ -271,7 +271,7 @@ class Checkpoints:
         """Returns whether a signal to any rank has asked to stop. Call it equally often on all ranks, as after a step.
 
         All ranks get the same answer in the same call, and once it is True it remains True. The ranks meet about every
-        `check_every_s` seconds; a call in between takes about a microsecond.
+        `check_every_s` seconds, and at least in each 16th call; a call in between takes about a microsecond.
 
         Raises:
             ConfigError: `on_signal` was not called.
