@@ -27,6 +27,7 @@ EXTRAS = {
     "cli": ("click", "rich"),
     "manifest": ("pyarrow",),
     "otel": ("opentelemetry-api",),
+    "torch-checkpointing": ("torch_checkpointing",),
     "transformers": ("transformers",),
     "webdataset": ("webdataset",),
 }

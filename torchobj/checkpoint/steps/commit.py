@@ -12,7 +12,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from torchobj.checkpoint.checkpoint_dir import is_canonical
 from torchobj.checkpoint.leftovers import Attempt
@@ -25,6 +25,7 @@ __all__ = [
     "Kind",
     "LocalPart",
     "StoredObject",
+    "WrittenObject",
     "attempt_of",
     "check_size",
     "checked_step",
@@ -79,6 +80,17 @@ def attempt_of(key: str) -> Attempt[int] | None:
     """Returns the attempt that owns a key; None unless it is a canonical path below the folder of an attempt."""
     found = _DATA_KEY.fullmatch(key)
     return Attempt(int(found[1]), found[2]) if found is not None and is_canonical(found[3]) else None
+
+
+class WrittenObject(NamedTuple):
+    """What is known of an object that a save wrote, and that its commit will name."""
+
+    size: int | None = None
+    """Size in bytes, which is compared with the listing; None if it is not known."""
+    crc32: int | None = None
+    """CRC-32 of its bytes, if known."""
+    sha256: str | None = None
+    """SHA-256 of its bytes, if known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

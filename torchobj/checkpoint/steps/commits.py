@@ -20,8 +20,15 @@ from typing import Any, cast
 
 from torchobj._torchobj import Buffer
 from torchobj.checkpoint.leftovers import Attempt, AttemptsDir, Leftover
-from torchobj.checkpoint.steps.commit import DIGITS, Commit, StoredObject, attempt_of, check_size, folder_of
-from torchobj.checkpoint.steps.content import WrittenObject
+from torchobj.checkpoint.steps.commit import (
+    DIGITS,
+    Commit,
+    StoredObject,
+    WrittenObject,
+    attempt_of,
+    check_size,
+    folder_of,
+)
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     BucketNotFoundError,

@@ -1,23 +1,12 @@
 """What a save of a step writes: staged on the thread of the caller, and written below the folder of an attempt."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from torchobj.checkpoint.steps.commit import Kind
+from torchobj.checkpoint.steps.commit import Kind, WrittenObject
 from torchobj.ranks.meeting import Ranks
 
-__all__ = ["Content", "WrittenObject"]
-
-
-class WrittenObject(NamedTuple):
-    """What is known of an object that a save wrote, and that its commit will name."""
-
-    size: int | None = None
-    """Size in bytes, which is compared with the listing; None if it is not known."""
-    crc32: int | None = None
-    """CRC-32 of its bytes, if known."""
-    sha256: str | None = None
-    """SHA-256 of its bytes, if known."""
+__all__ = ["Content"]
 
 
 class Content(Protocol):

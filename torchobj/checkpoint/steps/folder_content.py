@@ -17,9 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import TypeAlias, TypeVar
 
 from torchobj.checkpoint.checkpoint_dir import is_canonical
-from torchobj.checkpoint.steps.commit import Kind, StoredObject, folder_of
+from torchobj.checkpoint.steps.commit import Kind, StoredObject, WrittenObject, folder_of
 from torchobj.checkpoint.steps.commits import Commits, UnreadableCommitError
-from torchobj.checkpoint.steps.content import WrittenObject
 from torchobj.checkpoint.steps.temporary_folder import TEMPORARY, TemporaryFolder
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchobj.checkpoint.leftovers import Attempt
-from torchobj.checkpoint.steps.commit import Commit, folder_of
+from torchobj.checkpoint.steps.commit import Commit, WrittenObject, folder_of
 from torchobj.checkpoint.steps.commits import Commits, UnreadableCommitError
-from torchobj.checkpoint.steps.content import WrittenObject
 from torchobj.checkpoint.steps.retention import Retention, expired
 from torchobj.exceptions import ConfigError, TorchobjError
 from torchobj.files.links import without_links
@@ -140,7 +139,7 @@ class LocalSteps:
             for folder in (self.folder, self._root):
                 with contextlib.suppress(FileExistsError):
                     folder.mkdir(0o700)
-                _check_folder(folder)
+                _check_folder(folder, is_ours=folder is self._root)
             _open.add(self)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._lock = Descriptor(os.open(self.folder / _LOCK, flags, 0o600))
@@ -306,13 +305,15 @@ class LocalSteps:
         return None
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, *, is_ours: bool) -> None:
+    """Checks that no other user can change the copies. The folder above ours may be that of a disk, as `/tmp` is."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"local: {folder} is a link or a file: must be a folder")
-    if found.st_uid != os.geteuid():
+    owners = {os.geteuid()} if is_ours else {os.geteuid(), 0}
+    if found.st_uid not in owners:
         raise ConfigError(f"local: {folder} belongs to another user: use a folder of your own, such as one in it")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and (is_ours or not found.st_mode & stat.S_ISVTX):
         raise ConfigError(
             f"local: other users can write to {folder}, and so change what a restore reads: use a folder in it, or run "
             "`chmod 700` on it"

@@ -12,9 +12,8 @@ from concurrent.futures import Future
 from datetime import UTC, datetime
 
 from torchobj.checkpoint.leftovers import Attempt
-from torchobj.checkpoint.steps.commit import Commit, LocalPart, folder_of
+from torchobj.checkpoint.steps.commit import Commit, LocalPart, WrittenObject, folder_of
 from torchobj.checkpoint.steps.commits import Commits
-from torchobj.checkpoint.steps.content import WrittenObject
 from torchobj.checkpoint.steps.local import LocalSteps
 from torchobj.checkpoint.steps.nearest import Copies
 from torchobj.checkpoint.steps.state_content import StateContent

@@ -20,9 +20,9 @@ import torch
 from torchobj import _torchobj
 from torchobj.checkpoint.checkpoint_dir import was_refused
 from torchobj.checkpoint.leftovers import Attempt, running, under_way
-from torchobj.checkpoint.steps.commit import Commit, checked_step, folder_of
+from torchobj.checkpoint.steps.commit import Commit, WrittenObject, checked_step, folder_of
 from torchobj.checkpoint.steps.commits import Commits, CommittedByAnotherError, UnreadableCommitError
-from torchobj.checkpoint.steps.content import Content, WrittenObject
+from torchobj.checkpoint.steps.content import Content
 from torchobj.checkpoint.steps.deadline import Deadline, DeadlineError
 from torchobj.checkpoint.steps.local_copy import LocalCopy
 from torchobj.checkpoint.steps.retention import Retention, expired

@@ -13,8 +13,7 @@ from torchobj.checkpoint.dcp.object_names import METADATA
 from torchobj.checkpoint.dcp.storage import NewFolderWriter
 from torchobj.checkpoint.state.staging import Stager, Watch, planned
 from torchobj.checkpoint.state.taken import state_to_save
-from torchobj.checkpoint.steps.commit import STATE_FILE, Kind
-from torchobj.checkpoint.steps.content import WrittenObject
+from torchobj.checkpoint.steps.commit import STATE_FILE, Kind, WrittenObject
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.meeting import Ranks, packed, unpacked
