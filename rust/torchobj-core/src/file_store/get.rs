@@ -76,6 +76,9 @@ impl GetResult for FileGetResult {
             dest.advance(count);
             self.at += count as u64;
         }
+        if self.at < self.range.end {
+            return Ok(());
+        }
         let file = self.file.clone();
         let now = self.store.blocking(Operation::Get, &self.key, move || file.metadata()).await?;
         if version(&now) != self.version {
