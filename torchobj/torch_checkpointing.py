@@ -11,7 +11,7 @@ import fnmatch
 import io
 import logging
 import os.path
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
@@ -24,7 +24,6 @@ from torchobj.checkpoint.archive.save import save_counted
 from torchobj.checkpoint.checkpoint_dir import CheckpointDir, is_canonical
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
-    BucketNotFoundError,
     ConfigError,
     IntegrityError,
     ObjectNotFoundError,
@@ -32,11 +31,11 @@ from torchobj.exceptions import (
     StoreError,
 )
 from torchobj.files.links import remove_empty_folders
-from torchobj.store import ListPage, ObjectInfo
+from torchobj.store import ObjectInfo
 from torchobj.store.concurrency import concurrently
 from torchobj.store.copies import Copy, unverified
 from torchobj.store.transfers import ByteProgress
-from torchobj.urls import CLOUD_SCHEMES, parse_url
+from torchobj.urls import parse_url
 
 try:
     from torch_checkpointing.storage.base_storage import ReadArgs, Storage, StorageConfig
@@ -228,9 +227,10 @@ class ObjectStorage(Storage):
         key = self._key(path)
         if not self.isdir(path):
             raise ObjectNotFoundError(f"ls {self._dir.url_of(key)}: no such folder")
-        start = self._dir.key(f"{key}/" if key else "")
+        beginning = f"{key}/" if key else ""
+        start = self._dir.key(beginning)
         files, folders = set[str](), set[str]()
-        for page in self._pages(start, "/"):
+        for page in self._dir.pages(beginning, "/"):
             files |= {info.key.removeprefix(start) for info in page.objects}
             folders |= {name.removeprefix(start).rstrip("/") for name in page.prefixes}
         marks = {name for name in files if name.endswith(_UNCOMMITTED)}
@@ -256,7 +256,7 @@ class ObjectStorage(Storage):
         """Returns whether a folder exists. That of the storage always does."""
         key = self._key(path)
         # In this order: the mark is there from before the first file until after the last one.
-        pages = self._pages(self._dir.key(f"{key}/"))
+        pages = self._dir.pages(f"{key}/")
         return not key or (any(page.objects for page in pages) and self._dir.head(key + _UNCOMMITTED) is None)
 
     def getsize(self, path: Path) -> int:
@@ -291,18 +291,6 @@ class ObjectStorage(Storage):
         if key := self._key(path):
             return key
         raise ConfigError(f"path={str(path)!r}: is {self._dir.url}, the folder of the storage")
-
-    def _pages(self, start: str, delimiter: str | None = None) -> Iterator[ListPage]:
-        """Yields the pages of a listing; none if the folder of the storage does not exist.
-
-        Raises:
-            BucketNotFoundError: The bucket does not exist.
-        """
-        try:
-            yield from self._dir.store.list(start, delimiter).pages()
-        except ObjectNotFoundError as error:
-            if self._dir.scheme in CLOUD_SCHEMES and isinstance(error, BucketNotFoundError):
-                raise
 
     def _below(self, key: str) -> list[ObjectInfo]:
         return self._dir.objects(f"{key}/")

@@ -6,7 +6,7 @@ Also checks keys that are used as paths.
 import contextlib
 import datetime
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torchobj import _torchobj
 from torchobj.config import StoreConfig, resolve
 from torchobj.exceptions import BucketNotFoundError, ObjectNotFoundError, StoreError
 from torchobj.files.links import without_links
-from torchobj.store import ObjectInfo, Store, UnfinishedUpload
+from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload
 from torchobj.urls import CLOUD_SCHEMES, parse_url
 
 __all__ = ["CheckpointDir", "is_canonical", "was_refused"]
@@ -119,14 +119,21 @@ class CheckpointDir:
         Raises:
             BucketNotFoundError: The bucket does not exist.
         """
+        listed = [info for page in self.pages(beginning, delimiter) for info in page.objects]
+        named = (info for info in listed if info.key.startswith(self.key(beginning)))
+        return [info._replace(key=info.key.removeprefix(self._prefix)) for info in named]
+
+    def pages(self, beginning: str, delimiter: str | None = None) -> Iterator[ListPage]:
+        """Yields the pages of a listing, as `objects` lists it, with the keys of the store.
+
+        Raises:
+            BucketNotFoundError: The bucket does not exist.
+        """
         try:
-            listed = list(self.store.list(self.key(beginning), delimiter))
+            yield from self.store.list(self.key(beginning), delimiter).pages()
         except ObjectNotFoundError as error:
             if self.scheme in CLOUD_SCHEMES and isinstance(error, BucketNotFoundError):
                 raise
-            return []
-        named = (info for info in listed if info.key.startswith(self.key(beginning)))
-        return [info._replace(key=info.key.removeprefix(self._prefix)) for info in named]
 
     def unfinished_uploads(self, beginning: str = "") -> list[tuple[str, UnfinishedUpload]]:
         """Returns the unfinished uploads of objects whose names start with `beginning`, with the objects' names."""
