@@ -34,7 +34,8 @@ BEGINS = {
     ("return", LocalCopy._copied.__code__): "upload",
     ("call", PendingSave.commit.__code__): "commit",
     ("call", PendingSave.prune.__code__): None,
-    ("call", LocalCopy.committed.__code__): "prune",
+    ("call", LocalCopy.mark.__code__): "prune",
+    ("call", LocalCopy.prune.__code__): "prune",
 }
 #: About the number of events of a stage; a local write of one file has a quarter.
 EVENTS = {"local write": 8000, "upload": 1500, "commit": 1000, "prune": 2700}

@@ -91,9 +91,8 @@ class LocalCopy:
         """Marks the copy of an attempt that is in the bucket."""
         self._steps.committed(attempt)
 
-    def committed(self, attempt: Attempt[int]) -> None:
-        """Marks the copy of an attempt that is in the bucket, and deletes old copies."""
-        self.mark(attempt)
+    def prune(self, attempt: Attempt[int]) -> None:
+        """Deletes the copies that are older than an attempt, which is in the bucket."""
         if self._steps.is_first:
             self._steps.prune(attempt)
 

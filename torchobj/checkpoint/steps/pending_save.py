@@ -172,7 +172,9 @@ class PendingSave:
             failed = error
         self._agree(failed)
         if self.local is not None:
-            self.local.committed(self._attempt)
+            if not is_first:
+                self.local.mark(self._attempt)
+            self.local.prune(self._attempt)
 
     def _agree(self, failed: BaseException | None) -> None:
         """Gives all ranks one outcome. Raises as `run`."""
