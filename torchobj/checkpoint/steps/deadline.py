@@ -7,7 +7,8 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from torchobj import _torchobj
-from torchobj.exceptions import CheckpointError, ConfigError
+from torchobj.config.checks import check
+from torchobj.exceptions import CheckpointError
 from torchobj.ranks.meeting import Ranks
 
 __all__ = ["Deadline", "DeadlineError", "check_seconds"]
@@ -81,5 +82,5 @@ def check_seconds(name: str, value: object) -> None:
     Raises:
         ConfigError: It is not a number above 0, or is more than a day.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86_400:
-        raise ConfigError(f"{name}={value!r}: must be a number of seconds, more than 0 and at most 86400")
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 86_400
+    check(name, value, "a number of seconds, more than 0 and at most 86400", ok=is_time)

@@ -35,8 +35,8 @@ class FolderCheckpoints(Checkpoints):
     """Saves and restores folders by step, such as the checkpoint folders of a framework.
 
     A step exists if its commit object exists, which is written last and names each file. So a restore returns all files
-    of a save, whichever process was killed when. What is said of steps, rules and ranks for `CheckpointManager` holds
-    here too. Both can save in one URL; each restores its own steps.
+    of a save, also if processes were killed. Steps, rules and ranks are those of `CheckpointManager`. Both can save in
+    one URL; each restores its own steps.
 
     With several ranks, each passes its folder: the same one, or one on its machine. Each file is sent once, by one of
     the ranks that have it. A file of the same name and size on another machine is a copy. Other files of the same name

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from torchobj.checkpoint.leftovers import Attempt
 from torchobj.checkpoint.steps.commit import Commit, WrittenObject, folder_of
 from torchobj.checkpoint.steps.commits import Commits, UnreadableCommitError
-from torchobj.checkpoint.steps.retention import Retention, expired
+from torchobj.checkpoint.steps.retention import Retention, check_count, expired
 from torchobj.exceptions import ConfigError, TorchobjError
 from torchobj.files.links import without_links
 from torchobj.ranks.machine import machine
@@ -81,8 +81,7 @@ class LocalSteps:
     def __init__(self, local: str | os.PathLike[str], keep: int, url: str) -> None:
         if not isinstance(local, str | os.PathLike) or not (path := os.fspath(local)) or "://" in str(path):
             raise ConfigError(f"local={local!r}: must be the path of a folder, such as '/nvme/checkpoints'")
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise ConfigError(f"keep_local={keep!r}: must be a whole number, 1 or more")
+        check_count("keep_local", keep)
         self.folder = Path(os.path.abspath(path))  # noqa: PTH100  links are not followed
         self._keep = Retention(keep)
         last = _NOT_IN_NAMES.sub("_", url.rsplit("/", 1)[-1])[-_MAX_NAME:]
@@ -267,7 +266,7 @@ class LocalSteps:
         return [each for each in found if len(self._names(each)) == len(each.objects)]
 
     def copy_of(self, attempt: Attempt[int]) -> Commit | None:
-        """Returns the copy of an attempt on this disk; None if there is none."""
+        """Returns the copy of an attempt on this disk; None if the disk has no copy."""
         with contextlib.suppress(UnreadableCommitError):
             found = self.commits.find_commit(attempt.checkpoint)
             if found is not None:
@@ -321,7 +320,7 @@ def _check_folder(folder: Path, *, is_ours: bool) -> None:
 
 
 def _size(path: Path) -> int | None:
-    """Returns the size of a regular file; None if there is none."""
+    """Returns the size of a regular file; None if no file has this path."""
     try:
         found = path.lstat()
     except OSError:

@@ -46,12 +46,12 @@ def newer_copies(
     damaged: Collection[Attempt[int]],
     source: str,
 ) -> Copies | None:
-    """Returns the copies of the newest step that is only on local disks and counts; None if there is none.
+    """Returns the copies of the newest step that is only on local disks and counts; None if no step is.
 
     Copies that do not count are logged.
 
     Args:
-        newest: The newest commit of the bucket; None if there is none.
+        newest: The newest commit of the bucket; None if the bucket has no commit.
         wanted: Number of the step; None: the newest one.
         disks: The disk of each rank.
         copies: The copies that each rank has found: the first one of a disk gives them.

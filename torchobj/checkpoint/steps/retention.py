@@ -8,7 +8,7 @@ from typing import Literal
 from torchobj.checkpoint.steps.commit import Commit
 from torchobj.exceptions import ConfigError
 
-__all__ = ["KeepBest", "Retention", "expired"]
+__all__ = ["KeepBest", "Retention", "check_count", "expired"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class KeepBest:
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
             raise ConfigError(f"keep_best mode={self.mode!r}: must be min or max")
-        _check_count("keep_best count", self.count)
+        check_count("keep_best count", self.count)
 
     def ranked(self, committed: Sequence[Commit]) -> list[int]:
         """Returns the steps with the metric, the best first."""
@@ -57,7 +57,7 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("keep_last", "keep_every"):
             if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name))
+                check_count(name, getattr(self, name))
         if self.keep_last is None and (self.keep_every, self.keep_best) != (None, None):
             raise ConfigError(
                 "keep_last=None keeps all steps: with keep_every or keep_best it must be a number, 1 or more"
@@ -97,6 +97,11 @@ def expired(committed: Sequence[Commit], rules: Retention, protected: Collection
     return [step for step in steps if step not in kept]
 
 
-def _check_count(name: str, value: object) -> None:
+def check_count(name: str, value: object) -> None:
+    """Checks a number of steps.
+
+    Raises:
+        ConfigError: It is not a whole number of 1 or more.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name}={value!r}: must be a whole number, 1 or more")
