@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 
+from tests.support.disks import Tier
 from tests.support.managers import Gate
 from tests.support.saved_objects import planning
 from torchobj import AdvancedOptions
@@ -34,6 +35,14 @@ def gate(monkeypatch):
     gate = Gate(monkeypatch)
     yield gate
     gate.open.set()
+
+
+@pytest.fixture
+def tier(tmp_path, request):
+    tier = Tier(f"memory://local-copies/{request.node.name}/run", tmp_path / "disk")
+    yield tier
+    for manager in tier.opened:
+        manager.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import torchobj
+from tests.support.trained_models import Regression
 
 pytestmark = pytest.mark.xdist_group("lightning")
 
@@ -72,15 +73,6 @@ def open_one(data):
     return torchobj.open(data.manifest.url(0))
 
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def forward(self, x, labels):
-        return {"loss": (self.layer(x)[:, 0] - labels).pow(2).mean()}
-
-
 def test_the_trainer_of_transformers_logs_the_exposed_data_time(data, tmp_path):
     transformers = pytest.importorskip("transformers")
     arguments = transformers.TrainingArguments(
@@ -89,7 +81,7 @@ def test_the_trainer_of_transformers_logs_the_exposed_data_time(data, tmp_path):
         per_device_train_batch_size=4,
     )  # fmt: skip
     attaching = torchobj.transformers.LookaheadCallback()
-    trainer = transformers.Trainer(Model(), arguments, train_dataset=data, callbacks=[attaching])
+    trainer = transformers.Trainer(Regression(), arguments, train_dataset=data, callbacks=[attaching])
     trainer.add_callback(torchobj.transformers.LoaderLogCallback(trainer))
     trainer.train()
     found = [record for record in trainer.state.log_history if "torchobj.exposed.share" in record]

@@ -7,7 +7,7 @@ not all stores have files of a disk. Left out are:
 - `test_write_fails_if_parent_dir_not_created`: stores have no folders, so a write needs no `mkdir`
   (`test_a_folder_exists_with_its_first_file`).
 - The parts of `test_local_filesystem`, `test_rename_directory_replaces_empty_destination` and
-  `test_rename_file_rejects_directory_destination` that look at an empty folder: there is none, for the same reason.
+  `test_rename_file_rejects_directory_destination` that look at an empty folder, which cannot exist, for the same reason.
 - `test_rename_*_across_filesystems_*`: they make `os.rename` fail, so that a rename copies. Here each rename copies.
 - `test_direct_io_*`: they are of O_DIRECT, which is of local disks.
 """

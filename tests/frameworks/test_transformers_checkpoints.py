@@ -10,6 +10,7 @@ import torch
 from tests.support.folders import content
 from tests.support.killing import HELD_S
 from tests.support.ranks import on_one_machine, run_ranks
+from tests.support.trained_models import Regression
 from torchobj import exceptions
 from torchobj.checkpoint import FolderCheckpoints
 from torchobj.checkpoint.steps import folder_content
@@ -19,15 +20,6 @@ transformers = pytest.importorskip("transformers")
 from torchobj.transformers import CheckpointCallback, latest_checkpoint  # noqa: E402
 
 pytestmark = [pytest.mark.xdist_group("lightning"), pytest.mark.filterwarnings("ignore:.*barrier.*:UserWarning")]
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def forward(self, x, labels):
-        return {"loss": (self.layer(x)[:, 0] - labels).pow(2).mean()}
 
 
 SAMPLES = [{"x": torch.tensor([number, 1.0]), "labels": torch.tensor(0.0)} for number in range(8)]
@@ -40,7 +32,7 @@ def trainer_of(folder, *callbacks, evaluated=None, **arguments):
     }  # fmt: skip
     arguments = transformers.TrainingArguments(**(settings | arguments))
     trainer = transformers.Trainer(
-        Model(), arguments, train_dataset=SAMPLES, eval_dataset=evaluated, callbacks=list(callbacks)
+        Regression(), arguments, train_dataset=SAMPLES, eval_dataset=evaluated, callbacks=list(callbacks)
     )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer

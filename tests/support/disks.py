@@ -4,7 +4,39 @@ import logging
 import shutil
 
 from tests.support.managers import of_ranks
+from torchobj.checkpoint import CheckpointManager
 from torchobj.ranks import machine
+
+
+class Tier:
+    """A bucket, a local disk, and the managers of one rank that use both."""
+
+    def __init__(self, url, disk):
+        self.url, self.disk, self.opened = url, disk, []
+
+    def open(self, **settings):
+        """A manager, as of a job that starts after the last one has ended."""
+        for manager in self.opened:
+            manager.close()
+        self.opened.append(CheckpointManager(self.url, **({"local": self.disk} | settings)))
+        return self.opened[-1]
+
+    @property
+    def folder(self):
+        [folder] = [path for path in self.disk.iterdir() if path.is_dir()]
+        return folder
+
+    def copies(self):
+        """The steps that have a commit object on the disk."""
+        return [int(path.stem) for path in sorted(self.folder.glob("commits/*"))]
+
+    def files(self, step=None):
+        """The files of data on the disk."""
+        pattern = "steps/*/*" if step is None else f"steps/{step:012}-*/*"
+        return sorted(path for path in self.folder.glob(pattern) if path.is_file())
+
+    def in_bucket(self):
+        return CheckpointManager(self.url).steps()
 
 
 def on_disks(rank, root, *, machines, **settings):

@@ -1,6 +1,4 @@
-"""Folders that are saved and restored by step: all files of a save or none, whatever the folder has and whoever wrote the
-commit.
-"""
+"""Folders that are saved and restored by step: a restore returns all files of a save, or fails, also of hostile commits."""
 
 import os
 import threading

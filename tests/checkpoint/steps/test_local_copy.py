@@ -7,7 +7,6 @@ import subprocess
 import pytest
 import torch
 
-from tests.checkpoint.steps.test_local import Tier
 from tests.support.managers import Gate, outcome, saved_value, tensor
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager
@@ -18,16 +17,6 @@ from torchobj.checkpoint.steps.local_copy import finish_upload
 from torchobj.checkpoint.steps.nearest import Copies
 from torchobj.ranks.meeting import Ranks
 from torchobj.store.transfers import Progress
-
-URL = "memory://local-copy/{}/run"
-
-
-@pytest.fixture
-def tier(tmp_path, request):
-    tier = Tier(URL.format(request.node.name), tmp_path / "disk")
-    yield tier
-    for manager in tier.opened:
-        manager.close()
 
 
 def interrupt(*given, **named):
