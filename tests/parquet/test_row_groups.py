@@ -106,3 +106,12 @@ def test_missing_values_within_tensors_of_a_fixed_shape_are_nan_or_named():
     put("missing.parquet", parquet_bytes(pa.table({"x": pa.array([[[1, 2], [3, 4]], [[1, 2], None]], kind)})))
     with pytest.raises(ParquetError, match=r"row 1, column 'x': .*a list is missing"):
         rows_of("missing.parquet", batch_rows=2)
+
+
+def test_a_file_whose_writer_is_not_named_in_utf8_is_refused():
+    put(
+        "writer.parquet",
+        parquet_bytes(pa.table({"x": [1]})).replace(b"parquet-cpp-arrow version", b"\xffarquet-cpp-arrow version"),
+    )
+    with pytest.raises(ParquetError, match=r"writer.parquet: its footer cannot be read: 'utf-8' codec"):
+        rows_of("writer.parquet")

@@ -140,7 +140,7 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
     try:
         reader = parquet.ParquetFile(io.BytesIO(footer), **_LIMITS).reader
         metadata, described = reader.metadata, read_footer(memoryview(footer))
-        kinds, names = metadata.schema, reader.schema_arrow.names
+        kinds, names, writer = metadata.schema, reader.schema_arrow.names, metadata.created_by
     except Exception as error:
         raise ParquetError(f"{url}: its footer cannot be read: {error}") from error
     if sum(described.leaves) != metadata.num_columns or len(described.leaves) != len(names):
@@ -161,7 +161,7 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
         raise ParquetError(f"{url}: has {names.count(twice[0])} columns {twice[0]!r}; pass columns= without it")
     selected = sorted({index for each in chosen.values() for index, _ in each})
     leaves = tuple(_leaf(index, kinds.column(index)) for index in selected)
-    padding = _dictionary_padding(metadata.created_by)
+    padding = _dictionary_padding(writer)
     groups = tuple(_row_group(url, rows, chunks, leaves, size, padding=padding) for rows, chunks in described.groups)
     try:
         schema = reader.read_row_groups([], column_indices=selected).schema
