@@ -161,6 +161,16 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         left = shard.select(order, self.uneven)[position["done"] :]
         return PassIterator(self, position, samples.read_in_order(left, reader), samples.sample)
 
+    @override
+    def _length(self, shard: Shard, epoch: int) -> int:
+        running = self._running_position
+        if running is not None and running["shape"].get("objects", 0) is None and not self._listing.is_found:
+            raise TypeError(
+                f"{self._listing.name}: a pass lists it; its length is known at the end of the listing, or call "
+                "dataset.prepare() before the pass"
+            )
+        return len(shard.positions(len(self._listing.manifest()), self.uneven))
+
     def note_whole_pass(self) -> None:
         """Warns once if several ranks yield all objects, and the caller has not said so. Before workers are started."""
         if self._ranks.is_chosen:

@@ -148,6 +148,11 @@ class Listing:
         """The schemes of the objects; that of the file, for a manifest that is not loaded yet."""
         return {base.partition("://")[0] for base in self._configs}
 
+    @property
+    def is_found(self) -> bool:
+        """Whether the objects are known."""
+        return self._manifest is not None
+
     def manifest(self) -> Manifest:
         """The objects. The first call finds them; every call ensures that the ranks of the job agree on them.
 

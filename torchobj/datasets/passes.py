@@ -203,6 +203,49 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
     def prepare(self) -> None:
         """Does what workers inherit. Called by a loader before it starts workers."""
 
+    def __len__(self) -> int:
+        """Number of samples that this rank yields in the pass that starts next, if none fails; with `on_error="skip"`
+        failed ones are fewer.
+
+        Counted from what the pass needs before its first sample, which is read at the first use: a listing, the footers
+        of Parquet files, or the index of tar shards with `uneven`. Ranks need not call it together. Where the number of
+        samples depends on the number of workers, it is that without workers, or of the loader of torch that asks.
+
+        Raises:
+            TypeError: The samples are not counted before they are read.
+        """
+        return sum(self.lengths(self.next_epoch(), self._workers_of_caller()))
+
+    def __bool__(self) -> bool:
+        # Its length may not be known.
+        return True
+
+    def lengths(self, epoch: int, workers: int) -> list[int]:
+        """Number of samples that each worker of this rank yields in a pass, as `len`.
+
+        Args:
+            epoch: The epoch of the pass.
+            workers: Number of workers; 0: the process of the loop.
+
+        Raises:
+            TypeError: The samples are not counted before they are read.
+        """
+        self._check()
+        shard, processes = self._shard(), max(1, workers)
+        is_divided = self._ranks.within_mixture().is_divided
+        shards = [shard._replace(worker=worker, workers=processes) for worker in range(processes)]
+        return [self._length(each, epoch) for each in (shards if is_divided else [Shard()] * processes)]
+
+    def _length(self, shard: Shard, epoch: int) -> int:
+        """Number of samples of one worker in a pass."""
+        raise NotImplementedError
+
+    def _workers_of_caller(self) -> int:
+        """Number of workers of the loader of torch that requests the length of this dataset."""
+        loaders = (frame.f_locals.get("self") for _, frame in callers())
+        is_own = (each for each in loaders if isinstance(each, torch.utils.data.DataLoader) and each.dataset is self)
+        return getattr(next(is_own, None), "num_workers", 0)
+
     def _check(self) -> None:
         if not isinstance(self.seed, int) or self.seed < 0:
             raise ConfigError(f"seed={self.seed!r}: must be an int, 0 or more")

@@ -15,6 +15,7 @@ import torch.utils.data
 from typing_extensions import TypeVar
 
 from torchobj.datasets.base import PerObjectDataset
+from torchobj.datasets.passes import PassDataset
 from torchobj.datasets.wrappers import manifest_digest, max_in_flight_of, objects_are_known, prepare_workers
 from torchobj.decode import libraries
 from torchobj.exceptions import ConfigError
@@ -323,6 +324,25 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         shape = f"batch_size={self.batch_size}, num_workers={self.num_workers}, lookahead={self.lookahead}"
         batches = 0 if self._pass is None else self._pass.batches
         return f"<{type(self).__name__} of {dataset}, {shape}, {batches} batches returned>"
+
+    def __len__(self) -> int:
+        """Number of batches of a whole pass: for an iterable dataset of torchobj, of this rank, with the smaller last
+        batch of each worker, in the pass that has started and not ended, otherwise in the next one.
+
+        Raises:
+            TypeError: The samples of the dataset are not counted before they are read.
+        """
+        dataset = self.dataset
+        if not isinstance(dataset, PassDataset):
+            # torch warns of an iterable dataset that yields more than it says, also of batches that are skipped.
+            return super().__len__()
+        running = None if self._pass is None or self._pass.ended or self._tracked is None else self._tracked.epoch
+        lengths = dataset.lengths(dataset.next_epoch() if running is None else running.get(), self.num_workers)
+        if self.batch_size is None:
+            return sum(lengths)
+        return sum(
+            (samples if self.drop_last else samples + self.batch_size - 1) // self.batch_size for samples in lengths
+        )
 
     def _announces(self, sampler: Any) -> bool:
         if self.lookahead is None and self.num_workers == 0 and not _is_drawn_ahead_by_default(sampler):

@@ -17,21 +17,23 @@ class Shard(NamedTuple):
     worker: int = 0
     workers: int = 1
 
-    def select(self, order: Order, uneven: Uneven) -> Order:
-        """This shard of an order: every n-th object belongs to a rank, and every n-th of those to a worker.
+    def positions(self, objects: int, uneven: Uneven) -> range:
+        """This shard of a number of objects: every n-th belongs to a rank, and every n-th of those to a worker.
 
-        With `uneven` all ranks get the same number: `drop` leaves out the rest, `pad` repeats the first objects.
+        With `uneven` all ranks get the same number: `drop` leaves out the rest, `pad` continues at the start.
         """
-        objects = len(order)
         if uneven == "drop":
             end = objects - objects % self.world_size
         elif uneven == "pad" and objects:
             end = objects + -objects % self.world_size
         else:
             end = objects
-        start, step = self.rank + self.world_size * self.worker, self.world_size * self.workers
-        positions = np.arange(start, end, step)
-        return order[positions % objects] if objects else order
+        return range(self.rank + self.world_size * self.worker, end, self.world_size * self.workers)
+
+    def select(self, order: Order, uneven: Uneven) -> Order:
+        """The objects at `positions` of an order."""
+        positions = self.positions(len(order), uneven)
+        return order[np.arange(positions.start, positions.stop, positions.step) % len(order)] if len(order) else order
 
 
 def in_order(objects: int) -> Order:
@@ -77,7 +79,7 @@ def equal_segments(order: Order, counts: Order, shard: Shard, division: Division
     Each rank gets one segment, which its workers divide in turn; a unit may be cut. Positions beyond the end continue
     at the start of the order.
     """
-    begin, end = _part(division.per_rank, shard)
+    begin, end = worker_part(division.per_rank, shard)
     begin, end = begin + shard.rank * division.per_rank, end + shard.rank * division.per_rank
     ends = np.cumsum(counts[order])
     segments: list[Segment] = []
@@ -94,7 +96,7 @@ def equal_segments(order: Order, counts: Order, shard: Shard, division: Division
 
 def resampled(counts: Order, shard: Shard, division: Division, seed: int, epoch: int) -> list[Segment]:
     """Units drawn with replacement until they have the number of samples of this worker; the last one is cut."""
-    begin, end = _part(division.per_rank, shard)
+    begin, end = worker_part(division.per_rank, shard)
     left, segments = end - begin, []
     random = np.random.default_rng((seed, epoch, shard.rank, shard.worker))
     while left:
@@ -106,6 +108,11 @@ def resampled(counts: Order, shard: Shard, division: Division, seed: int, epoch:
     return segments
 
 
-def _part(samples: int, shard: Shard) -> tuple[int, int]:
-    """The samples of a worker among those of its rank: parts that differ by at most one."""
+def worker_part(samples: int, shard: Shard) -> tuple[int, int]:
+    """The samples of a worker among those of its rank: parts that differ by at most one.
+
+    Args:
+        samples: Number of samples of the rank.
+        shard: The worker.
+    """
     return samples * shard.worker // shard.workers, samples * (shard.worker + 1) // shard.workers

@@ -30,7 +30,7 @@ from torchobj.parquet.row_groups import (
 )
 from torchobj.parquet.rows import TableRow, converted, float_parts, unconverted, with_nan
 from torchobj.ranks.sample_ranks import SampleRanks
-from torchobj.ranks.sharding import Order, Segment, Uneven
+from torchobj.ranks.sharding import Order, Segment, Shard, Uneven
 from torchobj.reading.read_ahead import Group, read_ahead
 from torchobj.shards.shard_urls import checked_urls
 from torchobj.urls import parse_url
@@ -255,6 +255,11 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
     @override
     def _counts(self) -> Order:
         return np.array([unit.row_group.rows for unit in self._row_groups], dtype=np.int64)
+
+    @override
+    def _length(self, shard: Shard, epoch: int) -> int:
+        rows = super()._length(shard, epoch)
+        return rows if self._batch_rows is None else -(-rows // self._batch_rows)
 
     @override
     def _shape(self, shard: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torchobj.datasets.failures import Failure, OnIterableError, add_sample_note
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.passes import PassDataset, PassIterator
 from torchobj.datasets.samples import Sample_co
+from torchobj.exceptions import ConfigError
 from torchobj.manifest import Manifest
 from torchobj.ranks import broadcast
 from torchobj.ranks.sample_ranks import SampleRanks
@@ -30,6 +31,7 @@ from torchobj.ranks.sharding import (
     in_order,
     resampled,
     shuffled,
+    worker_part,
 )
 from torchobj.reading.reader import RefReader
 from torchobj.stateful import Position
@@ -86,6 +88,8 @@ class StreamDataset(PassDataset[Sample_co]):
 
     #: What is divided among ranks and workers, in messages.
     _unit_name = "shards"
+    #: Why the samples may not be counted, in messages.
+    _uncounted = ""
 
     def _set_up(
         self,
@@ -127,7 +131,7 @@ class StreamDataset(PassDataset[Sample_co]):
         self._reader.source()
         self._units()
         if self.uneven is not None:
-            self._counts()
+            self._known_counts()
 
     def _units(self) -> int:
         """Number of units. The first call reads what determines it."""
@@ -137,9 +141,19 @@ class StreamDataset(PassDataset[Sample_co]):
         """URL of the shard that contains a unit."""
         return self.manifest.url(unit)
 
-    def _counts(self) -> Order:
-        """Number of samples of each unit."""
+    def _counts(self) -> Order | None:
+        """Number of samples of each unit. None: a pass does not know them before it reads its units."""
         raise NotImplementedError
+
+    def _known_counts(self) -> Order:
+        """Number of samples of each unit, which `uneven` needs.
+
+        Raises:
+            ConfigError: It is not known.
+        """
+        if (counts := self._counts()) is None:
+            raise ConfigError(f"uneven={self.uneven!r}: {self._uncounted}; pass uneven=None")
+        return counts
 
     def _items(self, segments: list[Segment], number: int, begin: int | None) -> Iterator[StreamItem]:
         """The samples of segments, in order. Failures are items.
@@ -203,13 +217,26 @@ class StreamDataset(PassDataset[Sample_co]):
         """Decodes and transforms a sample."""
         return sample if self._transform is None else self._transform(sample)
 
-    def _segments(self, shard: Shard, epoch: int) -> list[Segment]:
+    def _order(self, epoch: int) -> Order:
         units = self._units()
-        order = shuffled(units, self.seed, epoch) if self._shuffle else in_order(units)
+        return shuffled(units, self.seed, epoch) if self._shuffle else in_order(units)
+
+    @override
+    def _length(self, shard: Shard, epoch: int) -> int:
+        order, counts = self._order(epoch), self._counts()
+        if counts is None:
+            raise TypeError(f"{self._listing.name}: its samples cannot be counted: {self._uncounted}")
         if self.uneven is None:
-            self._warn_of_uneven_shards(shard, units)
+            return int(counts[shard.select(order, None)].sum())
+        begin, end = worker_part(divided(counts, shard.world_size, self.uneven).per_rank, shard)
+        return end - begin
+
+    def _segments(self, shard: Shard, epoch: int) -> list[Segment]:
+        order = self._order(epoch)
+        if self.uneven is None:
+            self._warn_of_uneven_shards(shard, len(order))
             return [Segment(int(unit)) for unit in shard.select(order, None)]
-        counts = self._counts()
+        counts = self._known_counts()
         division = divided(counts, shard.world_size, self.uneven)
         self._log_division(shard, division)
         if self.uneven == "resample":

@@ -120,6 +120,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
     """
 
     _policies = ("drop", "pad", "resample")
+    _uncounted = "without uneven= a pass does not read the index of the shards"
 
     def __init__(
         self,
@@ -188,7 +189,9 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         return len(self.manifest)
 
     @override
-    def _counts(self) -> Order:
+    def _counts(self) -> Order | None:
+        if self.uneven is None:
+            return None
         counts = np.array(self._index.get().counts(), dtype=np.int64)
         self._starts = np.cumsum(counts) - counts
         return counts

@@ -20,7 +20,7 @@ from torchobj.datasets.samples import MapStyleDataset, Sample_co, positions_of
 from torchobj.datasets.wrappers import Parts, parts_of
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks
-from torchobj.ranks.sharding import Order
+from torchobj.ranks.sharding import Order, Shard, worker_part
 from torchobj.stateful import Position
 
 __all__ = ["IterableInterleaveDataset", "MapInterleaveDataset", "interleave"]
@@ -47,17 +47,28 @@ class Mixture:
         probabilities: Probability of each dataset; None: round robin.
         seed: Seed of the draws.
         oversample: Whether it ends when all datasets are exhausted; otherwise when one is.
+        samples: Number of samples, instead; exhausted datasets start again.
     """
 
     def __init__(
-        self, lengths: Sequence[int], probabilities: Sequence[float] | None, seed: int, *, oversample: bool
+        self,
+        lengths: Sequence[int],
+        probabilities: Sequence[float] | None,
+        seed: int,
+        *,
+        oversample: bool,
+        samples: int | None = None,
     ) -> None:
         self.lengths = np.array(lengths, dtype=np.int64)
         self._drawn: Order | None = None
         if probabilities is None:
-            self.samples = int(self.lengths.max() if oversample else self.lengths.min()) * len(lengths)
+            rounds = self.lengths.max() if oversample else self.lengths.min()
+            self.samples = int(rounds) * len(lengths) if samples is None else samples
             return
-        self._drawn = _drawn(self.lengths, probabilities, seed, oversample=oversample)
+        if samples is None:
+            self._drawn = _drawn(self.lengths, probabilities, seed, oversample=oversample)
+        else:
+            self._drawn = _draw(np.random.default_rng(seed), _ends(probabilities), samples)
         self.samples = len(self._drawn)
         blocks = range(0, self.samples, _BLOCK)
         counts = [np.bincount(self._drawn[begin : begin + _BLOCK], minlength=len(lengths)) for begin in blocks]
@@ -86,7 +97,7 @@ def _drawn(lengths: Order, probabilities: Sequence[float], seed: int, *, oversam
     last = np.full(len(lengths), -1, dtype=np.int64)
     done = 0
     while not (last[drawable] >= 0).any() if not oversample else (last[drawable] < 0).any():
-        part = np.searchsorted(ends, random.random(_DRAWN), side="right").astype(np.min_scalar_type(len(lengths)))
+        part = _draw(random, ends, _DRAWN)
         for member in np.flatnonzero(last < 0).tolist():
             found = np.flatnonzero(part == member)
             missing = int(lengths[member] - counts[member])
@@ -97,6 +108,11 @@ def _drawn(lengths: Order, probabilities: Sequence[float], seed: int, *, oversam
         done += len(part)
     known = last[last >= 0]
     return np.concatenate(parts)[: int(known.max() if oversample else known.min()) + 1]
+
+
+def _draw(random: np.random.Generator, ends: Order, count: int) -> Order:
+    """The next draws. Their number does not change those that follow."""
+    return np.searchsorted(ends, random.random(count), side="right").astype(np.min_scalar_type(len(ends)))
 
 
 def _ends(probabilities: Sequence[float]) -> Order:
@@ -136,7 +152,10 @@ class _InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         *,
         seed: int = 0,
         stopping_strategy: StoppingStrategy = "first_exhausted",
+        epoch_samples: int | None = None,
     ) -> None:
+        is_count = isinstance(epoch_samples, int) and not isinstance(epoch_samples, bool) and epoch_samples > 0
+        check("epoch_samples", epoch_samples, "1 or more, or None", ok=epoch_samples is None or is_count)
         is_known = stopping_strategy in ("first_exhausted", "all_exhausted")
         check("stopping_strategy", stopping_strategy, "'first_exhausted' or 'all_exhausted'", ok=is_known)
         is_seed = hasattr(seed, "__index__") and not isinstance(seed, bool) and operator.index(seed) >= 0
@@ -145,7 +164,7 @@ class _InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         if any(self._iterable) and not isinstance(self, torch.utils.data.IterableDataset):
             raise ConfigError(f"datasets[{self._iterable.index(True)}]: is iterable; use IterableInterleaveDataset")
         self.datasets = list(datasets)
-        self.stopping_strategy = stopping_strategy
+        self.stopping_strategy, self.epoch_samples = stopping_strategy, epoch_samples
         self.probabilities = self._checked_probabilities(probabilities)
         self.seed = operator.index(seed)
 
@@ -153,10 +172,9 @@ class _InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         kinds = ", ".join(type(dataset).__name__ for dataset in self.datasets[:3])
         more = f", … {len(self.datasets) - 3} more" if len(self.datasets) > 3 else ""
         chosen = "" if self.probabilities is None else f", probabilities={self.probabilities[:3]}"
-        return (
-            f"<{type(self).__name__} of {kinds}{more}{chosen}, seed={self.seed}, "
-            f"stopping_strategy={self.stopping_strategy!r}>"
-        )
+        end = f"stopping_strategy={self.stopping_strategy!r}"
+        end = end if self.epoch_samples is None else f"epoch_samples={self.epoch_samples}"
+        return f"<{type(self).__name__} of {kinds}{more}{chosen}, seed={self.seed}, {end}>"
 
     @property
     def _oversamples(self) -> bool:
@@ -190,7 +208,9 @@ class MapInterleaveDataset(_InterleaveDataset[Sample_co]):
         """The order of the mixture. The first access reads the lengths."""
         if self._mixture is None:
             lengths = [_length(number, dataset) for number, dataset in enumerate(self.datasets)]
-            self._mixture = Mixture(lengths, self.probabilities, self.seed, oversample=self._oversamples)
+            self._mixture = Mixture(
+                lengths, self.probabilities, self.seed, oversample=self._oversamples, samples=self.epoch_samples
+            )
         return self._mixture
 
     def __getstate__(self) -> dict[str, Any]:
@@ -254,12 +274,15 @@ class IterableInterleaveDataset(_InterleaveDataset[Sample_co], PassDataset[Sampl
         *,
         seed: int = 0,
         stopping_strategy: StoppingStrategy = "first_exhausted",
+        epoch_samples: int | None = None,
         enable_sharding: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
-        super().__init__(datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy)
+        super().__init__(
+            datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy, epoch_samples=epoch_samples
+        )
         known: dict[int, int] = {}
         for number, dataset in enumerate(self.datasets):
             if self._iterable[number] and known.setdefault(id(dataset), number) != number:
@@ -284,6 +307,16 @@ class IterableInterleaveDataset(_InterleaveDataset[Sample_co], PassDataset[Sampl
             if iterable and callable(set_epoch := getattr(dataset, "set_epoch", None)):
                 set_epoch(self._epoch.next())
 
+    @override
+    def _length(self, shard: Shard, epoch: int) -> int:
+        if self.epoch_samples is None:
+            raise TypeError(
+                "the samples of a mixture with an iterable dataset cannot be counted; pass epoch_samples= to "
+                "torchobj.interleave"
+            )
+        begin, end = worker_part(-(-self.epoch_samples // shard.world_size), shard)
+        return end - begin
+
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
         shard, epoch = self._shard(), self._pass_epoch()
@@ -299,6 +332,9 @@ class IterableInterleaveDataset(_InterleaveDataset[Sample_co], PassDataset[Sampl
             "world_size": shard.world_size,
             "workers": shard.workers,
         }
+        samples = None
+        if self.epoch_samples is not None:
+            shape["epoch_samples"], samples = self.epoch_samples, self._length(shard, epoch)
         start = self._starting_position(shape, epoch)
         position = start.get("position", {})
         check("position of the state", position, "that of a mixture", ok=not position or self._is_position(position))
@@ -310,7 +346,7 @@ class IterableInterleaveDataset(_InterleaveDataset[Sample_co], PassDataset[Sampl
             else:
                 members.append(MapMember(dataset, (self.seed, epoch, number), shard, len(self.datasets), at))
         draws = Draws(len(members), self.probabilities, (self.seed, epoch, shard.rank, shard.worker))
-        mixed = _MixedMembers(self, members, draws, position)
+        mixed = _MixedMembers(self, members, draws, position, None if samples is None else samples - start["done"])
         return PassIterator(self, start, mixed, Member.take, mixed.position)
 
     def _is_position(self, position: Position) -> bool:
@@ -353,6 +389,7 @@ def interleave(
     *,
     seed: int = 0,
     stopping_strategy: StoppingStrategy = "first_exhausted",
+    epoch_samples: int | None = None,
 ) -> MapInterleaveDataset[Sample_co]: ...
 @overload
 def interleave(
@@ -361,6 +398,7 @@ def interleave(
     *,
     seed: int = 0,
     stopping_strategy: StoppingStrategy = "first_exhausted",
+    epoch_samples: int | None = None,
     enable_sharding: bool = True,
     rank: int | None = None,
     world_size: int | None = None,
@@ -374,6 +412,7 @@ def interleave(
     *,
     seed: int = 0,
     stopping_strategy: StoppingStrategy = "first_exhausted",
+    epoch_samples: int | None = None,
     enable_sharding: bool = True,
     rank: int | None = None,
     world_size: int | None = None,
@@ -398,16 +437,21 @@ def interleave(
         seed: Seed of the draws; 0 or more. With an iterable dataset, each pass has the draws of the next epoch.
         stopping_strategy: `first_exhausted` ends when one dataset, or the part of it that a worker has, is exhausted.
             `all_exhausted` ends when each was exhausted once; until then exhausted ones start again.
+        epoch_samples: Number of samples of an epoch of the job, instead of a stopping strategy: exhausted datasets
+            start again. A mixture of map-style datasets has this length. With an iterable dataset, each rank yields
+            its part, rounded up, so that all ranks yield the same number; each epoch begins at the start of the
+            datasets, in their order of that epoch. None: the stopping strategy decides.
         enable_sharding, rank, world_size, mesh: With an iterable dataset: as for `TarIterableDataset`; they apply to
             the datasets of torchobj in the mixture too, except those that have such arguments of their own. Without
             one, the sampler divides.
 
     Returns:
         A `MapInterleaveDataset` or an `IterableInterleaveDataset` of `torchobj.datasets.mixing.interleave`. Both have
-        the attributes `datasets`, `probabilities`, `seed` and `stopping_strategy`.
+        the attributes `datasets`, `probabilities`, `seed`, `stopping_strategy` and `epoch_samples`.
 
     Raises:
-        ConfigError: An argument is invalid; or, at the first use, a map-style dataset has no samples.
+        ConfigError: An argument is invalid; or, at the first use, a map-style dataset has no samples. In iteration with
+            `epoch_samples`: a worker has no samples of any dataset.
 
     Example:
         >>> import torchobj
@@ -427,24 +471,39 @@ def interleave(
     ranks: Any = {"enable_sharding": enable_sharding, "rank": rank, "world_size": world_size, "mesh": mesh}
     if any(_are_iterable(datasets)):
         return IterableInterleaveDataset(
-            datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy, **ranks
+            datasets,
+            probabilities,
+            seed=seed,
+            stopping_strategy=stopping_strategy,
+            epoch_samples=epoch_samples,
+            **ranks,
         )
     if SampleRanks.of(**ranks).given is not None:
         raise ConfigError(
             "rank, world_size, mesh: the sampler divides map-style datasets; pass them to ElasticDistributedSampler"
         )
-    return MapInterleaveDataset(datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy)
+    return MapInterleaveDataset(
+        datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy, epoch_samples=epoch_samples
+    )
 
 
 class _MixedMembers(Iterator[Member]):
     """The members of a mixture in the order of its samples, each of which has a next sample."""
 
     def __init__(
-        self, dataset: IterableInterleaveDataset[Any], members: list[Member], draws: Draws, position: Position
+        self,
+        dataset: IterableInterleaveDataset[Any],
+        members: list[Member],
+        draws: Draws,
+        position: Position,
+        left: int | None,
     ) -> None:
         self._dataset, self._members, self._draws = dataset, members, draws
+        # Number of samples up to the end; None: the stopping strategy decides.
+        self._left = left
         self._number: int = position.get("draws", 0)
-        self._exhausted: list[bool] = list(position.get("exhausted", [False] * len(members)))
+        never = [left is not None and each == 0 for each in dataset.probabilities or [1.0] * len(members)]
+        self._exhausted: list[bool] = list(position.get("exhausted", never))
         # The member of the last sample. Whether that was its last one is determined when the next sample is needed.
         self._last: int | None = position.get("last")
 
@@ -455,8 +514,10 @@ class _MixedMembers(Iterator[Member]):
 
     def __next__(self) -> Member:
         last, self._last = self._last, None
+        if self._left == 0:
+            raise StopIteration
         if last is not None and self._members[last].is_at_end():
-            self._exhausted[last] = True
+            self._exhausted[last] = self._left is None
             if not self._is_over():
                 self._members[last].start(None)
         while not self._is_over():
@@ -464,17 +525,26 @@ class _MixedMembers(Iterator[Member]):
             self._number += 1
             if not self._members[number].is_at_end():
                 self._last = number
+                if self._left is not None:
+                    self._left -= 1
                 return self._members[number]
             # Only a pass without samples: others are restarted at their end.
             self._exhausted[number] = True
             if self._dataset._epoch.is_first("no samples"):
-                action = "its passes over it are empty" if self._dataset._oversamples else "its mixture ends"
+                restarts = self._dataset._oversamples or self._left is not None
+                action = "its passes over it are empty" if restarts else "its mixture ends"
                 worker = getattr(torch.utils.data.get_worker_info(), "id", 0)
                 logger.warning("datasets[%d] of a mixture has no samples for worker %d: %s", number, worker, action)
+        if self._left is not None:
+            raise ConfigError(
+                f"epoch_samples={self._dataset.epoch_samples}: a worker has no samples of any dataset, and "
+                f"{self._left} of its epoch are missing; use fewer workers, or smaller shards"
+            )
         raise StopIteration
 
     def _is_over(self) -> bool:
-        return all(self._exhausted) if self._dataset._oversamples else any(self._exhausted)
+        restarts = self._dataset._oversamples or self._left is not None
+        return all(self._exhausted) if restarts else any(self._exhausted)
 
 
 def _are_iterable(datasets: Any) -> list[bool]:
