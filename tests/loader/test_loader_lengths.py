@@ -11,6 +11,7 @@ import torch
 
 import torchobj
 from tests.support.long_tables import often
+from torchobj.exceptions import ConfigError
 
 #: Numbers of samples of tar shards, and of rows of files.
 SIZES = (7, 0, 12, 3, 9)
@@ -80,6 +81,8 @@ KINDS = {
     "rows, shuffled": functools.partial(rows, shuffle=True, shuffle_buffer=4),
     "rows, drop": functools.partial(rows, uneven="drop", shuffle=True),
     "rows, pad": functools.partial(rows, uneven="pad"),
+    "rows of folders": functools.partial(rows, partitioning="hive", filters=[("part", "<", 4)]),
+    "rows by statistics": functools.partial(rows, filters=[("id", ">=", 11)], uneven="drop"),
     "batches of rows": functools.partial(batches_of_rows, shuffle=True),
     "batches of rows, pad": functools.partial(batches_of_rows, uneven="pad"),
     "mixture": mixture,
@@ -144,9 +147,10 @@ def test_the_length_is_an_upper_bound_where_samples_are_skipped(folder):
     ("create", "message"),
     [
         (tar, "without uneven= a pass does not read the index"),
+        (functools.partial(rows, filters=[("id", ">", 9)]), "filters= keeps are known only when they are read"),
         (lambda folder: torchobj.interleave([objects(folder), range(3)]), "epoch_samples="),
     ],
-    ids=["tar", "mixture"],
+    ids=["tar", "filters", "mixture"],
 )
 def test_what_is_not_counted_has_no_length(folder, create, message):
     dataset = create(folder)
@@ -155,6 +159,12 @@ def test_what_is_not_counted_has_no_length(folder, create, message):
         with pytest.raises(TypeError, match=message):
             len(sized)
     assert list(dataset)
+
+
+def test_rows_that_are_not_counted_cannot_be_divided_evenly(folder):
+    dataset = rows(folder, filters=[("id", ">", 9)], uneven="drop")
+    with pytest.raises(ConfigError, match="uneven='drop': the rows that filters= keeps are known only when they"):
+        next(iter(dataset))
 
 
 @pytest.mark.parametrize("kind", ["batches of rows", "rows, pad", "objects", "tar, resample"])

@@ -4,7 +4,7 @@ A footer does not bound it: the sizes in it are not verified, a page of zeros co
 dictionary, or a prefix of many keys, counts once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Chunk",
     "Footer",
     "Page",
+    "has_sound_statistics",
     "largest_column",
     "pages_of",
     "read_footer",
@@ -33,6 +34,12 @@ _BOOLS, _BYTE, _I32, _I64, _DOUBLE, _BINARY, _LIST, _STRUCT = (1, 2), 3, 5, 6, 7
 #: Types of pages, with the fields of their header and of the encoding in it: data, dictionary, data of version 2.
 _PAGES = {0: (5, 2), 2: (7, 2), 3: (8, 4)}
 DICTIONARY_PAGE = 2
+
+#: Physical types: texts, values of one length, and the lengths of others.
+_TEXT, _FIXED, _WIDTHS = 6, 7, {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
+
+#: The fields of minimum and maximum in statistics, and of the numbers of values by their levels.
+_LIMITS, _HISTOGRAMS = (1, 2, 5, 6), (2, 3)
 
 #: Lists and structs in one another: row groups, columns, metadata and their statistics need 8.
 _MAX_DEPTH = 16
@@ -96,6 +103,36 @@ def read_footer(tail: memoryview) -> Footer:
         return Footer(footer[3, _I64], _leaves(footer[2, _LIST]), groups)
     except (LookupError, TypeError) as error:
         raise ValueError(f"it is truncated or lacks {error}") from None
+
+
+def has_sound_statistics(tail: memoryview, levels: Mapping[int, tuple[int, int]]) -> bool:
+    """Whether the statistics of columns are of their type, in all row groups.
+
+    pyarrow ends the process, or reads other memory, where they are not.
+
+    Args:
+        tail: The end of a file that `read_footer` reads.
+        levels: The maximum levels of repetition and definition of the columns, by their numbers.
+    """
+    end = len(tail) - 8
+    footer = _struct(tail[:end], end - int.from_bytes(tail[-8:-4], "little"))[0]
+    leaves = [element for element in footer[2, _LIST][1:] if (1, _I32) in element]
+    chunks = [(group[1, _LIST][number], number) for group in footer.get((4, _LIST), []) for number in levels]
+    return all(_is_sound(chunk[3, _STRUCT], leaves[number], levels[number]) for chunk, number in chunks)
+
+
+def _is_sound(metadata: dict[tuple[int, int], Any], leaf: dict[tuple[int, int], Any], levels: tuple[int, int]) -> bool:
+    kind = leaf[1, _I32]
+    width = leaf.get((2, _I32)) if kind == _FIXED else _WIDTHS.get(kind)
+    limits, sizes = metadata.get((12, _STRUCT), {}), metadata.get((16, _STRUCT), {})
+    lengths = [limits.get((number, _BINARY), 0) for number in _LIMITS]
+    histograms = [sizes.get((number, _LIST)) for number in _HISTOGRAMS]
+    return (
+        metadata.get((1, _I32)) == kind
+        and (width is None or all(length in (0, width) for length in lengths))
+        and all(not counts or len(counts) == top + 1 for counts, top in zip(histograms, levels, strict=True))
+        and (kind == _TEXT or (1, _I64) not in sizes)
+    )
 
 
 def _leaves(elements: list[dict[tuple[int, int], Any]]) -> list[int]:
@@ -190,7 +227,7 @@ def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[tuple[int, 
 
 
 def _value(data: memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    """A number, list or struct, None for others, and its end."""
+    """A number, list or struct, the length of a text, None for others, and its end."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"a footer or page header of more than {_MAX_DEPTH} levels")
     if kind in (4, _I32, _I64):
@@ -198,7 +235,7 @@ def _value(data: memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return zigzag >> 1 ^ -(zigzag & 1), at
     if kind == _BINARY:
         length, at = _varint(data, at)
-        return None, at + length
+        return length, at + length
     if kind == _STRUCT:
         return _struct(data, at, depth)
     if kind == _LIST:
@@ -211,8 +248,7 @@ def _value(data: memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
             # A list of any length ends with the data.
             _ = data[at]
             value, at = _value(data, at, head & 15, depth + 1)
-            if value is not None:
-                values.append(value)
+            values.append(value)
         return values, at
     if kind in (*_BOOLS, _BYTE, _DOUBLE):
         return None, at + (8 if kind == _DOUBLE else 1)

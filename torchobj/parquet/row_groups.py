@@ -26,7 +26,7 @@ _MAX_GAP_BYTES = 64 << 10
 _MAX_FOOTER_BYTES = 256 << 20
 
 #: pyarrow's own limits for parts of a footer, 100 MB and a million, are lower.
-_LIMITS = {"thrift_string_size_limit": _MAX_FOOTER_BYTES, "thrift_container_size_limit": _MAX_FOOTER_BYTES}
+LIMITS = {"thrift_string_size_limit": _MAX_FOOTER_BYTES, "thrift_container_size_limit": _MAX_FOOTER_BYTES}
 
 #: The first version of parquet-mr whose columns are as long as its footer says, and how much longer earlier ones are:
 #: pyarrow's limit for the header of a dictionary.
@@ -121,7 +121,9 @@ def missing_footer_bytes(tail: Any, size: int, url: str) -> int:
     return max(0, length - len(tail))
 
 
-def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -> ParquetFile:
+def open_file(
+    url: str, footer: Any, size: int, columns: Sequence[str] | None, filtered: Sequence[str] = ()
+) -> ParquetFile:
     """Reads the footer of a file.
 
     Args:
@@ -130,6 +132,7 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
         size: Size of the file in bytes.
         columns: Names of the columns to read, nested ones with dots; None: all. A column of this name precedes a
             nested one.
+        filtered: Names of the columns that filters use, which are read too.
 
     Raises:
         ConfigError: A column does not exist.
@@ -138,7 +141,7 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
     """
     parquet = import_arrow("pyarrow.parquet")
     try:
-        reader = parquet.ParquetFile(io.BytesIO(footer), **_LIMITS).reader
+        reader = parquet.ParquetFile(io.BytesIO(footer), **LIMITS).reader
         metadata, described = reader.metadata, read_footer(memoryview(footer))
         kinds, names, writer = metadata.schema, reader.schema_arrow.names, metadata.created_by
     except Exception as error:
@@ -156,6 +159,8 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
         if not found:
             raise ConfigError(f"columns={column!r}: {url} has the columns {', '.join(names)}")
         chosen.setdefault(name, []).extend(found)
+    for name in filtered:
+        chosen[name] = _of_filter(name, columns_of, chosen, url)
     twice = [name for name, count in Counter(names).items() if count > 1 and name in chosen]
     if twice:
         raise ParquetError(f"{url}: has {names.count(twice[0])} columns {twice[0]!r}; pass columns= without it")
@@ -179,6 +184,17 @@ def _find(columns_of: dict[str, list[tuple[int, str]]], column: str) -> tuple[st
         if found:
             return column[:at], found
     return column, []
+
+
+def _of_filter(
+    name: str, columns_of: dict[str, list[tuple[int, str]]], chosen: dict[str, list[tuple[int, str]]], url: str
+) -> list[tuple[int, str]]:
+    """The leaves of a column that filters use, which may be one of those that are chosen."""
+    if name not in columns_of:
+        raise ConfigError(f"filters: column {name!r}: {url} has the columns {', '.join(columns_of)}")
+    if not set(columns_of[name]) <= set(chosen.get(name, columns_of[name])):
+        raise ConfigError(f"filters: column {name!r}: columns= selects only a part of it; select the whole column")
+    return columns_of[name]
 
 
 def _leaf(number: int, kind: Any) -> Leaf:
@@ -305,7 +321,7 @@ def read_row_group(file: ParquetFile, number: int, buffers: Sequence[Any], size:
     group = file.row_groups[number]
     source = RangesFile(group.ranges, buffers, size)
     try:
-        reader = parquet.ParquetFile(source, metadata=file.metadata, **_LIMITS).reader
+        reader = parquet.ParquetFile(source, metadata=file.metadata, **LIMITS).reader
         _check_decoded(file, number, source, reader)
         table = reader.read_row_group(number, column_indices=[leaf.number for leaf in file.leaves], use_threads=False)
     except Exception as error:

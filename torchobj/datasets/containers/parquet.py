@@ -18,6 +18,8 @@ from torchobj.datasets.listing import Shards, listing_of
 from torchobj.datasets.samples import Sample_co
 from torchobj.exceptions import ParquetError
 from torchobj.parquet.arrow import import_arrow
+from torchobj.parquet.hive_partitions import HivePartitions, hive_partitions, no_partitions
+from torchobj.parquet.row_filter import RowFilter
 from torchobj.parquet.row_groups import (
     FOOTER_BYTES,
     ParquetFile,
@@ -54,10 +56,25 @@ class _Unit(NamedTuple):
     """Index of the file in the manifest."""
     number: int
     """Number of the row group in the file."""
+    rows: int | None
+    """Number of rows that the filters keep; None if only its rows tell."""
+    partition: dict[str, Any]
+    """Values of the columns that the names of its folders contain."""
 
     @property
     def row_group(self) -> RowGroup:
         return self.file.row_groups[self.number]
+
+
+class _Footers(NamedTuple):
+    """What the footers of all files tell."""
+
+    schema: Any
+    """`pyarrow.Schema` of the rows."""
+    read: Any
+    """That of the columns that are read: also those that only the filters use."""
+    units: list[_Unit]
+    """The row groups that may have rows that the filters keep."""
 
 
 class _Rows(NamedTuple):
@@ -93,6 +110,15 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         format: Type of a batch: `torch` is a dict of column → tensor for numbers (missing floats are NaN), for lists of
             a fixed size, also nested ones, and for tensors of a fixed shape; a list of tensors for other lists of
             these, and a list for other columns; `arrow` is a `pyarrow.Table`, which shares the memory of its row group.
+        partitioning: Whether folders with names such as `year=2024/month=05/` are columns: `hive`, with types inferred
+            from the names of all files, `int32` or `string`; or a `pyarrow.dataset.HivePartitioning`, which has their
+            names and types. All folders of a key count, also those of a prefix in `urls`. Values are decoded as those
+            of URLs; `__HIVE_DEFAULT_PARTITION__` is a missing one. None: no folder is a column.
+        filters: Keeps the rows for which it is true, as `pyarrow.dataset` does: an expression such as
+            `pyarrow.dataset.field("id") > 3`, or a list such as `[("id", ">", 3), ("year", "=", 2024)]`, as for
+            `pyarrow.parquet.read_table`. Nothing is read of files that the names of their folders exclude, and only the
+            footer of row groups that their statistics exclude. Columns that only the filters use are read, but are not
+            in the rows.
         transform: Converts a row or batch.
         shuffle: Whether to shuffle the row groups, in an order that depends on `seed` and the epoch only.
         shuffle_buffer: Number of rows that are held to draw the next one from. 0: rows have the order of their row
@@ -100,12 +126,12 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         seed: Seed of both orders; 0 or more. Each pass has the order of the next epoch, unless
             `set_epoch` is called.
         uneven: How to make all ranks yield the same number of rows: `drop` leaves out the rest, `pad` repeats some
-            rows. What is left out or repeated is logged. None: row groups are divided, and the numbers of rows may
-            differ.
+            rows. What is left out or repeated is logged. With `filters`, only if statistics and the names of folders
+            tell the number of rows. None: row groups are divided, and the numbers of rows may differ.
         on_error: Action for a row that cannot be read, converted to Python or transformed, or for a batch that contains
             such a row: `raise`, after which iteration can continue with the next one; `skip`; or a callable that
-            receives the number of the row in its row group, the URL of the file and the exception, and returns a
-            sample. After a row group that cannot be read, the next one is read.
+            receives the number of the row in its row group (among those that the filters keep), the URL of the file and
+            the exception, and returns a sample. After a row group that cannot be read, the next one is read.
         enable_sharding: Whether to divide the row groups among the ranks and their DataLoader workers. False: each
             process yields all rows. The ranks are those of torch.distributed when iteration starts; if a loader that
             Accelerate has prepared iterates, which divides the samples itself, there is one rank, and in a Trainer of
@@ -122,11 +148,12 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     Raises:
         ConfigError: An argument is invalid, or pyarrow is not installed; when iteration starts: a pattern matches
-            nothing, or a column does not exist.
-        ParquetError: A file is damaged, or its columns have other types than those of the first file; a row group
-            decodes to more than 2 GiB and ten times its size. In place of a row or batch: Python cannot represent a
-            value, such as a date after the year 9999 or text that is not UTF-8, or a tensor cannot contain it; the
-            message names file, row and column.
+            nothing, a column does not exist, in any file, or the filters cannot be evaluated.
+        ParquetError: A file is damaged, or its columns have other types than those of the first file; it lacks a
+            folder that is a column, or has one whose value is not of its type; a row group decodes to more than 2 GiB
+            and ten times its size. In place of a row or batch: Python cannot represent a value, such as a date after
+            the year 9999 or text that is not UTF-8, or a tensor cannot contain it; the message names file, row and
+            column.
 
     Example:
         >>> import pyarrow, pyarrow.parquet, torchobj
@@ -137,9 +164,12 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         {'id': 2, 'text': 'b'}
         >>> [batch["id"] for batch in ParquetIterableDataset("memory://tables/", columns=["id"], batch_rows=2)]
         [tensor([1, 2]), tensor([3])]
+        >>> list(ParquetIterableDataset("memory://tables/", columns=["text"], filters=[("id", ">", 1)]))
+        [{'text': 'b'}, {'text': 'c'}]
     """
 
     _unit_name = "row groups"
+    _uncounted = "the rows that filters= keeps are known only when they are read"
 
     def __init__(
         self,
@@ -148,6 +178,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         batch_rows: int | None = None,
         *,
         format: Literal["torch", "arrow"] = "torch",  # noqa: A002  the name of Hugging Face's datasets
+        partitioning: Any = None,
+        filters: Any = None,
         transform: Callable[[Any], Sample_co] | None = None,
         shuffle: bool = False,
         shuffle_buffer: int = 0,
@@ -174,10 +206,15 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         )
         alone = batch_rows is None or shuffle_buffer == 0
         check("shuffle_buffer", shuffle_buffer, "0 with batch_rows: the buffer holds rows", ok=alone)
+        is_hive = partitioning in (None, "hive")
+        is_hive = is_hive or isinstance(partitioning, import_arrow("pyarrow.dataset").HivePartitioning)
+        check("partitioning", partitioning, "'hive', a pyarrow.dataset.HivePartitioning, or None", ok=is_hive)
+        self._partitioning = partitioning
+        self._filter = None if filters is None else RowFilter(filters)
         self._columns = None if columns is None else list(columns)
         # Not a cached_property, which holds a lock of the class in Python 3.11: a child that is forked while another
         # thread reads footers would wait for it.
-        self._footers: tuple[Any, list[_Unit]] | None = None
+        self._footers: _Footers | None = None
         self._batch_rows, self._format = batch_rows, format
         self._set_up(
             listing_of(Shards(checked_urls(urls), _SUFFIXES), parse_url, config),
@@ -197,34 +234,88 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
     @property
     def schema(self) -> Any:
         """The `pyarrow.Schema` of the selected columns of all files. The first access reads the footers."""
-        return self._read_footers()[0]
+        return self._read_footers().schema
 
     @property
     def _row_groups(self) -> list[_Unit]:
-        return self._read_footers()[1]
+        return self._read_footers().units
 
-    def _read_footers(self) -> tuple[Any, list[_Unit]]:
-        """The schema to which every row group is converted, and the row groups of all files. The first call reads."""
+    def _read_footers(self) -> _Footers:
+        """The columns and row groups of all files. The first call reads the footers of those that may have rows."""
         if self._footers is not None:
             return self._footers
-        first: ParquetFile | None = None
-        schema, units = None, list[_Unit]()
-        for begin in range(0, len(self.manifest), _FOOTERS):
-            indices = range(begin, min(begin + _FOOTERS, len(self.manifest)))
-            ends = self._read_ends(dict.fromkeys(indices, FOOTER_BYTES))
-            missing = {
-                index: missing_footer_bytes(end, self._size(index), self.manifest.url(index))
-                for index, end in ends.items()
-            }
-            ends |= self._read_ends({index: len(ends[index]) + count for index, count in missing.items() if count})
+        arrow, partitions, filters = import_arrow(), self._partitions(), self._filter
+        chosen = [name for name in partitions.schema.names if self._columns is None or name in self._columns]
+        columns = None if self._columns is None else [name for name in self._columns if name not in chosen]
+        files = list(range(len(self.manifest)))
+        if filters is not None and filters.is_bound_by(partitions.schema):
+            files = partitions.files_of(filters.expression, partitions.schema) or files
+        # Columns of files have the types that the first one gives them.
+        ends = self._ends(files[:1])
+        first = self._opened(files[0], ends[files[0]], columns, partitions)
+        used, names, units = arrow.schema([]), [*first.schema.names, *chosen], list[_Unit]()
+        schema: Any = None
+        if filters is not None:
+            known = arrow.schema([*first.metadata.schema.to_arrow_schema(), *partitions.schema])
+            used = arrow.schema([known.field(name) for name in filters.columns(known, first.url)])
+            if partitions.schema.names:
+                files = partitions.files_of(filters.expression, used) or files[:1]
+        filtered = [name for name in used.names if name not in partitions.schema.names]
+        for begin in range(0, len(files), _FOOTERS):
+            indices = files[begin : begin + _FOOTERS]
+            found = ends | self._ends([index for index in indices if index not in ends])
             for index in indices:
-                file = open_file(self.manifest.url(index), ends[index], self._size(index), self._columns)
-                if first is None:
-                    first, schema = file, file.schema
-                schema = merged_schema(schema, file, first.url)
-                units += [_Unit(file, index, number) for number in range(len(file.row_groups))]
-        self._footers = schema, units
+                file = self._opened(index, found[index], columns, partitions, filtered)
+                schema = file.schema if schema is None else merged_schema(schema, file, self.manifest.url(files[0]))
+                counts: list[int | None] = [group.rows for group in file.row_groups]
+                if filters is not None:
+                    counts = filters.rows_of(file, found[index], used, partitions.expressions[index])
+                values = partitions.values(index)
+                units += [
+                    _Unit(file, index, number, rows, values)
+                    for number, rows in enumerate(counts)
+                    if rows != 0 or filters is None
+                ]
+        read = [field for field in partitions.schema if field.name in (*chosen, *used.names)]
+        read = arrow.schema([*schema, *read], schema.metadata)
+        rows = arrow.schema([read.field(name) for name in names], schema.metadata)
+        self._footers = _Footers(rows, read, units)
         return self._footers
+
+    def _partitions(self) -> HivePartitions:
+        """The columns that the names of folders contain."""
+        numbers = range(len(self.manifest))
+        if self._partitioning is None:
+            return no_partitions(len(numbers))
+        files = [(self.manifest.url(number), self.manifest.entry(number)[1]) for number in numbers]
+        return hive_partitions(files, None if self._partitioning == "hive" else self._partitioning)
+
+    def _opened(
+        self,
+        index: int,
+        end: memoryview,
+        columns: list[str] | None,
+        partitions: HivePartitions,
+        filtered: Sequence[str] = (),
+    ) -> ParquetFile:
+        """The footer of a file, which is within its last bytes."""
+        file = open_file(self.manifest.url(index), end, self._size(index), columns, filtered)
+        named = partitions.schema.names
+        both = [name for name in file.metadata.schema.to_arrow_schema().names if name in named] if named else []
+        if both:
+            raise ParquetError(
+                f"{file.url}: has a column {both[0]!r}, as the names of its folders; pass as partitioning= a "
+                "pyarrow.dataset.HivePartitioning without it"
+            )
+        return file
+
+    def _ends(self, indices: Sequence[int]) -> dict[int, memoryview]:
+        """The ends of files with their whole footers."""
+        ends = self._read_ends(dict.fromkeys(indices, FOOTER_BYTES))
+        missing = {
+            index: missing_footer_bytes(end, self._size(index), self.manifest.url(index)) for index, end in ends.items()
+        }
+        return ends | self._read_ends({index: len(ends[index]) + count for index, count in missing.items() if count})
 
     def _size(self, index: int) -> int:
         return self.manifest.entry(index)[2] or 0
@@ -253,8 +344,9 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         return self._row_groups[unit].file.url
 
     @override
-    def _counts(self) -> Order:
-        return np.array([unit.row_group.rows for unit in self._row_groups], dtype=np.int64)
+    def _counts(self) -> Order | None:
+        rows = [unit.rows for unit in self._row_groups]
+        return None if None in rows else np.array(rows, dtype=np.int64)
 
     @override
     def _length(self, shard: Shard, epoch: int) -> int:
@@ -262,8 +354,12 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         return rows if self._batch_rows is None else -(-rows // self._batch_rows)
 
     @override
-    def _shape(self, shard: Any) -> dict[str, Any]:
-        return super()._shape(shard) | {"columns": self._columns, "batch_rows": self._batch_rows}
+    def _shape(self, shard: Shard) -> dict[str, Any]:
+        shape = super()._shape(shard) | {"columns": self._columns, "batch_rows": self._batch_rows}
+        if self._filter is None:
+            return shape
+        # Places count the row groups that are read, and the rows that are kept.
+        return shape | {"filters": str(self._filter), "row_groups": self._units()}
 
     @override
     def _items(self, segments: list[Segment], number: int, begin: int | None) -> Iterator[StreamItem]:
@@ -292,27 +388,46 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
         for group, found in read_ahead(self._reader, groups):
             segment, readers = group.content, list(found)
-            file, index, number = units[segment.unit]
+            unit = units[segment.unit]
+            file, index, number, *_ = unit
             failed = next((reader for reader in readers if isinstance(reader, Exception)), None)
             try:
-                yield segment, failed or self._fitted(read_row_group(file, number, readers, self._size(index)))
+                table = failed or self._kept_rows(unit, read_row_group(file, number, readers, self._size(index)))
+                yield segment, table
             except ParquetError as error:
                 yield segment, error
 
-    def _fitted(self, table: Any) -> Any:
-        """A row group with the types of all files, unless a value does not fit them: its row fails, and no other."""
+    def _kept_rows(self, unit: _Unit, table: Any) -> Any:
+        """The rows of a row group that the filters keep.
+
+        They have the types of all files, unless a value does not fit them: its row fails, and no other.
+        """
+        arrow, (schema, read, _) = import_arrow(), self._read_footers()
+        for field in read:
+            if field.name in unit.partition:
+                value = arrow.array([unit.partition[field.name]], field.type)[0]
+                table = table.append_column(field, arrow.repeat(value, table.num_rows))
         try:
-            return with_schema(table, self.schema)
-        except import_arrow().ArrowException:
-            return table.select(self.schema.names)
+            table = with_schema(table, read)
+        except arrow.ArrowException:
+            table = table.select(read.names)
+        if self._filter is not None:
+            where = f"{unit.file.url}: row group {unit.number}"
+            try:
+                table = self._filter.kept(table)
+            except arrow.ArrowException as error:
+                raise ParquetError(f"{where}: filters={self._filter}: {error}") from error
+            if unit.rows not in (None, table.num_rows):
+                raise ParquetError(f"{where}: the filters keep {table.num_rows} rows, its statistics say {unit.rows}")
+        return table.select(schema.names)
 
     def _rows(self, tables: Iterator[tuple[Segment, Any]], number: int) -> Iterator[StreamItem]:
         for at, (segment, table) in enumerate(tables, number):
-            end = self._end(segment)
             if isinstance(table, Exception):
-                count = end - segment.first if self.uneven else 1
+                count = 1 if segment.end is None else segment.end - segment.first
                 yield from self._failed(segment, count, at, table)
                 continue
+            end = table.num_rows if segment.end is None else segment.end
             for begin in range(segment.first, end, _ROWS):
                 rows = self._samples(table, segment.unit, begin, min(_ROWS, end - begin))
                 for row, value in enumerate(rows, begin):
@@ -341,11 +456,12 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         held: list[_Rows] = []
         rows, last = 0, SampleId(0, 0)
         for at, (segment, table) in enumerate(tables, number):
-            begin, end = segment.first, self._end(segment)
+            begin = segment.first
             if isinstance(table, Exception):
-                count = max(1, (end - begin) // self._batch_rows) if self.uneven else 1
+                count = 1 if segment.end is None else max(1, (segment.end - begin) // self._batch_rows)
                 yield from self._failed(segment, count, at, table)
                 continue
+            end = table.num_rows if segment.end is None else segment.end
             while begin < end:
                 taken = min(self._batch_rows - rows, end - begin)
                 held.append(_Rows(table.slice(begin, taken), segment.unit, begin))
@@ -383,9 +499,6 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
                 return item._replace(id=SampleId(each.unit, each.first + at), value=failure)
         # No single value, but all of them together.
         return item._replace(value=error)
-
-    def _end(self, segment: Segment) -> int:
-        return self._row_groups[segment.unit].row_group.rows if segment.end is None else segment.end
 
     def _failed(self, segment: Segment, count: int, number: int, error: Exception) -> Iterator[StreamItem]:
         samples = range(segment.first, segment.first + count)
