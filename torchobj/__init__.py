@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchobj import _shutdown, decode, files
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef, __version__
 from torchobj.checkpoint.archive import failed_save
-from torchobj.config import AdvancedOptions, FileOptions, GCSOptions, S3Options, StoreConfig, load_config
+from torchobj.config import AdvancedOptions, CacheOptions, FileOptions, GCSOptions, S3Options, StoreConfig, load_config
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
 from torchobj.s3torchconnector.names import S3Checkpoint as S3Checkpoint
@@ -107,6 +107,7 @@ _LAZY_MODULES = {
 __all__ = [
     "AdvancedOptions",
     "Buffer",
+    "CacheOptions",
     "CheckpointManager",
     "DataLoader",
     "ElasticDistributedSampler",

@@ -12,6 +12,7 @@ from torchobj.config import StoreConfig
 __all__ = [
     "Announcer",
     "Buffer",
+    "CacheFiles",
     "Cancellation",
     "CredentialAnswer",
     "ListPages",
@@ -946,6 +947,28 @@ class NativeStore:
         """Aborts an unfinished upload and deletes its parts. Succeeds if it does not exist."""
     def uploads(self, prefix: str) -> Sequence[tuple[str, str, int | None]]:
         """Returns the unfinished uploads under a prefix: key, id and start time in milliseconds since 1970."""
+
+@final
+class CacheFiles:
+    """Iterator over the files of a disk cache: object, bytes on the disk, time of the last read in seconds since 1970, and whether the
+    file is intact. The object is a tuple of URL, start, end and size, or None if the file is damaged.
+
+    Args:
+        folder: The folder of the cache.
+        verify: Whether all bytes are compared with their checksums, instead of those at the end.
+
+    Raises:
+        ConfigError: Other users may write to the folder, or it belongs to one.
+        ObjectNotFoundError: It contains no cache.
+    """
+    def __new__(cls, folder: str | os.PathLike[str], verify: bool = False) -> Self: ...
+    def used_bytes(self) -> int | None:
+        """Returns the accounted bytes of all files; None if they are not counted yet."""
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> tuple[tuple[str, int, int, int] | None, int, int, bool]: ...
+    def remove(self) -> None:
+        """Deletes the file that was returned last."""
 
 @final
 class ListPages:

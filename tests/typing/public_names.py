@@ -9,6 +9,7 @@ import torch
 from torchobj import (
     AdvancedOptions,
     Buffer,
+    CacheOptions,
     CheckpointManager,
     DataLoader,
     ElasticDistributedSampler,
@@ -144,6 +145,7 @@ def stores() -> None:
         max_in_flight=32,
         s3=S3Options(region="us-east-1"),
         file=FileOptions(sync=False),
+        cache=CacheOptions(folder="/nvme/torchobj", max_bytes=500 << 30),
         advanced=AdvancedOptions(keep_alive_s=5),
     )
     load_config("/etc/torchobj.toml")

@@ -41,6 +41,7 @@ _COMMANDS = {
     "pack": "datasets:pack",
     "index": "datasets:index",
     "checkpoints": "checkpoints:checkpoints",
+    "cache": "cache:cache",
     "bench": "bench:bench",
     "doctor": "doctor.command:doctor",
     "completion": "completion:completion",

@@ -1,4 +1,7 @@
-"""Options of the providers: `S3Options`, `GCSOptions` and `FileOptions`. `StoreConfig` has what they share."""
+"""Options of the providers, `S3Options`, `GCSOptions` and `FileOptions`, and of the disk cache, `CacheOptions`.
+
+`StoreConfig` has what the providers share.
+"""
 
 import dataclasses
 import os
@@ -8,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from torchobj.config.checks import check, check_auto_or_bool, check_choices, check_kinds
+from torchobj.config.checks import GIB, MIB, check, check_auto_or_bool, check_choices, check_kinds, check_number
 from torchobj.config.config_base import ConfigBase
 from torchobj.config.credentials import (
     CredentialSource,
@@ -349,3 +352,52 @@ class FileOptions(ConfigBase):
 
     def __post_init__(self) -> None:
         check_kinds(self, "True or False", (bool,), "sync")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheOptions(ConfigBase):
+    """The disk cache: `StoreConfig(cache=CacheOptions(folder="/nvme/torchobj", max_bytes=...))`.
+
+    Objects and ranges that were read stay in files of a local folder, and later reads of them send no request: the
+    second epoch reads from the disk. All processes of a user that name the folder share it. Reads of objects whose size
+    and version are known from a listing or a manifest are cached, which are those of datasets; checkpoints are not.
+    Objects of `memory://`, and those that are encrypted with a key of the customer, never are.
+
+    Objects are admitted until the cache is full, and stay: each sample is used once per epoch, so that an object that
+    replaced the oldest would itself be replaced before its next use. Only those that were not read for `ttl_s` make
+    room, the oldest first.
+
+    Args:
+        folder: A folder of a local disk, which is created for this user only. None: no cache.
+        max_bytes: Maximum size of all files, of all processes together. 1 MiB..2^50.
+        min_free_bytes: Nothing is written that would leave less of the disk free. 0..2^50.
+        max_object_bytes: Objects are cached if they are read whole, or in parts of at most this size, and so are
+            ranges. 1 MiB..5 GiB.
+        ttl_s: Time after which an object that was not read makes room for others. 60..31536000 s.
+        admit: False: read what is in the cache, and write nothing.
+
+    Raises:
+        ConfigError: A value is not allowed. The first read raises it if other users may write to the folder, if it
+            belongs to another user, or if it is on a network file system.
+
+    Example:
+        >>> CacheOptions(folder="/nvme/torchobj", max_bytes=500 << 30).ttl_s
+        86400.0
+    """
+
+    folder: str | Path | None = None
+    max_bytes: int = 100 * GIB
+    min_free_bytes: int = 10 * GIB
+    max_object_bytes: int = 64 * MIB
+    ttl_s: float = 86_400.0
+    admit: bool = True
+
+    def __post_init__(self) -> None:
+        folder = self.folder
+        is_path = folder is None or (isinstance(folder, (str, os.PathLike)) and os.fspath(folder) != "")
+        check("folder", folder if isinstance(folder, str) else type(folder), "a path, or None", ok=is_path)
+        check_number("max_bytes", self.max_bytes, MIB, 1 << 50)
+        check_number("min_free_bytes", self.min_free_bytes, 0, 1 << 50)
+        check_number("max_object_bytes", self.max_object_bytes, MIB, 5 * GIB)
+        check_number("ttl_s", self.ttl_s, 60, 31_536_000, " s", whole=False)
+        check_kinds(self, "True or False", (bool,), "admit")

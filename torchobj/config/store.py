@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torchobj.config.checks import GIB, KIB, MIB, check, check_kinds, check_number
 from torchobj.config.config_base import ConfigBase, fields_of, nearest
-from torchobj.config.options import FileOptions, GCSOptions, S3Options
+from torchobj.config.options import CacheOptions, FileOptions, GCSOptions, S3Options
 from torchobj.exceptions import ConfigError
 
 #: Limits of a time, in seconds.
@@ -57,10 +57,11 @@ class AdvancedOptions(ConfigBase):
 
 
 #: The options in fields of `StoreConfig`, which are tables of a configuration file.
-OPTIONS: dict[str, type[S3Options | GCSOptions | FileOptions | AdvancedOptions]] = {
+OPTIONS: dict[str, type[S3Options | GCSOptions | FileOptions | CacheOptions | AdvancedOptions]] = {
     "s3": S3Options,
     "gcs": GCSOptions,
     "file": FileOptions,
+    "cache": CacheOptions,
     "advanced": AdvancedOptions,
 }
 
@@ -96,6 +97,7 @@ class StoreConfig(ConfigBase):
         s3: Options of `s3://` URLs.
         gcs: Options of `gs://` URLs.
         file: Options of `file://` URLs.
+        cache: The disk cache, if it has a folder.
         advanced: Settings of all providers that few need to change.
         verify_tls: Whether to verify the certificate of the server.
         ca_bundle: PEM file of trusted certificates. None: those of the system; for `s3://`, `AWS_CA_BUNDLE`,
@@ -140,6 +142,7 @@ class StoreConfig(ConfigBase):
     s3: S3Options = dataclasses.field(default_factory=S3Options)
     gcs: GCSOptions = dataclasses.field(default_factory=GCSOptions)
     file: FileOptions = dataclasses.field(default_factory=FileOptions)
+    cache: CacheOptions = dataclasses.field(default_factory=CacheOptions)
     advanced: AdvancedOptions = dataclasses.field(default_factory=AdvancedOptions)
     verify_tls: bool = True
     ca_bundle: str | Path | None = None
@@ -163,7 +166,7 @@ class StoreConfig(ConfigBase):
     def __post_init__(self) -> None:
         # Only the types are shown, because a value in the wrong field may be a secret.
         for name, kind in OPTIONS.items():
-            value, article = getattr(self, name), "a" if name in ("gcs", "file") else "an"
+            value, article = getattr(self, name), "a" if name in ("gcs", "file", "cache") else "an"
             check(name, type(value), f"{article} {kind.__name__}", ok=isinstance(value, kind))
         check_kinds(self, "True or False", (bool,), "verify_tls", "hedge", "verify_checksums")
         is_path = isinstance(self.ca_bundle, (str, os.PathLike, NoneType))

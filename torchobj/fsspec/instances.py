@@ -10,6 +10,7 @@ from fsspec.config import apply_config  # type: ignore[import-untyped]
 
 from torchobj.config import StoreConfig, store_config
 from torchobj.config.credentials import source_of
+from torchobj.config.store import OPTIONS
 
 __all__ = ["CachedByConfig", "set_default_config"]
 
@@ -83,5 +84,5 @@ def _number_of(config: Any) -> int | None:
     providers = (config.s3.credential_provider, config.gcs.credential_provider)
     # An unhashable provider equals only itself, as it does for the clients.
     sources = tuple(None if provider is None else source_of(provider) for provider in providers)
-    fields = tuple(each._set for each in (config, config.s3, config.gcs, config.file, config.advanced))
+    fields = tuple(each._set for each in (config, *(getattr(config, name) for name in OPTIONS)))
     return _numbers.setdefault((config, sources, fields), next(_next_number))

@@ -95,7 +95,7 @@ class LoaderStats:
     waited_s: float = _counter("s", "part of the remaining time in which the loop waited for its next batch")
     samples_per_s: float = _gauge("{sample}/s", "samples per second of `elapsed_s`")
     bytes_per_s: float = _gauge(
-        "By/s", "bytes read from the store for this loader, per second of `elapsed_s`; 0 before the first batch"
+        "By/s", "bytes read for this loader, per second of `elapsed_s`; 0 before the first batch"
     )
     waited_share: float = _gauge("1", "`waited_s` as a share of `elapsed_s`")
     workers: int = _gauge("{process}", "number of worker processes of the loader")
@@ -188,6 +188,8 @@ class LoaderStats:
         _REQUESTS,
         sentence="{number} hedged [request|requests] [was|were] answered before the original request.",
     )
+    cache_hits: int = _counter("{read}", "reads that the disk cache answered, without a request", _REQUESTS)
+    cache_hit_bytes: int = _counter("By", "bytes that were read from the disk cache", _REQUESTS)
     memory_limited_share: float = _gauge("1", "share of reads after which no further read started for lack of memory")
     request_limited_share: float = _gauge(
         "1", "share of reads after which no further read started because `in_flight_limit` was reached"
@@ -278,6 +280,26 @@ DURATIONS = (
 
 _OF_PROCESS_ONLY = (
     _of_process("received_bytes", "counter", "By", "bytes of objects that were received", _REQUESTS),
+    _of_process("cache_admitted", "counter", "{file}", "files that were written to the disk cache", _REQUESTS),
+    _of_process("cache_admitted_bytes", "counter", "By", "bytes of objects in these files", _REQUESTS),
+    _of_process(
+        "cache_dropped",
+        "counter",
+        "{file}",
+        "files that were not written to the disk cache, because it was full or the disk was slow",
+        _REQUESTS,
+    ),
+    _of_process(
+        "cache_damaged",
+        "counter",
+        "{file}",
+        "files of the disk cache that were damaged and were deleted; the objects were read from the store",
+        _REQUESTS,
+    ),
+    _of_process(
+        "cache_evicted", "counter", "{file}", "files of the disk cache that were deleted to make room", _REQUESTS
+    ),
+    _of_process("cache_pending", "gauge", "{file}", "files that wait to be written to the disk cache", _REQUESTS),
     _of_process("sent_bytes", "counter", "By", "bytes of objects and parts that were sent", _REQUESTS),
     _of_process("in_flight", "gauge", "{request}", "requests in flight", _REQUESTS, name="permits.used"),
     _of_process(

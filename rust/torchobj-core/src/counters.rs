@@ -1,6 +1,6 @@
 //! Declares counters once: the atomics that are counted, their values at one moment, and these values by name.
 
-/// Declares a struct of atomic counters and a struct of their values, which also has `current` values and other fields.
+/// Declares a struct of atomic counters and a struct of their values, which may also have `current` values and other fields.
 ///
 /// A counter and a current value are shown under the name of the field. `torchobj/telemetry/table.py` has their texts.
 macro_rules! counters {
@@ -11,7 +11,7 @@ macro_rules! counters {
         pub struct $values:ident {
             counters { $($counter:ident,)+ }
             current { $($current:ident,)* }
-            $($(#[$field_doc:meta])* pub $field:ident: $type:ty,)+
+            $($(#[$field_doc:meta])* pub $field:ident: $type:ty,)*
         }
     ) => {
         $(#[$counters_doc])*
@@ -25,7 +25,7 @@ macro_rules! counters {
         pub struct $values {
             $(#[doc = concat!("The counter `", stringify!($counter), "`.")] pub $counter: u64,)+
             $(#[doc = concat!("The current value `", stringify!($current), "`.")] pub $current: u64,)*
-            $($(#[$field_doc])* pub $field: $type,)+
+            $($(#[$field_doc])* pub $field: $type,)*
         }
 
         impl $counters {

@@ -4,6 +4,7 @@
 //!
 //! * [`error`], [`url`], [`types`], [`crc32`]: plain data. `counters`: declares counters. [`descriptor`], [`fork`], [`runtime`]: the process. [`buffer`]: memory.
 //! * [`store`]: the trait of a store. [`memory`], [`file_store`] and [`prefix`] implement it; the crate `torchobj-conformance` is its test suite.
+//! * [`cache`]: a store with a cache on the local disk.
 //! * [`policy`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
 //! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name. [`source_key`]: either of them.
 //! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
@@ -17,6 +18,7 @@ extern crate self as torchobj_core;
 #[cfg(target_os = "linux")]
 pub mod arena;
 pub mod buffer;
+pub mod cache;
 pub mod client;
 mod counters;
 pub mod crc32;

@@ -58,8 +58,16 @@ impl ObjectStore for PrefixStore {
         self.inner.identity()
     }
 
+    async fn cache_identity(&self) -> Option<String> {
+        self.inner.cache_identity().await
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
+    }
+
+    async fn open_local(&self, request: &GetRequest<'_>) -> Option<Box<dyn GetResult>> {
+        self.inner.open_local(&GetRequest { key: &self.whole(request.key), ..request.clone() }).await
     }
 
     async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {

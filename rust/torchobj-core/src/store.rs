@@ -29,8 +29,21 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
         String::new()
     }
 
+    /// What tells apart stores whose URLs are the same, known before the first request and the same in each process, for the
+    /// names of files of a cache. Contains no secret. `None` if objects must not be kept on a disk.
+    async fn cache_identity(&self) -> Option<String> {
+        Some(self.identity())
+    }
+
     /// The features and limits of this store.
     fn capabilities(&self) -> Capabilities;
+
+    /// Opens an object or a range that this store has on the local disk. It sends no request, so the caller needs no permit.
+    /// After an error of the body, which is none of the store, [`open`](Self::open) requests the object.
+    async fn open_local(&self, request: &GetRequest<'_>) -> Option<Box<dyn GetResult>> {
+        let _ = request;
+        None
+    }
 
     /// Requests an object or a range. Returns when the head of the response is received; the body is not read yet.
     async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>>;

@@ -14,17 +14,29 @@ use crate::crc32::Crc32;
 pub struct Version {
     text: Arc<str>,
     selected: bool,
+    found: bool,
 }
 
 impl Version {
     /// Wraps the store's text of a version, unchanged. A read fails if the object has another version.
     pub fn new(text: impl Into<Arc<str>>) -> Self {
-        Self { text: text.into(), selected: false }
+        Self { text: text.into(), selected: false, found: false }
     }
 
     /// A version that the caller selected: a store that keeps replaced versions reads it even if it is not the current one.
     pub fn selected(text: impl Into<Arc<str>>) -> Self {
-        Self { text: text.into(), selected: true }
+        Self { text: text.into(), selected: true, found: false }
+    }
+
+    /// The same version, of a response to a read that had named none: other requests of the read must have it.
+    #[must_use]
+    pub fn found(self) -> Self {
+        Self { found: true, ..self }
+    }
+
+    /// Whether a read found this version, instead of getting it from a listing or its caller.
+    pub fn is_found(&self) -> bool {
+        self.found
     }
 
     /// Whether the caller selected this version.

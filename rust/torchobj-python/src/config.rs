@@ -6,6 +6,7 @@ use std::time::Duration;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
+use torchobj_core::cache::CacheConfig;
 use torchobj_core::file_store::FileConfig;
 use torchobj_core::policy::Policy;
 use torchobj_store::config::{
@@ -20,11 +21,14 @@ use crate::credentials;
 const BYTES_PER_MBIT: f64 = 125_000.0;
 
 /// A `torchobj.StoreConfig`, at the time of the call that it is an argument of.
+#[derive(Clone)]
 pub(crate) struct StoreConfig {
     /// The configuration of each provider, with the fingerprint of the current environment.
     pub(crate) providers: ProviderConfigs,
     /// Retries, timeouts and concurrency.
     pub(crate) policy: Policy,
+    /// The disk cache.
+    pub(crate) cache: Option<CacheConfig>,
 }
 
 impl<'py> FromPyObject<'_, 'py> for StoreConfig {
@@ -43,7 +47,8 @@ impl<'py> FromPyObject<'_, 'py> for StoreConfig {
             gcs: gcs_config(&config.getattr("gcs")?, http)?,
             file: FileConfig { sync: field(&config.getattr("file")?, "sync")? },
         };
-        Ok(Self { providers, policy: policy(&config, &advanced)?.shared_by(local_ranks()) })
+        let policy = policy(&config, &advanced)?.shared_by(local_ranks());
+        Ok(Self { providers, policy, cache: cache_config(&config.getattr("cache")?)? })
     }
 }
 
@@ -85,6 +90,19 @@ fn policy(config: &Bound<'_, PyAny>, advanced: &Bound<'_, PyAny>) -> PyResult<Po
         commit_timeout: seconds(advanced, "commit_timeout_s")?,
         min_bytes_per_s: field(advanced, "min_bytes_per_s")?,
     })
+}
+
+/// The configuration of a `CacheOptions`; `None` without a folder.
+fn cache_config(options: &Bound<'_, PyAny>) -> PyResult<Option<CacheConfig>> {
+    let Some(folder) = field(options, "folder")? else { return Ok(None) };
+    Ok(Some(CacheConfig {
+        folder,
+        max_bytes: field(options, "max_bytes")?,
+        min_free_bytes: field(options, "min_free_bytes")?,
+        max_object_bytes: field(options, "max_object_bytes")?,
+        ttl: seconds(options, "ttl_s")?,
+        admit: field(options, "admit")?,
+    }))
 }
 
 /// The configuration of an `S3Options`.

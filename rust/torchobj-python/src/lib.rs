@@ -3,7 +3,7 @@
 //! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `upload` and `tar` define classes. `arrow`
 //! exports listings. `get_many` reads objects, also into Python buffers, and `slice_plan` slices of arrays.
 //! A `source` reads ahead, through the `prefetcher` of this process or of another one, and `announcing` iterators announce.
-//! `blocks` is the memory of batches. `buffer` shares memory
+//! `cache` has the files of a disk cache. `blocks` is the memory of batches. `buffer` shares memory
 //! with Python, and reads it as files. `process` keeps one client per configuration and process. `wait` runs a future while
 //! the calling thread waits without the GIL. `credentials` calls credential providers of the user. `pickle` measures
 //! pickles. `attributes`, `config`, `error` and `log` convert values.
@@ -15,6 +15,7 @@ mod attributes;
 #[cfg(target_os = "linux")]
 mod blocks;
 mod buffer;
+mod cache;
 mod config;
 mod credentials;
 mod error;
@@ -51,6 +52,8 @@ mod native {
     use crate::blocks::NativeBlocks;
     #[pymodule_export]
     use crate::buffer::{Buffer, ObjectReader};
+    #[pymodule_export]
+    use crate::cache::CacheFiles;
     #[pymodule_export]
     use crate::config::{default_config, s3_ca_bundle, s3_credential_source};
     #[pymodule_export]

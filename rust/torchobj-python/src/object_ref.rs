@@ -146,8 +146,8 @@ pub(crate) fn client_of(
             return Ok(client.clone());
         }
         let ObjectUrl { scheme, bucket, .. } = ObjectUrl::parse(object.base())?;
-        let StoreConfig { providers, policy } = &configs[position].1;
-        let client = process::client(&StoreKey::new(&scheme, bucket, String::new(), providers, policy.clone())?)?;
+        let config = configs[position].1.clone();
+        let client = process::client(&StoreKey::new(&scheme, bucket, String::new(), config)?)?;
         known.insert(object.base().to_owned(), client.clone());
         Ok(client)
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use torchobj_core::cache::{CacheConfig, CacheValues, CachedStore, DiskCache};
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::file_store::FileStore;
@@ -20,10 +21,11 @@ use torchobj_core::prefix::PrefixStore;
 use torchobj_core::runtime::{cleaned_up, end_calls as end_all, is_ending, start};
 use torchobj_core::store::ObjectStore;
 use torchobj_core::upload::unfinished;
-use torchobj_store::config::{GcsConfig, ProviderConfig, ProviderConfigs, S3Config};
+use torchobj_store::config::{GcsConfig, ProviderConfig, S3Config};
 use torchobj_store::gcs::{self, GcsStore};
 use torchobj_store::s3::{self, S3Store};
 
+use crate::config::StoreConfig;
 use crate::own::discard_all;
 use crate::wait::SIGNAL_CHECK_INTERVAL;
 use crate::{buffer, log};
@@ -37,6 +39,7 @@ pub(crate) struct StoreKey {
     bucket: String,
     /// Prefix of all keys.
     prefix: String,
+    cache: Option<CacheConfig>,
 }
 
 impl StoreKey {
@@ -44,15 +47,10 @@ impl StoreKey {
     ///
     /// # Errors
     /// `Config`: no provider has this scheme.
-    pub(crate) fn new(
-        scheme: &str,
-        bucket: String,
-        prefix: String,
-        providers: &ProviderConfigs,
-        policy: Policy,
-    ) -> Result<Self> {
+    pub(crate) fn new(scheme: &str, bucket: String, prefix: String, config: StoreConfig) -> Result<Self> {
+        let StoreConfig { providers, policy, cache } = config;
         match providers.for_scheme(scheme) {
-            Some(provider) => Ok(Self { provider, policy, bucket, prefix }),
+            Some(provider) => Ok(Self { provider, policy, bucket, prefix, cache }),
             None => {
                 let url = format!("{scheme}://{bucket}");
                 let message = format!("no store for scheme {scheme:?}: must be s3, gs, file or memory");
@@ -70,6 +68,7 @@ struct Clients {
     first: HashMap<(ProviderConfig, Policy), Arc<Client>>,
     clients: HashMap<StoreKey, Arc<Client>>,
     memory: HashMap<String, Arc<MemoryStore>>,
+    caches: HashMap<CacheConfig, Arc<DiskCache>>,
 }
 
 static CLIENTS: Mutex<Option<Local<Clients>>> = Mutex::new(None);
@@ -85,6 +84,11 @@ pub(crate) fn client(key: &StoreKey) -> Result<Arc<Client>> {
         return Ok(client.clone());
     }
     let mut store = clients.store(key)?;
+    if let Some(config) = &key.cache
+        && key.provider != ProviderConfig::Memory
+    {
+        store = Arc::new(CachedStore::new(store, cached(&mut clients.caches, config, DiskCache::open)?));
+    }
     if !key.prefix.is_empty() {
         store = Arc::new(PrefixStore::new(store, &key.prefix));
     }
@@ -118,7 +122,7 @@ impl Clients {
     }
 }
 
-/// Returns the cached account of a configuration, or makes it.
+/// Returns the account or disk cache of a configuration, or makes it.
 fn cached<C: Clone + Eq + Hash, A>(
     accounts: &mut HashMap<C, Arc<A>>,
     config: &C,
@@ -139,7 +143,7 @@ fn cached<C: Clone + Eq + Hash, A>(
 ///     `body`, `reads` and `others` have the number of durations, their sum, and their 50th, 90th and 99th percentiles, in seconds.
 #[pyfunction]
 pub(crate) fn request_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let (found, permits) = py.detach(measured);
+    let (found, cached, permits) = py.detach(measured);
     let dict = PyDict::new(py);
     let requests = PyDict::new(py);
     for (operation, counts) in Operation::ALL.iter().zip(&found.requests) {
@@ -148,6 +152,7 @@ pub(crate) fn request_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("outcomes", Outcome::ALL.map(Outcome::name))?;
     dict.set_item("requests", requests)?;
     set_counts(&dict, found.by_name())?;
+    set_counts(&dict, cached.by_name())?;
     dict.set_item("in_flight", permits.iter().map(|limit| limit.in_use()).sum::<usize>())?;
     dict.set_item("in_flight_limit", permits.iter().map(|limit| limit.limit()).sum::<usize>())?;
     dict.set_item("backing_off", permits.iter().map(|limit| limit.backing_off()).sum::<usize>())?;
@@ -176,14 +181,15 @@ fn durations(counts: &Counts) -> (u64, f64, [Option<f64>; 3]) {
     (counts.number(), counts.total().as_secs_f64(), percentiles)
 }
 
-/// The sums over all clients of this process, and their concurrency limits, each once.
-fn measured() -> (MetricsSnapshot, Vec<Arc<ConcurrencyLimit>>) {
+/// The sums over all clients and disk caches of this process, and their concurrency limits, each once.
+fn measured() -> (MetricsSnapshot, CacheValues, Vec<Arc<ConcurrencyLimit>>) {
     let _inside = fork::enter();
     let clients = CLIENTS.lock().expect("no holder of this lock panics");
-    let mut found = MetricsSnapshot::default();
-    let Some(clients) = clients.as_ref().and_then(Local::get) else { return (found, Vec::new()) };
+    let (mut found, mut cached) = (MetricsSnapshot::default(), CacheValues::default());
+    let Some(clients) = clients.as_ref().and_then(Local::get) else { return (found, cached, Vec::new()) };
+    clients.caches.values().for_each(|cache| cache.add_to(&mut cached));
     clients.clients.values().for_each(|client| client.metrics().add_to(&mut found));
-    (found, clients.first.values().map(|client| client.permits().clone()).collect())
+    (found, cached, clients.first.values().map(|client| client.permits().clone()).collect())
 }
 
 /// Returns a number that identifies this process.

@@ -49,7 +49,7 @@ impl NativeStore {
     #[new]
     #[pyo3(signature = (scheme, bucket, config, prefix=""))]
     fn new(py: Python<'_>, scheme: &str, bucket: String, config: StoreConfig, prefix: &str) -> PyResult<Self> {
-        let key = StoreKey::new(scheme, bucket, prefix.to_owned(), &config.providers, config.policy).or_raise(py)?;
+        let key = StoreKey::new(scheme, bucket, prefix.to_owned(), config).or_raise(py)?;
         Ok(Self { key })
     }
 

@@ -69,7 +69,7 @@ def _waited_share(stats: LoaderStats) -> float:
 
 def _done(stats: LoaderStats) -> list[str]:
     # Reads of workers that do not use the prefetcher are not counted here.
-    read = f", {stats.bytes_per_s / 1e6:.1f} MB/s from the store" if stats.bytes_per_s else ""
+    read = f", {stats.bytes_per_s / 1e6:.1f} MB/s from {_origin(stats)}" if stats.bytes_per_s else ""
     measured_s = _measured_s(stats)
     shares = [
         f"{seconds / measured_s:.0%} for {_WORDS[cause]}"
@@ -83,6 +83,14 @@ def _done(stats: LoaderStats) -> list[str]:
         f"{_count(stats.samples, 'sample')} in {stats.elapsed_s:.1f} s: {stats.samples_per_s:.0f} per second{read}.",
         f"The loop waited {_waited_share(stats):.0%} of {of}{causes}.",
     ]
+
+
+def _origin(stats: LoaderStats) -> str:
+    """Where objects were read from, with the share of the bytes that the disk cache had."""
+    if not stats.cache_hit_bytes:
+        return "the store"
+    share = min(1.0, stats.cache_hit_bytes / max(1.0, stats.bytes_per_s * stats.elapsed_s))
+    return f"the disk cache ({share:.0%}) and the store"
 
 
 def _waited_for(stats: LoaderStats) -> Exposed:

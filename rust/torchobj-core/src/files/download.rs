@@ -333,7 +333,9 @@ impl Client {
         part_bytes: u64,
         sums: &mut [Option<u64>],
     ) -> Result<()> {
-        let expected = Expected { size: Some(object.size), version: object.version.clone() };
+        // The disk cache would only keep another copy on the disk.
+        let version = object.version.clone().map(Version::found);
+        let expected = Expected { size: Some(object.size), version };
         let mut first = object.first.take();
         let mut missing = Vec::new();
         for (index, sum) in sums.iter().enumerate() {

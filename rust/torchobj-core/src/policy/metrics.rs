@@ -61,6 +61,8 @@ counters! {
     pub struct MetricsSnapshot {
         counters {
             received_bytes,
+            cache_hits,
+            cache_hit_bytes,
             sent_bytes,
             retries,
             throttled,
@@ -172,6 +174,14 @@ impl Metrics {
     pub(crate) fn received(&self, bytes: u64) {
         self.record(|metrics| {
             metrics.counters.received_bytes.fetch_add(bytes, Ordering::Relaxed);
+        });
+    }
+
+    /// Records a read of bytes that were on the local disk.
+    pub(crate) fn cached(&self, bytes: u64) {
+        self.record(|metrics| {
+            metrics.counters.cache_hits.fetch_add(1, Ordering::Relaxed);
+            metrics.counters.cache_hit_bytes.fetch_add(bytes, Ordering::Relaxed);
         });
     }
 

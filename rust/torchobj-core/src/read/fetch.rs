@@ -248,14 +248,23 @@ impl Client {
         sink: &mut S,
         first: Option<First>,
     ) -> Result<()> {
-        let First { mut result, requested_at, response_at, mut permit } = match first {
+        let first = match first {
             Some(first) => first,
-            None => {
-                let ask = ByteRange::Bounded(range.start + sink.filled() as u64..range.end);
-                let ask = Some(ask).filter(|_| !range.is_empty());
-                self.open_once(expected.request(key, ask), sink.remaining() as u64).await?
-            }
+            None => self.open_once(rest(key, range, expected, sink), sink.remaining() as u64).await?,
         };
+        let is_local = first.permit.is_none();
+        match self.receive_body(key, range, sink, first).await {
+            Err(_) if is_local => {
+                let first = self.request_once(rest(key, range, expected, sink), sink.remaining() as u64).await?;
+                self.receive_body(key, range, sink, first).await
+            }
+            received => received,
+        }
+    }
+
+    /// Receives the body of a response into `sink`.
+    async fn receive_body<S: Sink>(&self, key: &str, range: &Range<u64>, sink: &mut S, first: First) -> Result<()> {
+        let First { mut result, requested_at, response_at, permit } = first;
         let refuse = |kind, message: &str| Err(self.store().error(kind, Operation::Get, key, message));
         if result.size() < range.end {
             let message = format!("requested bytes {range:?}, the object has {}", result.size());
@@ -274,13 +283,17 @@ impl Client {
         let received = until_stalled(policy.idle_timeout, policy.min_bytes_per_s, &progress, body).await;
         let ended = Instant::now();
         let bytes = (sink.filled() - before) as u64;
-        permit.transferred(bytes, ended);
-        self.metrics().received(bytes);
+        let is_local = permit.is_none();
+        if let Some(mut permit) = permit {
+            permit.transferred(bytes, ended);
+            self.metrics().received(bytes);
+        }
         let received = match received {
             Ok(received) => received,
             Err(stall) => Err(self.stalled(key, stall, sink.filled())),
         };
         match &received {
+            Ok(()) if is_local => self.metrics().cached(bytes),
             Ok(()) => self.metrics().body(ended - response_at, ended - requested_at),
             // A body without a length may be an error page, or incomplete.
             Err(_) if !result.has_length() => sink.rewind(before),
@@ -301,6 +314,12 @@ impl Client {
             }
         }
     }
+}
+
+/// The request for the bytes of `range` that `sink` lacks.
+fn rest<'a, S: Sink>(key: &'a str, range: &Range<u64>, expected: &'a Expected, sink: &S) -> GetRequest<'a> {
+    let ask = ByteRange::Bounded(range.start + sink.filled() as u64..range.end);
+    expected.request(key, Some(ask).filter(|_| !range.is_empty()))
 }
 
 /// A range of an object, and the sink that receives it.

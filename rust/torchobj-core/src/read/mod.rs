@@ -30,4 +30,4 @@ pub(crate) use response::{Expected, First};
 pub use scatter::{ScatterRange, ScatterRead, ScatterResult, scatter};
 pub use slice_plan::{BufferedRead, Frame, Outcome, SlicePlan, Wave};
 pub use tile::{Slice, Tile};
-pub(crate) use verify::{crc_of, difference};
+pub(crate) use verify::{crc_of, difference, mismatch};

@@ -22,12 +22,9 @@ impl Expected {
         GetRequest { key, range, size: self.size, version: self.version.as_ref(), checksum: false }
     }
 
-    /// What the other responses to the read must match after the first one, whose version replaces that of a listing.
+    /// What the other responses to the read must match after the first one, which has the expected version if there is one.
     pub(crate) fn after(self, first: &dyn GetResult) -> Self {
-        let version = match self.version {
-            Some(selected) if selected.is_selected() => Some(selected),
-            version => first.version().cloned().or(version),
-        };
+        let version = self.version.or_else(|| first.version().cloned().map(Version::found));
         Self { size: Some(first.size()), version }
     }
 }
@@ -37,7 +34,8 @@ pub(crate) struct First {
     pub(crate) result: Box<dyn GetResult>,
     pub(crate) requested_at: Instant,
     pub(crate) response_at: Instant,
-    pub(crate) permit: Permit,
+    /// The permit of its request; `None` if the object is on the local disk.
+    pub(crate) permit: Option<Permit>,
 }
 
 impl Client {
@@ -46,13 +44,23 @@ impl Client {
         self.retry(|| self.open_once(request.clone(), bytes)).await
     }
 
-    /// One attempt to open a read of about `bytes` bytes.
+    /// One attempt to open a read of about `bytes` bytes, on the local disk if the object is there.
     pub(crate) async fn open_once(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
+        let Some(result) = self.store().open_local(&request).await else {
+            return self.request_once(request, bytes).await;
+        };
+        self.check(&request, &*result)?;
+        let now = Instant::now();
+        Ok(First { result, requested_at: now, response_at: now, permit: None })
+    }
+
+    /// One attempt to request a read of about `bytes` bytes from the store.
+    pub(super) async fn request_once(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
         let permit = self.permit().await;
         match self.open(request.clone(), bytes).await {
             Ok((result, [requested_at, response_at])) => {
                 self.check(&request, &*result)?;
-                Ok(First { result, requested_at, response_at, permit })
+                Ok(First { result, requested_at, response_at, permit: Some(permit) })
             }
             // Refused as beyond the end, although the object is known to be longer.
             Err(error) if error.kind() == ErrorKind::Range && contains(&request) => {

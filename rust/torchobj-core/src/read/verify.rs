@@ -5,7 +5,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 use crate::store::ObjectChecksum;
 
 /// Returns a message if `bytes` do not have the checksum. MD5 and SHA-256 are not computed.
-pub(super) fn mismatch(expected: ObjectChecksum, bytes: &[u8]) -> Option<String> {
+pub(crate) fn mismatch(expected: ObjectChecksum, bytes: &[u8]) -> Option<String> {
     let (algorithm, expected) = crc_of(expected)?;
     difference(algorithm, expected, checksum(algorithm, bytes))
 }

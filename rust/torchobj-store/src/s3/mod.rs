@@ -46,7 +46,7 @@ use torchobj_core::url::ObjectUrl;
 use bucket::Bucket;
 pub use config::Account;
 
-use crate::config::Checksum;
+use crate::config::{Checksum, Encryption};
 
 /// A store for one bucket.
 pub struct S3Store(Arc<Bucket>);
@@ -119,6 +119,15 @@ impl ObjectStore for S3Store {
 
     fn identity(&self) -> String {
         self.0.endpoint()
+    }
+
+    async fn cache_identity(&self) -> Option<String> {
+        // Objects that are encrypted with a key of the customer do not leave memory.
+        if matches!(self.0.account.config.encryption, Encryption::CustomerKeyFile(_)) {
+            return None;
+        }
+        // Names of buckets are unique in AWS, whatever their regions, which are found by a request.
+        Some(self.0.account.environment().await.endpoint_url.clone().unwrap_or_else(|| "aws".to_owned()))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,0 +1,330 @@
+//! The cache of a process: finds entries, and writes new ones on a thread of its own. `folder` has the files, `scan` what
+//! goes through all of them.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::entry::EntryKey;
+use super::folder::{CacheFolder, Written};
+use super::scan::open;
+use super::usage::disk_bytes;
+use crate::buffer::Buffer;
+use crate::counters::counters;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::files::local::is_full;
+use crate::read::mismatch;
+use crate::store::ObjectChecksum;
+
+/// Maximum number of bytes that wait to be written. More are dropped.
+const QUEUE_BYTES: usize = 64 << 20;
+
+/// The time of the last read is set if it is older.
+const TOUCH_EVERY: Duration = Duration::from_secs(3600);
+
+/// Time for which nothing is admitted after a file did not fit.
+const FULL_PAUSE: Duration = Duration::from_secs(1);
+
+/// Minimum time between two searches for expired entries: a search reads the metadata of all files.
+const EVICT_EVERY: Duration = Duration::from_secs(60);
+
+/// Settings of a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CacheConfig {
+    /// The folder, which is created. Processes with the same folder share the cache.
+    pub folder: PathBuf,
+    /// Maximum number of bytes of all files.
+    pub max_bytes: u64,
+    /// Nothing is written that leaves fewer bytes of the file system free.
+    pub min_free_bytes: u64,
+    /// Ranges that are longer are not admitted.
+    pub max_object_bytes: u64,
+    /// Entries that were not read for this time may be evicted.
+    pub ttl: Duration,
+    /// Whether new entries are written.
+    pub admit: bool,
+}
+
+counters! {
+    /// What a cache did.
+    struct Counters;
+
+    /// The counters of a cache.
+    pub struct CacheValues {
+        counters {
+            cache_admitted,
+            cache_admitted_bytes,
+            cache_dropped,
+            cache_damaged,
+            cache_evicted,
+        }
+        current { cache_pending, }
+    }
+}
+
+/// The bytes of an entry to be written. Counts them until it is dropped.
+#[derive(Debug)]
+pub(super) struct Queued {
+    shared: Arc<Shared>,
+    bytes: usize,
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.shared.queued_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.shared.pending.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// An entry to be written.
+#[derive(Debug)]
+struct Write {
+    key: EntryKey,
+    bytes: Buffer,
+    checksum: Option<ObjectChecksum>,
+    queued: Queued,
+}
+
+/// What the tasks and the threads of a cache share.
+#[derive(Debug)]
+struct Shared {
+    config: CacheConfig,
+    folder: CacheFolder,
+    counters: Counters,
+    queued_bytes: AtomicUsize,
+    pending: AtomicU64,
+    /// Set by an error of the disk after which the cache is not used any more.
+    off: AtomicBool,
+    /// Until when nothing is admitted, in milliseconds since `began`.
+    full_until_ms: AtomicU64,
+    /// When the last search for expired entries began.
+    evicted_at: Mutex<Option<Instant>>,
+    /// The time at which the cache was opened. Later times follow from the monotonic clock, so that a clock that is set
+    /// meanwhile does not make all entries expire.
+    began: (SystemTime, Instant),
+}
+
+/// The disk cache of a process.
+#[derive(Debug)]
+pub struct DiskCache {
+    shared: Arc<Shared>,
+    writes: Sender<Write>,
+}
+
+impl DiskCache {
+    /// Opens the cache of a folder and starts its thread.
+    ///
+    /// # Errors
+    /// Those of [`CacheFolder::create`]; `Io` if a thread cannot be started.
+    pub fn open(config: CacheConfig) -> Result<Self> {
+        let folder = CacheFolder::create(&config.folder)?;
+        let failed = |source: io::Error| {
+            let url = format!("file://{}", config.folder.display());
+            let message = "the thread of the disk cache cannot be started";
+            Error::new(ErrorKind::Io, Operation::Connect, url, message).with_source(source)
+        };
+        let shared = Arc::new(Shared {
+            folder,
+            counters: Counters::default(),
+            queued_bytes: AtomicUsize::new(0),
+            pending: AtomicU64::new(0),
+            off: AtomicBool::new(false),
+            full_until_ms: AtomicU64::new(0),
+            evicted_at: Mutex::new(None),
+            began: (SystemTime::now(), Instant::now()),
+            config: config.clone(),
+        });
+        let (writes, queue) = channel();
+        let named = |name: &str| thread::Builder::new().name(name.to_owned());
+        let (writer, scanner) = (shared.clone(), shared.clone());
+        named("torchobj-cache").spawn(move || writer.write_all(&queue)).map_err(failed)?;
+        named("torchobj-scan").spawn(move || scanner.correct()).map_err(failed)?;
+        Ok(Self { shared, writes })
+    }
+
+    /// Whether an entry of `length` bytes may exist.
+    pub(super) fn is_admissible(&self, length: u64) -> bool {
+        length <= self.shared.config.max_object_bytes.min(self.shared.config.max_bytes)
+    }
+
+    /// Opens the file of an entry. `None` if there is none, or if the cache is off.
+    pub(super) fn find(&self, key: &EntryKey) -> Option<File> {
+        if self.shared.off.load(Ordering::Relaxed) {
+            return None;
+        }
+        let path = self.shared.folder.path_of(&key.name());
+        match open(&path) {
+            Ok((file, found)) if found.len() == key.file_bytes() => {
+                self.shared.touch(&file, found.modified().ok());
+                Some(file)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            // Cut, or no file at all.
+            _ => {
+                self.remove_damaged(key);
+                None
+            }
+        }
+    }
+
+    /// Deletes the file of an entry that does not have its bytes.
+    pub(super) fn remove_damaged(&self, key: &EntryKey) {
+        let shared = &self.shared;
+        shared.counters.cache_damaged.fetch_add(1, Ordering::Relaxed);
+        let path = shared.folder.path_of(&key.name());
+        log::warn!("{}: a file of the disk cache is damaged and is deleted: {}", key.url, path.display());
+        if let Err(error) = shared.folder.remove(&path, key.file_bytes()) {
+            shared.turn_off(&error);
+        }
+    }
+
+    /// Whether an entry of `length` bytes may be admitted. Returns what counts them until the entry is written; `None` also if
+    /// too many wait.
+    pub(super) fn admit(&self, length: u64) -> Option<Queued> {
+        let shared = &self.shared;
+        if !shared.config.admit || !self.is_admissible(length) {
+            return None;
+        }
+        if shared.off.load(Ordering::Relaxed) || shared.now_ms() < shared.full_until_ms.load(Ordering::Relaxed) {
+            return None;
+        }
+        let bytes = usize::try_from(length).ok()?;
+        let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        shared.pending.fetch_add(1, Ordering::Relaxed);
+        let queued = Queued { shared: shared.clone(), bytes };
+        // One entry is always admitted.
+        if before > 0 && before + bytes > QUEUE_BYTES {
+            shared.counters.cache_dropped.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(queued)
+    }
+
+    /// Queues an entry to be written. Its bytes are compared with `checksum`, if it is one of a whole object.
+    pub(super) fn write(&self, key: EntryKey, bytes: Buffer, checksum: Option<ObjectChecksum>, queued: Queued) {
+        // It fails if the thread has ended: the cache is off.
+        let _ = self.writes.send(Write { key, bytes, checksum, queued });
+    }
+
+    /// Adds the counters to those of other caches.
+    pub fn add_to(&self, sums: &mut CacheValues) {
+        self.shared.counters.add_to(sums);
+        sums.cache_pending += self.shared.pending.load(Ordering::Acquire);
+    }
+}
+
+impl Shared {
+    /// Milliseconds since the cache was opened.
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.1.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn now(&self) -> SystemTime {
+        self.began.0 + self.began.1.elapsed()
+    }
+
+    fn touch(&self, file: &File, modified: Option<SystemTime>) {
+        let now = self.now();
+        if modified.is_none_or(|modified| now.duration_since(modified).map_or(true, |age| age > TOUCH_EVERY)) {
+            // A folder that is mounted read-only is read nevertheless.
+            let _ = file.set_modified(now);
+        }
+    }
+
+    /// Stops using the cache, and warns once.
+    fn turn_off(&self, error: &io::Error) {
+        if !self.off.swap(true, Ordering::Relaxed) {
+            let folder = self.config.folder.display();
+            log::warn!("the disk cache in {folder} is not used any more by this process: {error}");
+        }
+    }
+
+    fn correct(&self) {
+        let now_s = self.now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        if let Err(error) = self.folder.correct(now_s) {
+            log::warn!("the files of the disk cache in {} cannot be counted: {error}", self.config.folder.display());
+        }
+    }
+
+    /// Writes what is queued, until the cache is dropped.
+    fn write_all(&self, queue: &Receiver<Write>) {
+        for write in queue {
+            if self.off.load(Ordering::Relaxed) {
+                continue;
+            }
+            let (key, bytes) = (&write.key, write.bytes.as_slice());
+            if write.checksum.is_some_and(|expected| mismatch(expected, bytes).is_some()) {
+                continue;
+            }
+            match self.write(key, bytes) {
+                Ok(Written::Published) => {
+                    self.counters.cache_admitted.fetch_add(1, Ordering::Relaxed);
+                    self.counters.cache_admitted_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                }
+                Ok(Written::Existed) => {}
+                Ok(Written::Full) => self.full(),
+                Err(error) if is_full(&error) => self.full(),
+                Err(error) if is_transient(&error) => self.dropped(),
+                Err(error) => self.turn_off(&error),
+            }
+            drop(write.queued);
+        }
+    }
+
+    fn write(&self, key: &EntryKey, bytes: &[u8]) -> io::Result<Written> {
+        let size = disk_bytes(key.file_bytes());
+        if self.folder.free_bytes()? < size.saturating_add(self.config.min_free_bytes) {
+            return Ok(Written::Full);
+        }
+        let written = self.folder.write(key, bytes, self.config.max_bytes)?;
+        if written == Written::Full && self.evict(size)? > 0 {
+            return self.folder.write(key, bytes, self.config.max_bytes);
+        }
+        Ok(written)
+    }
+
+    /// Makes space for a file of this size, and for some more. Returns the number of entries that were evicted.
+    fn evict(&self, size: u64) -> io::Result<u64> {
+        {
+            let mut at = self.evicted_at.lock().expect("no holder of this lock panics");
+            if at.is_some_and(|at| at.elapsed() < EVICT_EVERY) {
+                return Ok(0);
+            }
+            *at = Some(Instant::now());
+        }
+        let max_bytes = self.config.max_bytes;
+        let now_s = seconds(self.now());
+        let before_s = seconds(self.now() - self.config.ttl.min(Duration::from_secs(u32::MAX.into())));
+        let target = max_bytes.saturating_sub(size.max(max_bytes / 16));
+        let evicted = self.folder.evict(target, max_bytes, before_s, now_s)?;
+        self.counters.cache_evicted.fetch_add(evicted, Ordering::Relaxed);
+        Ok(evicted)
+    }
+
+    /// Records that an entry did not fit.
+    fn full(&self) {
+        let pause_ms = u64::try_from(FULL_PAUSE.as_millis()).unwrap_or(u64::MAX);
+        self.full_until_ms.store(self.now_ms() + pause_ms, Ordering::Relaxed);
+        self.dropped();
+    }
+
+    fn dropped(&self) {
+        self.counters.cache_dropped.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether a later write may succeed.
+fn is_transient(error: &io::Error) -> bool {
+    use io::ErrorKind::{AlreadyExists, Interrupted, IsADirectory, NotADirectory, TimedOut, WouldBlock};
+    matches!(error.kind(), AlreadyExists | Interrupted | IsADirectory | NotADirectory | TimedOut | WouldBlock)
+}
+
+/// Seconds since 1970.
+fn seconds(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,273 @@
+//! The folder of a cache: where files are, who may use it, and how they are written and deleted within the shared count. Does not
+//! decide what is kept.
+
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, OFlags, flock, statvfs};
+use rustix::process::geteuid;
+
+use super::entry::EntryKey;
+use super::usage::{Counts, Usage, disk_bytes};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::id::unique_id;
+
+/// The subfolder of this version of the format. A later one has its own.
+const FORMAT: &str = "v1";
+/// Subfolder of `FORMAT` with the files that are being written.
+const WRITING: &str = "writing";
+const USAGE: &str = "usage";
+
+/// What became of a file to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// It is in the folder.
+    Published,
+    /// Another process or thread has written it.
+    Existed,
+    /// It does not fit.
+    Full,
+}
+
+/// The folder of a cache.
+#[derive(Debug)]
+pub struct CacheFolder {
+    path: PathBuf,
+    pub(super) usage: Usage,
+}
+
+impl CacheFolder {
+    /// The cache in `folder`, which is created if it does not exist.
+    ///
+    /// # Errors
+    /// `Config` if the folder belongs to another user, others may write to it, or it is on a network file system; `Io` if it
+    /// cannot be created.
+    pub fn create(folder: &Path) -> Result<Self> {
+        Self::check_link(folder)?;
+        let failed = |source: io::Error| {
+            let message = format!("the cache folder cannot be created: {source}");
+            refusal(ErrorKind::Io, folder, &message).with_source(source)
+        };
+        private_folder().recursive(true).create(folder).map_err(failed)?;
+        let path = folder.join(FORMAT);
+        let is_new = private_folder().create(&path).is_ok();
+        private_folder().recursive(true).create(path.join(WRITING)).map_err(failed)?;
+        let cache = Self::open(folder)?;
+        if is_new {
+            // Nothing was admitted yet: the count was unknown.
+            cache.usage.change(|counts| Ok(counts.used = counts.used.min(0))).map_err(failed)?;
+        }
+        Ok(cache)
+    }
+
+    /// The cache in `folder`, which must exist.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and `NotFound`.
+    pub fn open(folder: &Path) -> Result<Self> {
+        Self::check_link(folder)?;
+        let path = folder.join(FORMAT);
+        let missing = |source: io::Error| {
+            let message = format!("there is no cache in this folder: {source}");
+            refusal(ErrorKind::NotFound, folder, &message).with_source(source)
+        };
+        check_owner(folder, &fs::metadata(folder).map_err(missing)?)?;
+        for path in [&path, &path.join(WRITING)] {
+            check_owner(path, &fs::symlink_metadata(path).map_err(missing)?)?;
+        }
+        check_file_system(&path)?;
+        let usage = Usage::new(path.join(USAGE));
+        let counts = usage.counts();
+        counts.map_err(|source| {
+            let message = format!("the cache folder cannot be written to, or has no locks: {source}");
+            refusal(ErrorKind::Io, folder, &message).with_source(source)
+        })?;
+        Ok(Self { path, usage })
+    }
+
+    /// Refuses a symbolic link that another user may change.
+    fn check_link(folder: &Path) -> Result<()> {
+        match fs::symlink_metadata(folder) {
+            Ok(found) if found.is_symlink() && found.uid() != geteuid().as_raw() => {
+                Err(refusal(ErrorKind::Config, folder, "the cache folder is a symbolic link of another user"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Path of the file with this name.
+    pub(super) fn path_of(&self, name: &str) -> PathBuf {
+        let (folder, rest) = name.split_at(2);
+        self.path.join(folder).join(rest)
+    }
+
+    /// The folders with files.
+    pub(super) fn folders(&self) -> impl Iterator<Item = PathBuf> + use<> {
+        let path = self.path.clone();
+        (0..=u8::MAX).map(move |number| path.join(format!("{number:02x}")))
+    }
+
+    /// Accounted bytes of all files; `None` if they are not known before a scan.
+    pub(super) fn used_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(Some(self.usage.counts()?.used).filter(|used| *used != u64::MAX))
+    }
+
+    /// Bytes that the file system can still take; `u64::MAX` if unknown.
+    pub(super) fn free_bytes(&self) -> io::Result<u64> {
+        let space = statvfs(&self.path)?;
+        Ok(if space.f_blocks == 0 { u64::MAX } else { space.f_bavail.saturating_mul(space.f_frsize) })
+    }
+
+    /// Writes the file of an entry if all files have at most `max_bytes` then.
+    pub(super) fn write(&self, key: &EntryKey, bytes: &[u8], max_bytes: u64) -> io::Result<Written> {
+        let target = self.path_of(&key.name());
+        if fs::symlink_metadata(&target).is_ok() {
+            return Ok(Written::Existed);
+        }
+        let temporary = Temporary::create(self.path.join(WRITING).join(unique_id()))?;
+        let (length, size) = (key.file_bytes(), disk_bytes(key.file_bytes()));
+        let reserved = self.usage.change(|counts| {
+            if !counts.reserve(size, max_bytes) {
+                return Ok(false);
+            }
+            // Its length says what is reserved, to a process that finds the file of a killed one.
+            temporary.file.set_len(length).inspect_err(|_| counts.release(size)).map(|()| true)
+        });
+        if !matches!(reserved, Ok(true)) {
+            temporary.delete();
+            return reserved.map(|_| Written::Full);
+        }
+        let published = self.publish(&temporary, key, bytes, &target);
+        if !matches!(published, Ok(Written::Published)) {
+            self.usage.change(|counts| {
+                temporary.delete();
+                counts.release(size);
+                Ok(())
+            })?;
+        }
+        published
+    }
+
+    fn publish(&self, temporary: &Temporary, key: &EntryKey, bytes: &[u8], target: &Path) -> io::Result<Written> {
+        temporary.file.write_all_at(bytes, 0)?;
+        temporary.file.write_all_at(&key.trailer(bytes), bytes.len() as u64)?;
+        let folder = target.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        match private_folder().create(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        self.usage.change(|counts| {
+            if fs::symlink_metadata(target).is_ok() {
+                return Ok(Written::Existed);
+            }
+            fs::rename(&temporary.path, target)?;
+            counts.published = counts.published.wrapping_add(disk_bytes(key.file_bytes()));
+            Ok(Written::Published)
+        })
+    }
+
+    /// Deletes a file, which should have `length` bytes. Succeeds if it does not exist. Follows no symbolic link.
+    pub(super) fn remove(&self, path: &Path, length: u64) -> io::Result<()> {
+        self.usage.change(|counts| match fs::remove_file(path) {
+            Ok(()) => {
+                counts.release(disk_bytes(length));
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        })
+    }
+
+    /// Deletes the temporary files of processes that were killed.
+    pub(super) fn sweep(&self) -> io::Result<()> {
+        for found in fs::read_dir(self.path.join(WRITING))? {
+            let path = found?.path();
+            let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
+            let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(&path) else { continue };
+            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                self.remove(&path, file.metadata()?.len())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the files that are being written. Called under the lock of the counts.
+    pub(super) fn writing_bytes(&self, _locked: &Counts) -> io::Result<u64> {
+        let mut sum = 0;
+        for found in fs::read_dir(self.path.join(WRITING))? {
+            // It may be published or deleted meanwhile by a process that was refused.
+            sum += found?.metadata().map_or(0, |found| disk_bytes(found.len()));
+        }
+        Ok(sum)
+    }
+}
+
+/// A file that is being written. It is locked until this is dropped: another process deletes an unlocked one.
+struct Temporary {
+    path: PathBuf,
+    file: File,
+}
+
+impl Temporary {
+    fn create(path: PathBuf) -> io::Result<Self> {
+        let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed();
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        // A sweep between the two calls.
+        if file.metadata()?.nlink() == 0 {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        Ok(Self { path, file })
+    }
+
+    /// Deletes the file. It does not exist if the folder was removed.
+    fn delete(&self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn private_folder() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    builder
+}
+
+fn refusal(kind: ErrorKind, folder: &Path, message: &str) -> Error {
+    Error::new(kind, Operation::Connect, format!("file://{}", folder.display()), message)
+}
+
+/// Refuses a folder to which another user may write: its files would be returned as objects.
+fn check_owner(folder: &Path, found: &Metadata) -> Result<()> {
+    let refuse = |message: &str| Err(refusal(ErrorKind::Config, folder, message));
+    if !found.is_dir() {
+        return refuse("the cache folder must be a folder, and no symbolic link");
+    }
+    if found.uid() != geteuid().as_raw() {
+        return refuse("the cache folder belongs to another user: each user needs a folder of their own");
+    }
+    if found.mode() & 0o022 != 0 {
+        return refuse("other users may write to the cache folder: run `chmod 700` on it, or name another folder");
+    }
+    Ok(())
+}
+
+/// Refuses network file systems: their locks and reads wait for a server, and several machines would share the count.
+#[cfg(target_os = "linux")]
+fn check_file_system(folder: &Path) -> Result<()> {
+    /// Magic numbers of statfs(2): NFS, SMB, SMB2, CIFS, Lustre, Ceph, BeeGFS and 9P.
+    const NETWORK: [u32; 8] =
+        [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0bd0_0bd0, 0x00c3_6400, 0x1983_0326, 0x0102_1997];
+    let kind = rustix::fs::statfs(folder).map_or(0, |found| found.f_type as u32);
+    if NETWORK.contains(&kind) {
+        let message = "the cache folder is on a network file system: name a folder of a local disk";
+        return Err(refusal(ErrorKind::Config, folder, message));
+    }
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn check_file_system(_: &Path) -> Result<()> {
+    Ok(())
+}

@@ -1,0 +1,501 @@
+//! Reads through a cache: right bytes whatever happens to its files, no requests for what it has, and never too many bytes.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+use super::*;
+use crate::client::Client;
+use crate::error::{ErrorKind, Operation, Result};
+use crate::faulty_store::{Fault, FaultyStore};
+use crate::memory::MemoryStore;
+use crate::policy::Policy;
+use crate::read::ReadRequest;
+use crate::test_folder::TestFolder;
+use crate::types::{ByteRange, PutOptions, Version};
+
+const KIB: usize = 1 << 10;
+
+fn random_bytes(size: usize, seed: u64) -> Bytes {
+    let mut bytes = vec![0; size];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes.into()
+}
+
+fn config(folder: &TestFolder) -> CacheConfig {
+    CacheConfig {
+        folder: folder.0.join("cache"),
+        max_bytes: 1 << 30,
+        min_free_bytes: 0,
+        max_object_bytes: 64 << 20,
+        ttl: Duration::from_secs(86_400),
+        admit: true,
+    }
+}
+
+/// A cached store, of which requests are counted.
+struct Bench {
+    client: Arc<Client>,
+    store: Arc<FaultyStore>,
+    cache: Arc<DiskCache>,
+    config: CacheConfig,
+}
+
+impl Bench {
+    fn new(config: CacheConfig) -> Self {
+        Self::over(Arc::new(MemoryStore::new("cached")), "", config)
+    }
+
+    fn over(memory: Arc<MemoryStore>, identity: &str, config: CacheConfig) -> Self {
+        let store = Arc::new(FaultyStore::new(memory).at(identity));
+        let cache = Arc::new(DiskCache::open(config.clone()).unwrap());
+        let cached = CachedStore::new(store.clone(), cache.clone());
+        let policy = Policy { part_bytes: 1 << 20, whole_below_bytes: 2 << 20, hedge: false, ..Policy::default() };
+        Self { client: Arc::new(Client::new(Arc::new(cached), policy)), store, cache, config }
+    }
+
+    async fn put(&self, key: &str, body: &Bytes) -> Version {
+        self.client.put(key, body.clone().into(), &PutOptions::default()).await.unwrap()
+    }
+
+    /// Reads a range, with the size and version of a listing.
+    async fn get(&self, key: &str, body: &Bytes, version: &Version, range: Option<ByteRange>) -> Result<Vec<u8>> {
+        let (size, version) = (Some(body.len() as u64), Some(version.clone()));
+        let read = ReadRequest { range, size, version, ..ReadRequest::whole(key) };
+        Ok(self.client.get(read).await?.buffer.as_slice().to_vec())
+    }
+
+    async fn whole(&self, key: &str, body: &Bytes, version: &Version) -> u64 {
+        let before = self.gets();
+        assert!(self.get(key, body, version, None).await.unwrap() == *body, "{key}");
+        self.written();
+        self.gets() - before
+    }
+
+    /// Number of GET requests so far.
+    fn gets(&self) -> u64 {
+        self.client.metrics().snapshot().first_byte.number()
+    }
+
+    fn values(&self) -> CacheValues {
+        let mut values = CacheValues::default();
+        self.cache.add_to(&mut values);
+        values
+    }
+
+    /// Waits until what is queued is written.
+    fn written(&self) {
+        while self.values().cache_pending > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    fn folder(&self) -> CacheFolder {
+        CacheFolder::open(&self.config.folder).unwrap()
+    }
+
+    /// Waits for the count of a new folder.
+    fn counted(self) -> Self {
+        while self.folder().used_bytes().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        self
+    }
+
+    /// The files of entries.
+    fn files(&self) -> Vec<PathBuf> {
+        let folders = self.folder().folders().filter_map(|folder| fs::read_dir(folder).ok());
+        let mut files: Vec<_> = folders.flatten().map(|file| file.unwrap().path()).collect();
+        files.sort();
+        files
+    }
+
+    /// Bytes on the disk by `st_blocks`.
+    fn disk_usage(&self) -> u64 {
+        self.files().iter().map(|path| fs::metadata(path).unwrap().blocks() * 512).sum()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_second_read_sends_no_request_also_in_another_process() {
+    let folder = TestFolder::new();
+    let memory = Arc::new(MemoryStore::new("cached"));
+    let bench = Bench::over(memory.clone(), "e", config(&folder)).counted();
+    let sizes = [0, 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 110 * KIB, 1 << 20, 5 << 20, (5 << 20) + 7];
+    let mut objects = Vec::new();
+    for (number, size) in sizes.into_iter().enumerate() {
+        let (key, body) = (format!("{number}"), random_bytes(size, number as u64));
+        let version = bench.put(&key, &body).await;
+        assert!(bench.whole(&key, &body, &version).await >= 1);
+        objects.push((key, body, version));
+    }
+    let values = bench.values();
+    assert_eq!((values.cache_damaged, values.cache_dropped), (0, 0));
+    for bench in [&bench, &Bench::over(memory.clone(), "e", config(&folder))] {
+        for (key, body, version) in &objects {
+            assert_eq!(bench.whole(key, body, version).await, 0, "{key}");
+        }
+        let found = bench.client.metrics().snapshot();
+        assert_eq!(found.cache_hit_bytes, sizes.iter().sum::<usize>() as u64);
+    }
+    assert_eq!(bench.folder().used_bytes().unwrap(), Some(bench.disk_usage()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_are_read_from_the_whole_object_and_from_themselves() {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let body = random_bytes(300 * KIB + 5, 3);
+    let version = bench.put("whole", &body).await;
+    bench.whole("whole", &body, &version).await;
+    let other = bench.put("parts", &body).await;
+    let mut random = fastrand::Rng::with_seed(5);
+    for round in 0..300 {
+        let start = random.usize(..body.len());
+        let range = start..(start + random.usize(1..=200 * KIB)).min(body.len());
+        let asked = || Some(ByteRange::Bounded(range.start as u64..range.end as u64));
+        for (key, version) in [("whole", &version), ("parts", &other), ("parts", &other)] {
+            assert!(bench.get(key, &body, version, asked()).await.unwrap() == body[range.clone()], "{round} {range:?}");
+            bench.written();
+        }
+    }
+    // One of the whole object, and one of each range.
+    let gets = bench.gets();
+    assert!((250..=301).contains(&gets), "{gets}");
+    for suffix in [1, 70_000, 400_000] {
+        let read = bench.get("whole", &body, &version, Some(ByteRange::Suffix(suffix))).await.unwrap();
+        assert!(read == body[body.len().saturating_sub(suffix as usize)..]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_without_a_version_of_a_listing_are_not_cached() {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let body = random_bytes(5 << 20, 1);
+    let version = bench.put("k", &body).await;
+    for _ in 0..2 {
+        let read = bench.client.get(ReadRequest::whole("k")).await.unwrap();
+        assert!(read.buffer.as_slice() == &body[..] && read.version == Some(version.clone()));
+        // A reader of a file names the version of its first chunk afterwards.
+        let range = Some(ByteRange::Bounded(5..1000));
+        let next = ReadRequest { range, size: Some(read.size), version: read.version, ..ReadRequest::whole("k") };
+        assert!(bench.client.get(next).await.unwrap().buffer.as_slice() == &body[5..1000]);
+    }
+    bench.written();
+    assert_eq!(bench.files().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_version_or_endpoint_is_another_entry() {
+    let folder = TestFolder::new();
+    let benches = ["one", "two"]
+        .map(|identity| Bench::over(Arc::new(MemoryStore::new("cached")), identity, config(&folder)).counted());
+    let bodies = [1, 2, 3].map(|seed| random_bytes(1000, seed));
+    // Both stores are new: their URLs, versions and lengths are equal.
+    let mut versions = Vec::new();
+    for (bench, body) in benches.iter().zip(&bodies) {
+        versions.push(bench.put("k", body).await);
+        bench.whole("k", body, &versions[0]).await;
+    }
+    assert_eq!(versions[0], versions[1]);
+    for (bench, body) in benches.iter().zip(&bodies) {
+        assert_eq!(bench.whole("k", body, &versions[0]).await, 0);
+    }
+    let replaced = benches[0].put("k", &bodies[2]).await;
+    assert_eq!(benches[0].whole("k", &bodies[2], &replaced).await, 1);
+    // The version of a listing is read although the object was replaced.
+    assert_eq!(benches[0].whole("k", &bodies[0], &versions[0]).await, 0);
+}
+
+/// Damages a file: cuts it, appends to it, changes a bit, exchanges it with another one, replaces it, or deletes it.
+fn damage(path: &PathBuf, other: &PathBuf, random: &mut fastrand::Rng) {
+    let length = fs::metadata(path).unwrap().len();
+    let file = fs::OpenOptions::new().write(true).read(true).open(path).unwrap();
+    match random.u8(..8) {
+        0 => file.set_len(random.u64(..length)).unwrap(),
+        1 => file.set_len(length + random.u64(1..5000)).unwrap(),
+        2 => fs::rename(other, path).unwrap(),
+        3 => {
+            fs::copy(other, path).unwrap();
+        }
+        4 => {
+            fs::remove_file(path).unwrap();
+            symlink("/etc/passwd", path).unwrap();
+        }
+        5 => fs::remove_file(path).unwrap(),
+        6 => {
+            let at = random.u64(..length);
+            file.write_all_at(&vec![0; (length - at).min(70_000) as usize], at).unwrap();
+        }
+        _ => {
+            let (at, mut byte) = (random.u64(..length), [0]);
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 1 << random.u8(..8)], at).unwrap();
+        }
+    }
+}
+
+async fn bytes_are_right_through_damage(rounds: usize) {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let mut random = fastrand::Rng::with_seed(17);
+    let mut objects = Vec::new();
+    for number in 0..8 {
+        let (key, body) = (format!("{number}"), random_bytes(random.usize(1..300 * KIB), number));
+        let version = bench.put(&key, &body).await;
+        bench.whole(&key, &body, &version).await;
+        objects.push((key, body, version));
+    }
+    for round in 0..rounds {
+        let files = bench.files();
+        let [one, other] = [random.usize(..files.len()), random.usize(..files.len())];
+        if one != other {
+            damage(&files[one], &files[other], &mut random);
+        }
+        for (key, body, version) in &objects {
+            let start = random.u64(..body.len() as u64);
+            let range = start..random.u64(start + 1..=body.len() as u64);
+            let [from, to] = [range.start, range.end].map(|at| at as usize);
+            let read = bench.get(key, body, version, Some(ByteRange::Bounded(range))).await.unwrap();
+            assert!(read == body[from..to], "round {round}");
+            bench.whole(key, body, version).await;
+        }
+    }
+    assert_eq!(bench.client.metrics().snapshot().retries, 0);
+    assert!(bench.values().cache_damaged > 0);
+    // What was damaged is deleted and written again, and the count is at least what there is.
+    for (key, body, version) in &objects {
+        assert_eq!(bench.whole(key, body, version).await, 0);
+    }
+    assert!(bench.folder().used_bytes().unwrap().unwrap() >= bench.disk_usage());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_files_never_change_what_is_read() {
+    bytes_are_right_through_damage(60).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute: `make matrix`"]
+async fn a_thousand_damaged_files_never_change_what_is_read() {
+    bytes_are_right_through_damage(1000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_of_the_data_fits_and_stays() {
+    let folder = TestFolder::new();
+    let body = random_bytes(10 * KIB, 1);
+    let page_bytes = 12 * KIB as u64;
+    let bench = Bench::new(CacheConfig { max_bytes: 50 * page_bytes + 100, ..config(&folder) }).counted();
+    let mut versions = Vec::new();
+    for number in 0..100 {
+        versions.push(bench.put(&number.to_string(), &body).await);
+    }
+    let mut order: Vec<_> = (0..100).collect();
+    for epoch in 0..4 {
+        fastrand::Rng::with_seed(epoch).shuffle(&mut order);
+        let before = bench.gets();
+        for number in &order {
+            bench.whole(&number.to_string(), &body, &versions[*number]).await;
+            assert!(bench.disk_usage() <= bench.config.max_bytes);
+        }
+        assert_eq!(bench.gets() - before, if epoch == 0 { 100 } else { 50 });
+    }
+    assert_eq!(bench.folder().used_bytes().unwrap(), Some(50 * page_bytes));
+    assert_eq!(bench.values().cache_evicted, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_that_were_not_read_for_the_ttl_make_room_the_oldest_first() {
+    let folder = TestFolder::new();
+    let body = random_bytes(10 * KIB, 1);
+    let bench = Bench::new(CacheConfig { max_bytes: 10 * 12 * KIB as u64, ..config(&folder) }).counted();
+    let mut versions = Vec::new();
+    for number in 0..11 {
+        versions.push(bench.put(&number.to_string(), &body).await);
+        if number < 10 {
+            bench.whole(&number.to_string(), &body, &versions[number]).await;
+        }
+    }
+    let files = bench.files();
+    let set = |path: &PathBuf, age: i64| {
+        let now = SystemTime::now();
+        let (past, future) = (Duration::from_secs(age.unsigned_abs()), age < 0);
+        let time = if future { now + past } else { now - past };
+        fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+    };
+    let day = 86_400;
+    [3 * day, 2 * day, 5 * day, day / 2, -9 * day].into_iter().zip(&files).for_each(|(age, path)| set(path, age));
+    assert_eq!(bench.whole("10", &body, &versions[10]).await, 1);
+    assert_eq!(bench.values().cache_evicted, 1);
+    let left = bench.files();
+    assert!(!left.contains(&files[2]) && left.len() == 10, "the oldest made room");
+    let age = fs::metadata(&files[4]).unwrap().modified().unwrap().elapsed();
+    assert!(age.is_ok(), "a time in the future is set to now");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lower_maximum_deletes_entries() {
+    let folder = TestFolder::new();
+    let body = random_bytes(10 * KIB, 1);
+    let bench = Bench::new(config(&folder)).counted();
+    let mut versions = Vec::new();
+    for number in 0..20 {
+        versions.push(bench.put(&number.to_string(), &body).await);
+        bench.whole(&number.to_string(), &body, &versions[number]).await;
+    }
+    let lower = CacheConfig { max_bytes: 5 * 12 * KIB as u64, ..config(&folder) };
+    let lower = Bench { store: bench.store.clone(), ..Bench::over(Arc::new(MemoryStore::new("cached")), "", lower) };
+    let version = lower.put("other", &body).await;
+    lower.whole("other", &body, &version).await;
+    assert!(lower.disk_usage() <= lower.config.max_bytes, "{}", lower.disk_usage());
+    assert_eq!(lower.folder().used_bytes().unwrap(), Some(lower.disk_usage()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_too_large_or_not_to_be_admitted_passes_through() {
+    let folder = TestFolder::new();
+    for config in [
+        CacheConfig { max_bytes: 100, ..config(&folder) },
+        CacheConfig { max_object_bytes: 100, ..config(&folder) },
+        CacheConfig { admit: false, ..config(&folder) },
+        CacheConfig { min_free_bytes: u64::MAX, ..config(&folder) },
+    ] {
+        let bench = Bench::new(config).counted();
+        let body = random_bytes(1000, 1);
+        let version = bench.put("k", &body).await;
+        for _ in 0..2 {
+            assert_eq!(bench.whole("k", &body, &version).await, 1);
+        }
+        assert_eq!(bench.files().len(), 0);
+    }
+    let bench = Bench::new(config(&folder));
+    let body = random_bytes(1000, 1);
+    let version = bench.put("k", &body).await;
+    bench.whole("k", &body, &version).await;
+    let frozen = Bench::new(CacheConfig { admit: false, ..config(&folder) });
+    assert_eq!(frozen.whole("k", &body, &version).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_breaks_off_is_not_admitted() {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let body = random_bytes(100 * KIB, 1);
+    let version = bench.put("k", &body).await;
+    bench.store.script(Operation::Get, [Fault::CutBody(70_000)]);
+    assert_eq!(bench.whole("k", &body, &version).await, 2);
+    assert!(bench.whole("k", &body, &version).await <= 1);
+    assert_eq!(bench.whole("k", &body, &version).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_is_removed_or_read_only_ends_the_cache_and_not_the_reads() {
+    for removed in [true, false] {
+        let folder = TestFolder::new();
+        let bench = Bench::new(config(&folder)).counted();
+        let body = random_bytes(1000, 1);
+        let path = bench.config.folder.clone();
+        for number in 0..20 {
+            if number == 10 && removed {
+                fs::remove_dir_all(&path).unwrap();
+            } else if number == 10 {
+                // Root may write to any folder: a file in place of a folder is refused to all users.
+                fs::remove_dir_all(path.join("v1/writing")).unwrap();
+                fs::write(path.join("v1/writing"), "").unwrap();
+            }
+            let version = bench.put(&number.to_string(), &body).await;
+            assert_eq!(bench.whole(&number.to_string(), &body, &version).await, 1);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_temporary_file_of_a_killed_process_is_deleted_and_its_bytes_are_subtracted() {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let body = random_bytes(1000, 1);
+    let version = bench.put("k", &body).await;
+    bench.whole("k", &body, &version).await;
+    let used = bench.folder().used_bytes().unwrap().unwrap();
+    let left = bench.config.folder.join("v1/writing/left");
+    fs::File::create(&left).unwrap().set_len(9000).unwrap();
+    bench.folder().usage.change(|counts| Ok(counts.used += 12 * KIB as u64)).unwrap();
+    bench.folder().correct(0).unwrap();
+    assert!(!left.exists());
+    assert_eq!(bench.folder().used_bytes().unwrap(), Some(used));
+    // A count that is too high, or lost.
+    for damage in
+        [|counts: &mut usage::Counts| counts.used += 50_000, |counts: &mut usage::Counts| counts.used = u64::MAX]
+    {
+        bench
+            .folder()
+            .usage
+            .change(|counts| {
+                damage(counts);
+                counts.scanned_s = 0;
+                Ok(())
+            })
+            .unwrap();
+        bench.folder().correct(1 << 40).unwrap();
+        assert_eq!(bench.folder().used_bytes().unwrap(), Some(used));
+    }
+}
+
+#[test]
+fn a_folder_to_which_others_may_write_is_refused() {
+    let folder = TestFolder::new();
+    let refused = |path: &PathBuf| {
+        let error = CacheFolder::create(path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        error.to_string()
+    };
+    let shared = folder.0.join("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o770)).unwrap();
+    assert!(refused(&shared).contains("other users may write to the cache folder"));
+    let own = folder.0.join("a/b");
+    CacheFolder::create(&own).unwrap();
+    assert_eq!(fs::metadata(&own).unwrap().mode() & 0o777, 0o700);
+    fs::remove_dir_all(own.join("v1")).unwrap();
+    symlink(&folder.0, own.join("v1")).unwrap();
+    assert!(refused(&own).contains("symbolic link"));
+    fs::write(folder.0.join("file"), "").unwrap();
+    assert!(CacheFolder::create(&folder.0.join("file")).is_err());
+    assert_eq!(CacheFolder::open(&folder.0.join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_are_listed_verified_and_removed() {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let body = random_bytes(100 * KIB, 1);
+    for key in ["a", "b"] {
+        let version = bench.put(key, &body).await;
+        bench.whole(key, &body, &version).await;
+    }
+    let files = bench.files();
+    let file = fs::OpenOptions::new().write(true).open(&files[0]).unwrap();
+    file.write_all_at(b"x", 70_000).unwrap();
+    let mut entries = bench.folder().entries();
+    let (mut urls, mut intact) = (Vec::new(), Vec::new());
+    while let Some(entry) = entries.next() {
+        let entry = entry.unwrap();
+        intact.push(entries.is_intact(&entry));
+        let (url, start, end, size) = entry.object.clone().unwrap();
+        assert_eq!((start, end, size, entry.disk_bytes), (0, body.len() as u64, body.len() as u64, 104 * KIB as u64));
+        urls.push(url);
+        entries.remove(&entry).unwrap();
+    }
+    urls.sort();
+    assert_eq!(
+        (urls, intact),
+        (vec!["memory://cached/a".to_owned(), "memory://cached/b".to_owned()], vec![false, true])
+    );
+    assert_eq!(bench.folder().used_bytes().unwrap(), Some(0));
+}

@@ -1,0 +1,168 @@
+//! The count of the bytes of a folder, which its processes share: a small file that is changed under its lock. Reads of the cache
+//! need neither.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Error};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+
+use super::entry::crc;
+use crate::fork;
+
+/// Time after which a change is given up: a process that was stopped holds the lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const RECHECK_EVERY: Duration = Duration::from_millis(1);
+
+/// A file takes whole pages of the disk.
+const PAGE_BYTES: u64 = 4 << 10;
+
+/// Bytes on the disk of a file of `length` bytes. Depends on its length only, so that what is added is subtracted again;
+/// a file system that compresses allocates less.
+pub(super) fn disk_bytes(length: u64) -> u64 {
+    length.next_multiple_of(PAGE_BYTES)
+}
+
+/// The counts of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Bytes of all files, temporary ones included; never too low. `u64::MAX` if unknown.
+    pub(super) used: u64,
+    /// Sum of the bytes of all files that were ever published, modulo 2^64.
+    pub(super) published: u64,
+    /// When the last scan ended, in seconds since 1970.
+    pub(super) scanned_s: u64,
+}
+
+impl Counts {
+    const UNKNOWN: Self = Self { used: u64::MAX, published: 0, scanned_s: 0 };
+    const BYTES: usize = 28;
+
+    fn encode(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        for (number, to) in [self.used, self.published, self.scanned_s].into_iter().zip(bytes.chunks_exact_mut(8)) {
+            to.copy_from_slice(&number.to_le_bytes());
+        }
+        let sum = crc(&bytes[..24]);
+        bytes[24..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let found = Self { used: number(0), published: number(8), scanned_s: number(16) };
+        (found.encode() == *bytes).then_some(found)
+    }
+
+    /// Adds the bytes of a file that is about to be written. Returns whether they fit.
+    pub(super) fn reserve(&mut self, bytes: u64, max_bytes: u64) -> bool {
+        let fits = self.used.checked_add(bytes).is_some_and(|used| used <= max_bytes);
+        if fits {
+            self.used += bytes;
+        }
+        fits
+    }
+
+    /// Subtracts the bytes of a file that was deleted.
+    pub(super) fn release(&mut self, bytes: u64) {
+        if self.used != u64::MAX {
+            self.used = self.used.saturating_sub(bytes);
+        }
+    }
+}
+
+/// The file with the counts of a folder.
+#[derive(Debug)]
+pub(super) struct Usage(PathBuf);
+
+impl Usage {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    /// The counts at this moment.
+    pub(super) fn counts(&self) -> io::Result<Counts> {
+        self.change(|counts| Ok(*counts))
+    }
+
+    /// Calls `change` with the counts, under the lock, and stores them, also after an error. `change` must be short: it may
+    /// rename or delete one file.
+    ///
+    /// # Errors
+    /// Those of `change`; `TimedOut` if another process holds the lock for 2 s.
+    pub(super) fn change<T>(&self, mut change: impl FnMut(&mut Counts) -> io::Result<T>) -> io::Result<T> {
+        let until = Instant::now() + LOCK_TIMEOUT;
+        loop {
+            {
+                // A child that is forked meanwhile would have a copy of the descriptor, which keeps the lock.
+                let _inside = fork::enter();
+                let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed();
+                let mut options = OpenOptions::new();
+                options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
+                let file = options.open(&self.0)?;
+                match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                    Ok(()) => return Self::change_locked(&file, &mut change),
+                    Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if Instant::now() > until {
+                return Err(Error::new(io::ErrorKind::TimedOut, "another process holds the lock of the cache"));
+            }
+            std::thread::sleep(RECHECK_EVERY);
+        }
+    }
+
+    fn change_locked<T>(file: &File, change: &mut impl FnMut(&mut Counts) -> io::Result<T>) -> io::Result<T> {
+        let mut bytes = [0; Counts::BYTES];
+        let found = file.read_exact_at(&mut bytes, 0).ok().and_then(|()| Counts::decode(&bytes));
+        let before = found.unwrap_or(Counts::UNKNOWN);
+        let mut counts = before;
+        let result = change(&mut counts);
+        if found != Some(counts) {
+            file.write_all_at(&counts.encode(), 0)?;
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_folder::TestFolder;
+
+    #[test]
+    fn reservations_never_exceed_the_maximum_and_an_unknown_count_is_full() {
+        let folder = TestFolder::new();
+        let usage = Usage::new(folder.0.join("usage"));
+        assert_eq!(usage.counts().unwrap(), Counts::UNKNOWN);
+        assert!(!usage.change(|counts| Ok(counts.reserve(1, u64::MAX - 1))).unwrap());
+        usage.change(|counts| Ok(counts.used = 0)).unwrap();
+        let fits = std::thread::scope(|scope| {
+            let reserve = || (0..100).filter(|_| usage.change(|counts| Ok(counts.reserve(10, 995))).unwrap()).count();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(reserve)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>()
+        });
+        assert_eq!((fits, usage.counts().unwrap().used), (99, 990));
+        usage.change(|counts| Ok(counts.release(2000))).unwrap();
+        assert_eq!(usage.counts().unwrap().used, 0);
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_unknown_count() {
+        let folder = TestFolder::new();
+        let usage = Usage::new(folder.0.join("usage"));
+        usage.change(|counts| Ok(counts.used = 5)).unwrap();
+        let good = std::fs::read(&usage.0).unwrap();
+        for bit in 0..good.len() * 8 {
+            let mut damaged = good.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&usage.0, damaged).unwrap();
+            assert_eq!(usage.counts().unwrap(), Counts::UNKNOWN);
+        }
+        std::fs::write(&usage.0, &good[..20]).unwrap();
+        assert_eq!(usage.counts().unwrap(), Counts::UNKNOWN);
+    }
+}

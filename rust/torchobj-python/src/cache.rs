@@ -1,0 +1,70 @@
+//! The files of a disk cache, for the command line.
+
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use torchobj_core::cache::{CacheEntry, CacheFolder};
+
+use crate::error::OrRaise;
+
+/// The URL of an object, the start and the end of the bytes that a file has, and the size of the object.
+type Object = (String, u64, u64, u64);
+
+/// Iterator over the files of a disk cache: object, bytes on the disk, time of the last read in seconds since 1970, and whether the
+/// file is intact. The object is a tuple of URL, start, end and size, or None if the file is damaged.
+///
+/// Args:
+///     folder: The folder of the cache.
+///     verify: Whether all bytes are compared with their checksums, instead of those at the end.
+///
+/// Raises:
+///     ConfigError: Other users may write to the folder, or it belongs to one.
+///     ObjectNotFoundError: It contains no cache.
+#[pyclass(module = "torchobj._torchobj")]
+pub(crate) struct CacheFiles {
+    entries: torchobj_core::cache::CacheEntries,
+    verify: bool,
+    last: Option<CacheEntry>,
+}
+
+#[pymethods]
+impl CacheFiles {
+    #[new]
+    #[pyo3(signature = (folder, verify=false))]
+    #[expect(clippy::needless_pass_by_value, reason = "an argument of Python")]
+    fn new(py: Python<'_>, folder: PathBuf, verify: bool) -> PyResult<Self> {
+        Ok(Self { entries: CacheFolder::open(&folder).or_raise(py)?.entries(), verify, last: None })
+    }
+
+    /// Returns the accounted bytes of all files; None if they are not counted yet.
+    fn used_bytes(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        Ok(py.detach(|| self.entries.used_bytes())?)
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<(Option<Object>, u64, i64, bool)>> {
+        let (entries, verify) = (&mut self.entries, self.verify);
+        let found = py.detach(|| {
+            let entry = entries.next().transpose()?;
+            let intact = entry.as_ref().is_some_and(|entry| match verify {
+                true => entries.is_intact(entry),
+                false => entry.object.is_some(),
+            });
+            std::io::Result::Ok(entry.map(|entry| (entry, intact)))
+        })?;
+        let Some((entry, intact)) = found else { return Ok(None) };
+        let shown = (entry.object.clone(), entry.disk_bytes, entry.read_s, intact);
+        self.last = Some(entry);
+        Ok(Some(shown))
+    }
+
+    /// Deletes the file that was returned last.
+    fn remove(&mut self, py: Python<'_>) -> PyResult<()> {
+        let entry = self.last.take().ok_or_else(|| PyValueError::new_err("no file was returned"))?;
+        Ok(py.detach(|| self.entries.remove(&entry))?)
+    }
+}

@@ -1,0 +1,327 @@
+"""The disk cache: the second epoch sends no request, whatever happens to its files and processes; checkpoints pass by."""
+
+import contextlib
+import os
+import pickle
+import random
+import shutil
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchobj
+from tests.support import warm_python
+from tests.support.long_tables import GCS_IN_MATRIX
+from torchobj import CacheOptions, _torchobj
+from torchobj.config import config_file
+from torchobj.exceptions import ConfigError
+
+COUNT = 60
+
+
+def body(number):
+    return random.Random(number).randbytes(1000 + 397 * number)
+
+
+def written():
+    """Waits until the files that were admitted are on the disk."""
+    while _torchobj.request_stats()["cache_pending"]:
+        time.sleep(0.001)
+
+
+def options(folder, **settings):
+    return CacheOptions(**{"folder": folder, "max_bytes": 1 << 30, "min_free_bytes": 0, **settings})
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def config(bucket, cache):
+    """The configuration of the bucket, with a cache."""
+    for number in range(COUNT):
+        bucket.write(f"data/k{number:02}", body(number))
+    return bucket.config.replaced(cache=options(cache))
+
+
+@pytest.fixture
+def gets(control):
+    """Returns the number of reads of objects since the last call."""
+
+    def count():
+        number = sum(request.method == "GET" and bool(request.key) for request in control.requests())
+        control.clear_requests()
+        return number
+
+    return count
+
+
+def key_and_bytes(reader):
+    return int(reader.key[-2:]), bytes(reader)
+
+
+def epoch(loader):
+    """Reads an epoch and compares it; returns the number of samples."""
+    samples = [sample for batch in loader for sample in batch]
+    assert sorted(samples) == [(number, body(number)) for number in range(COUNT)]
+    written()
+    return len(samples)
+
+
+def loader_of(bucket, config, **arguments):
+    dataset = torchobj.ObjectMapDataset(f"{bucket.url}/data/", transform=key_and_bytes, config=config)
+    return torchobj.DataLoader(dataset, batch_size=7, shuffle=True, collate_fn=list, **arguments)
+
+
+@pytest.mark.providers("s3", GCS_IN_MATRIX)
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.matrix)])
+def test_the_second_shuffled_epoch_sends_no_request(bucket, config, cache, gets, workers):
+    loader = loader_of(bucket, config, num_workers=workers)
+    gets()
+    epoch(loader)
+    assert gets() == COUNT
+    hits = loader.stats().cache_hits
+    for _ in range(2):
+        epoch(loader)
+    assert gets() == 0
+    stats = loader.stats()
+    assert stats.cache_hits - hits == 2 * COUNT and stats.cache_hit_bytes > 0
+    assert stats.retries == 0 and "the disk cache (" in loader.report()
+    found = torchobj.metrics()
+    assert found["torchobj.cache_admitted"] >= COUNT and found["torchobj.cache_damaged"] == 0
+    counts = {(Path(file).stat().st_mode & 0o777) for file in cache.rglob("*")}
+    assert counts == {0o700, 0o600}
+
+
+def test_half_of_the_data_is_read_from_half_of_the_space(bucket, config, cache, gets):
+    for number in range(200):
+        bucket.write(f"even/{number:03}", bytes([number]) * 10_000)
+    config = config.replaced(cache=options(cache, max_bytes=1 << 20))
+    # 85 files of 12 KiB.
+    dataset = torchobj.ObjectMapDataset(f"{bucket.url}/even/", transform=bytes, config=config)
+    loader = torchobj.DataLoader(dataset, batch_size=20, shuffle=True, collate_fn=list)
+    gets()
+    for number in range(3):
+        assert sum(map(len, loader)) == 200
+        written()
+        assert gets() == (200 - (1 << 20) // (12 << 10) if number else 200)
+    files = [file for file in cache.rglob("*") if file.is_file() and file.name != "usage"]
+    assert sum(file.stat().st_blocks * 512 for file in files) <= 1 << 20
+
+
+def test_other_processes_of_the_host_share_the_cache(bucket, config, cache, gets):
+    epoch(loader_of(bucket, config))
+    gets()
+    child = f"""
+import pickle, torchobj
+config = pickle.loads({pickle.dumps(config)!r})
+dataset = torchobj.ObjectMapDataset({bucket.url + "/data/"!r}, transform=bytes, config=config)
+print(sum(len(dataset[number]) for number in range(len(dataset))), torchobj.metrics()["torchobj.cache_hits"])
+"""
+    total, hits = warm_python.run(["-c", child], check=True).stdout.split()
+    assert (int(total), int(hits)) == (sum(len(body(number)) for number in range(COUNT)), COUNT)
+    assert gets() == 0
+
+
+def test_another_endpoint_does_not_get_the_files_of_the_first(bucket, config, cache, gets):
+    epoch(loader_of(bucket, config))
+    gets()
+    endpoint = config.s3.endpoint_url.replace("127.0.0.1", "localhost")
+    assert endpoint != config.s3.endpoint_url
+    epoch(loader_of(bucket, config.replaced(s3=config.s3.replaced(endpoint_url=endpoint))))
+    assert gets() == COUNT
+
+
+def test_a_replaced_object_is_read_again(bucket, config, cache):
+    epoch(loader_of(bucket, config))
+    bucket.write("data/k07", b"x" * len(body(7)))
+    dataset = torchobj.ObjectMapDataset(f"{bucket.url}/data/", transform=bytes, config=config)
+    assert dataset[7] == b"x" * len(body(7)) and dataset[8] == body(8)
+
+
+def test_get_many_reads_named_versions_from_the_cache(bucket, config, cache, gets):
+    infos = list(torchobj.Store(bucket.url, config=config).list("data/"))
+    refs = [torchobj.ObjectRef(f"{bucket.url}/{info.key}", size=info.size, version=info.version) for info in infos]
+    torchobj.get_many(refs, config=config)
+    written()
+    gets()
+    assert [bytes(found) for found in torchobj.get_many(refs, config=config)] == [body(n) for n in range(COUNT)]
+    assert gets() == 0
+
+
+def test_checkpoints_are_neither_read_from_the_cache_nor_kept_in_it(bucket, config, cache, gets):
+    state = {"w": torch.arange(3_000_000, dtype=torch.float32)}
+    torchobj.save(state, f"{bucket.url}/run/last.pt", config=config)
+    manager = torchobj.CheckpointManager(f"{bucket.url}/steps", config=config)
+    manager.save(1, state)
+    sent = []
+    for _ in range(2):
+        gets()
+        assert torch.equal(torchobj.load(f"{bucket.url}/run/last.pt", config=config)["w"], state["w"])
+        with torchobj.open(f"{bucket.url}/run/last.pt", config=config) as file:
+            torch.load(file)
+        target = {"w": torch.zeros(3_000_000)}
+        manager.restore(into=target)
+        assert torch.equal(target["w"], state["w"])
+        sent.append(gets())
+    assert sent[0] == sent[1] > 0
+    assert list(_torchobj.CacheFiles(cache)) == []
+
+
+def test_objects_encrypted_with_a_key_of_the_customer_are_not_cached(strict_server, bucket, cache, tmp_path):
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    config = bucket.config.replaced(s3=bucket.config.s3.replaced(customer_key_file=key), cache=options(cache))
+    store = torchobj.Store(bucket.url, config=config)
+    store.put("data/secret", b"secret")
+    for _ in range(2):
+        dataset = torchobj.ObjectMapDataset(f"{bucket.url}/data/", transform=bytes, config=config)
+        assert dataset[0] == b"secret"
+    assert list(_torchobj.CacheFiles(cache)) == []
+
+
+def test_a_folder_that_is_removed_during_an_epoch_is_not_used_any_more(bucket, config, cache, caplog):
+    loader = loader_of(bucket, config)
+    epoch(loader)
+    samples = []
+    for number, batch in enumerate(loader):
+        samples += batch
+        if number == 2:
+            shutil.rmtree(cache)
+    assert sorted(samples) == [(number, body(number)) for number in range(COUNT)]
+    epoch(loader)
+
+
+def test_a_folder_that_others_may_write_to_is_an_error(bucket, config, cache):
+    cache.mkdir()
+    cache.chmod(0o777)
+    with pytest.raises(ConfigError, match="other users may write to the cache folder: run `chmod 700`"):
+        torchobj.ObjectMapDataset(f"{bucket.url}/data/", config=config)[0]
+
+
+def test_a_file_of_settings_names_a_cache(bucket, config, cache, gets, tmp_path, monkeypatch):
+    file = tmp_path / "torchobj.toml"
+    file.write_text(f'["{bucket.url}"]\ncache = {{ folder = "{cache}", min_free_bytes = 0 }}\n')
+    monkeypatch.setattr(config_file, "_read", {})
+    monkeypatch.setenv("TORCHOBJ_CONFIG", str(file))
+    epoch(loader_of(bucket, bucket.config))
+    gets()
+    epoch(loader_of(bucket, bucket.config))
+    assert gets() == 0
+    epoch(loader_of(bucket, bucket.config.replaced(cache=CacheOptions(folder=None))))
+    assert gets() == COUNT
+
+
+#: Reads all objects in random order, again and again, until it is killed.
+READER = """
+import pickle, random, sys, torchobj
+config = pickle.loads(bytes.fromhex(sys.argv[2]))
+dataset = torchobj.ObjectMapDataset(sys.argv[1], transform=bytes, config=config)
+print("ready", flush=True)
+while True:
+    for number in random.sample(range(len(dataset)), len(dataset)):
+        assert dataset[number] == open(f"{sys.argv[3]}/{number:02}", "rb").read()
+"""
+
+
+def _killed_readers(bucket, config, cache, tmp_path, kills):
+    """Kills readers at random moments while others read; their bytes are right, and so is the space that they use."""
+    right = tmp_path / "right"
+    right.mkdir()
+    for number in range(COUNT):
+        (right / f"{number:02}").write_bytes(body(number))
+    max_bytes = 1 << 20
+    small = config.replaced(cache=options(cache, max_bytes=max_bytes))
+    arguments = ["-c", READER, f"{bucket.url}/data/", pickle.dumps(small).hex(), str(right)]
+    choose = random.Random(5)
+    for _ in range(kills):
+        with warm_python.Process(arguments) as process:
+            assert process.stdout.readline() == "ready\n", process.errors()
+            time.sleep(choose.random() * 0.05)
+            assert process.poll() is None, process.errors()
+            process.kill()
+            process.wait(30)
+        files = _torchobj.CacheFiles(cache, verify=True)
+        intact = [(size, intact) for _, size, _, intact in files]
+        assert all(intact for _, intact in intact)
+        accounted = files.used_bytes()
+        assert accounted is None or sum(size for size, _ in intact) <= accounted <= max_bytes
+    for entry in _torchobj.CacheFiles(cache):
+        assert entry[0] is not None
+
+
+def test_killed_processes_leave_only_right_files(bucket, config, cache, tmp_path):
+    _killed_readers(bucket, config, cache, tmp_path, 8)
+
+
+@pytest.mark.matrix
+def test_a_thousand_killed_processes_leave_only_right_files(bucket, config, cache, tmp_path):
+    _killed_readers(bucket, config, cache, tmp_path, 1000)
+
+
+#: Reads the objects in an order of its own, once.
+ONCE = """
+import pickle, random, sys, torchobj
+from torchobj import _torchobj
+config = pickle.loads(bytes.fromhex(sys.argv[2]))
+dataset = torchobj.ObjectMapDataset(sys.argv[1], transform=bytes, config=config)
+sys.stdin.readline()
+for number in random.Random(sys.argv[3]).sample(range(len(dataset)), len(dataset)):
+    dataset[number]
+while _torchobj.request_stats()["cache_pending"]:
+    pass
+print("done", flush=True)
+"""
+
+
+def test_eight_processes_never_exceed_the_maximum(bucket, config, cache):
+    max_bytes = 1 << 20
+    small = config.replaced(cache=options(cache, max_bytes=max_bytes))
+    torchobj.ObjectMapDataset(f"{bucket.url}/data/", transform=bytes, config=small)[0]
+    arguments = [["-c", ONCE, f"{bucket.url}/data/", pickle.dumps(small).hex(), str(number)] for number in range(8)]
+    most = 0
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(warm_python.Process(each)) for each in arguments]
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        while any(process.poll() is None for process in processes):
+            most = max(most, sum(map(_disk_bytes, cache.rglob("*"))))
+        for process in processes:
+            assert process.stdout.readline() == "done\n", process.errors()
+    assert 0 < most <= max_bytes
+    files = _torchobj.CacheFiles(cache)
+    assert files.used_bytes() == sum(size for _, size, _, _ in files) > max_bytes // 2
+
+
+def _disk_bytes(file):
+    try:
+        found = os.lstat(file)
+    except FileNotFoundError:
+        return 0
+    return found.st_blocks * 512 if stat.S_ISREG(found.st_mode) and file.name != "usage" else 0
+
+
+@pytest.mark.matrix
+def test_a_cache_of_a_million_files_starts_at_once(bucket, config, cache):
+    loader = loader_of(bucket, config)
+    epoch(loader)
+    for folder in (cache / "v1").iterdir():
+        if len(folder.name) == 2:
+            for number in range(1_000_000 // 256):
+                (folder / f"{number:030x}").touch()
+    (cache / "v1" / "usage").unlink()
+    code = f"""
+import pickle, time, torchobj
+config = pickle.loads({pickle.dumps(config)!r})
+dataset = torchobj.ObjectMapDataset({bucket.url + "/data/"!r}, transform=bytes, config=config)
+began = time.monotonic()
+dataset[0]
+print(time.monotonic() - began)
+"""
+    assert float(warm_python.run(["-c", code], check=True).stdout) < 1.0
