@@ -138,7 +138,7 @@ def test_the_options_of_gcs_and_their_defaults():
         GCS("http://localhost:4443")
 
 
-KINDS = [ANY, S3, GCS, torchobj.FileOptions]
+KINDS = [ANY, S3, GCS, torchobj.FileOptions, torchobj.CacheOptions]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,6 +168,11 @@ def test_a_value_of_an_unknown_type_is_refused_with_the_name_of_its_field(kind):
         (S3, {"endpoint_url": b"http://x"}, "endpoint_url=b'http://x': must be a string, or None"),
         (S3, {"anonymous": 1}, "anonymous=1: must be True or False"),
         (torchobj.FileOptions, {"sync": "no"}, "sync='no': must be True or False"),
+        (torchobj.CacheOptions, {"folder": 3}, "folder=<class 'int'>: must be a path, or None"),
+        (torchobj.CacheOptions, {"folder": ""}, "folder='': must be a path, or None"),
+        (torchobj.CacheOptions, {"max_bytes": 1 << 19}, "max_bytes=524288: must be 1 MiB..1125899906842624"),
+        (torchobj.CacheOptions, {"ttl_s": 1}, "ttl_s=1: must be 60..31536000 s"),
+        (torchobj.CacheOptions, {"admit": 1}, "admit=1: must be True or False"),
         (ANY, {"s3": "x"}, "s3=<class 'str'>: must be an S3Options"),
         (ANY, {"s3": {"region": "x"}}, "s3=<class 'dict'>: must be an S3Options"),
         (ANY, {"gcs": S3()}, "gcs=<class 'torchobj.config.options.S3Options'>: must be a GCSOptions"),

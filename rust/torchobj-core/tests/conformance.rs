@@ -10,8 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use torchobj_conformance::SUITE;
+use torchobj_core::cache::{CacheConfig, CachedStore, DiskCache};
 use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Operation};
+use torchobj_core::id::unique_id;
 use torchobj_core::memory::MemoryStore;
 use torchobj_core::policy::Policy;
 use torchobj_core::prefix::PrefixStore;
@@ -43,6 +45,27 @@ async fn a_store_of_a_prefix_passes_the_suite() {
         }
         check(Arc::new(Client::new(Arc::new(PrefixStore::new(memory, "prefix/")), policy()))).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_with_a_disk_cache_passes_the_suite() {
+    let folder = std::env::temp_dir().join(format!("torchobj-cache-{}", unique_id()));
+    let config = CacheConfig {
+        folder: folder.clone(),
+        max_bytes: 1 << 30,
+        min_free_bytes: 0,
+        max_object_bytes: 64 << 20,
+        ttl: Duration::from_secs(86_400),
+        admit: true,
+    };
+    let cache = Arc::new(DiskCache::open(config).unwrap());
+    // Twice: the second store reads what the first has written, if its versions are the same.
+    for (name, check) in SUITE.iter().chain(SUITE) {
+        println!("{name}");
+        let cached = Arc::new(CachedStore::new(Arc::new(MemoryStore::new(*name)), cache.clone()));
+        check(Arc::new(Client::new(Arc::new(PrefixStore::new(cached, "prefix/")), policy()))).await;
+    }
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[tokio::test(start_paused = true)]

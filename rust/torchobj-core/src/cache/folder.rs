@@ -56,8 +56,12 @@ impl CacheFolder {
         private_folder().recursive(true).create(path.join(WRITING)).map_err(failed)?;
         let cache = Self::open(folder)?;
         if is_new {
-            // Nothing was admitted yet: the count was unknown.
-            cache.usage.change(|counts| Ok(counts.used = counts.used.min(0))).map_err(failed)?;
+            // Unless another process has counted meanwhile, no process has written: the count was unknown.
+            let counted = cache.usage.change(|counts| {
+                counts.used = if counts.used == u64::MAX { 0 } else { counts.used };
+                Ok(())
+            });
+            counted.map_err(failed)?;
         }
         Ok(cache)
     }

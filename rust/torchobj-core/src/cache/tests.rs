@@ -425,7 +425,8 @@ async fn a_temporary_file_of_a_killed_process_is_deleted_and_its_bytes_are_subtr
     let used = bench.folder().used_bytes().unwrap().unwrap();
     let left = bench.config.folder.join("v1/writing/left");
     fs::File::create(&left).unwrap().set_len(9000).unwrap();
-    bench.folder().usage.change(|counts| Ok(counts.used += 12 * KIB as u64)).unwrap();
+    let reserve = |counts: &mut usage::Counts| Ok(counts.reserve(12 * KIB as u64, u64::MAX));
+    assert!(bench.folder().usage.change(reserve).unwrap());
     bench.folder().correct(0).unwrap();
     assert!(!left.exists());
     assert_eq!(bench.folder().used_bytes().unwrap(), Some(used));

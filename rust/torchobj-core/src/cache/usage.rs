@@ -133,20 +133,32 @@ mod tests {
     use super::*;
     use crate::test_folder::TestFolder;
 
+    fn set(usage: &Usage, used: u64) {
+        let set = |counts: &mut Counts| {
+            counts.used = used;
+            Ok(())
+        };
+        usage.change(set).unwrap();
+    }
+
     #[test]
     fn reservations_never_exceed_the_maximum_and_an_unknown_count_is_full() {
         let folder = TestFolder::new();
         let usage = Usage::new(folder.0.join("usage"));
         assert_eq!(usage.counts().unwrap(), Counts::UNKNOWN);
         assert!(!usage.change(|counts| Ok(counts.reserve(1, u64::MAX - 1))).unwrap());
-        usage.change(|counts| Ok(counts.used = 0)).unwrap();
+        set(&usage, 0);
         let fits = std::thread::scope(|scope| {
             let reserve = || (0..100).filter(|_| usage.change(|counts| Ok(counts.reserve(10, 995))).unwrap()).count();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(reserve)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>()
         });
         assert_eq!((fits, usage.counts().unwrap().used), (99, 990));
-        usage.change(|counts| Ok(counts.release(2000))).unwrap();
+        let release = |counts: &mut Counts| {
+            counts.release(2000);
+            Ok(())
+        };
+        usage.change(release).unwrap();
         assert_eq!(usage.counts().unwrap().used, 0);
     }
 
@@ -154,7 +166,7 @@ mod tests {
     fn a_damaged_file_is_an_unknown_count() {
         let folder = TestFolder::new();
         let usage = Usage::new(folder.0.join("usage"));
-        usage.change(|counts| Ok(counts.used = 5)).unwrap();
+        set(&usage, 5);
         let good = std::fs::read(&usage.0).unwrap();
         for bit in 0..good.len() * 8 {
             let mut damaged = good.clone();

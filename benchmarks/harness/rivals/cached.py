@@ -1,0 +1,237 @@
+"""Clients that read epochs of small objects, in one shuffled order, with what an earlier epoch left on the local disk:
+`cache.py` measures them with `timed`.
+"""
+
+import functools
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.measure import Worker
+from benchmarks.lab.location import Location
+from benchmarks.lab.objects import Family
+
+_BATCH = 64
+#: Epochs are repeated for at least this time, unless one leaves files for the next.
+_LEAST_S = 1.0
+
+#: Numbers of objects, and their bytes.
+Batches = Iterator[tuple[Sequence[int], Sequence[Any]]]
+
+
+@dataclass
+class Epochs(Worker):
+    """Reads all objects, whose bytes reach the loop in batches. What precedes it, such as an epoch, is not measured."""
+
+    form: "Form"
+    location: Location
+    family: Family
+    folder: str
+    """The same objects as local files, which are in the page cache."""
+
+    def __post_init__(self) -> None:
+        # On the disk of the files: those of the temporary folder may be in memory.
+        self.cache = tempfile.mkdtemp(prefix="cache-", dir=Path(self.folder).parent)
+        self.config = self.location.config()
+        self.client = self.form.open(self)
+
+    def warm(self) -> None:
+        for _ in range(self.form.epochs_before):
+            self._epoch()
+            self.form.settle()
+
+    def run(self) -> int:
+        started_s, found = time.perf_counter(), 0
+        while not found or (self.form.repeats and time.perf_counter() - started_s < _LEAST_S):
+            found += self._epoch()
+        return found
+
+    def _epoch(self) -> int:
+        found = total = 0
+        for _, contents in self.form.batches(self):
+            found += len(contents)
+            total += sum(map(len, contents))
+        if (found, total) != (self.family.count, self.family.count * self.family.size):
+            raise AssertionError(f"{found} samples of {total} bytes instead of {self.family.count}")
+        return found
+
+    def check(self) -> None:
+        for numbers, contents in self.form.batches(self):
+            for number, content in zip(numbers, contents, strict=True):
+                if bytes(content) != b"".join(self.family.pieces(number)):
+                    raise AssertionError(f"object {number} differs")
+        shutil.rmtree(self.cache)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A client, and what it does before it is measured."""
+
+    modules: tuple[str, ...]
+    """What its first use imports."""
+    batches: Callable[[Epochs], Batches]
+    """Reads an epoch."""
+    open: Callable[[Epochs], Any] = lambda _: None
+    """Makes what each epoch uses."""
+    epochs_before: int = 1
+    """Number of epochs that are not measured."""
+    repeats: bool = True
+    settle: Callable[[], None] = lambda: None
+    """Waits until what an epoch has read is on the disk."""
+
+    def __call__(self, location: Location, **job: Any) -> Epochs:
+        return Epochs(self, location, **job)
+
+
+def _order(count: int) -> list[int]:
+    import torch
+
+    numbers: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(7)).tolist()
+    return numbers
+
+
+def _listed(job: Epochs, *, cached: bool) -> Any:
+    """`ObjectMapDataset` of objects with the sizes and versions of the store."""
+    import torchobj
+
+    config = job.config
+    if cached:
+        config = config.replaced(cache=torchobj.CacheOptions(folder=job.cache, min_free_bytes=0))
+    keys = [job.location.key(name) for name in job.family.names()]
+    found = job.location.store().head_many(keys)
+    refs = [
+        torchobj.ObjectRef(job.location.url(name), size=head.size, version=head.version)
+        for name, head in zip(job.family.names(), found, strict=True)
+    ]
+    return torchobj.ObjectMapDataset.from_objects(refs, config=config)
+
+
+def _loaded(job: Epochs) -> Batches:
+    import torch
+
+    import torchobj
+
+    order = torch.Generator().manual_seed(7)
+    for batch in torchobj.DataLoader(job.client, batch_size=_BATCH, shuffle=True, generator=order):
+        yield [int(url.rsplit("/", 1)[1]) for url in batch.urls], batch
+
+
+def _written() -> None:
+    import torchobj
+
+    while torchobj.metrics()["torchobj.cache_pending"]:
+        time.sleep(0.01)
+
+
+def _batched(read: Callable[[Epochs, int], Any]) -> Callable[[Epochs], Batches]:
+    def batches(job: Epochs) -> Batches:
+        order = _order(job.family.count)
+        for at in range(0, len(order), _BATCH):
+            numbers = order[at : at + _BATCH]
+            yield numbers, [read(job, number) for number in numbers]
+
+    return batches
+
+
+class _Files:
+    """A dataset of the user's own, over local files."""
+
+    def __init__(self, job: Epochs) -> None:
+        self._folder, self._count = Path(job.folder), job.family.count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> tuple[int, bytes]:
+        return number, (self._folder / str(number)).read_bytes()
+
+
+def _by_torch(job: Epochs) -> Batches:
+    import torch
+
+    order = torch.Generator().manual_seed(7)
+    dataset: Any = job.client
+    for batch in torch.utils.data.DataLoader(
+        dataset, batch_size=_BATCH, shuffle=True, generator=order, collate_fn=list
+    ):
+        yield [number for number, _ in batch], [content for _, content in batch]
+
+
+def _pread(job: Epochs, number: int) -> bytes:
+    descriptor = os.open(f"{job.folder}/{number}", os.O_RDONLY)
+    try:
+        return os.pread(descriptor, job.family.size, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _lit(job: Epochs) -> Any:
+    """litData's `StreamingRawDataset` with `cache_files`, given the list of objects instead of listing them."""
+    from litdata.raw.dataset import StreamingRawDataset
+    from litdata.raw.indexer import BaseIndexer, FileMetadata
+
+    location = job.location
+    files = [FileMetadata(location.url(name), job.family.size) for name in job.family.names()]
+
+    class Known(BaseIndexer):
+        def discover_files(self, input_dir: str, storage_options: Any) -> list[FileMetadata]:
+            del input_dir, storage_options
+            return files
+
+        def build_or_load_index(self, *args: Any, **kwargs: Any) -> list[FileMetadata]:
+            del args, kwargs
+            return files
+
+    options = {"endpoint_url": location.endpoint_url, "region_name": location.region}
+    return StreamingRawDataset(
+        location.url(""), cache_dir=job.cache, indexer=Known(), storage_options=options, cache_files=True
+    )
+
+
+def _lit_batches(job: Epochs) -> Batches:
+    order = _order(job.family.count)
+    for at in range(0, len(order), _BATCH):
+        numbers = order[at : at + _BATCH]
+        yield numbers, job.client.__getitems__(numbers)
+
+
+def _msc(job: Epochs) -> Any:
+    """multi-storage-client with a cache, and otherwise its defaults."""
+    from multistorageclient import StorageClient, StorageClientConfig
+
+    location = job.location
+    options = {"base_path": location.bucket, "endpoint_url": location.endpoint_url, "region_name": location.region}
+    settings = {
+        "profiles": {"bench": {"storage_provider": {"type": "s3", "options": options}}},
+        "cache": {"size": "100G", "location": job.cache},
+    }
+    return StorageClient(StorageClientConfig.from_dict(settings, profile="bench"))
+
+
+def _by_msc(job: Epochs, number: int) -> Any:
+    return job.client.read(job.location.key(f"{job.family.name}{number}"))
+
+
+_OURS = ("torchobj", "torchobj.loader", "torchobj.datasets.map")
+_CACHED = functools.partial(_listed, cached=True)
+CLIENTS = {
+    # The second epoch, from the cache.
+    "torchobj": Form(_OURS, _loaded, _CACHED, settle=_written),
+    # The first one, which fills it.
+    "torchobj, first epoch": Form(_OURS, _loaded, _CACHED, 0, repeats=False),
+    # Every epoch is read from the store.
+    "torchobj, no cache": Form(_OURS, _loaded, functools.partial(_listed, cached=False)),
+    "torchobj, first epoch, no cache": Form(_OURS, _loaded, functools.partial(_listed, cached=False), 0, repeats=False),
+    # The same objects as files in the page cache.
+    "torch, files": Form(("torch.utils.data",), _by_torch, _Files),
+    "pread": Form(("torch",), _batched(_pread)),
+    "litData": Form(("torch", "litdata.raw"), _lit_batches, _lit, settle=functools.partial(time.sleep, 1.0)),
+    "multi-storage-client": Form(
+        ("torch", "multistorageclient", "multistorageclient.providers.s3"), _batched(_by_msc), _msc
+    ),
+}
