@@ -1,11 +1,13 @@
 """The disk cache: the second epoch sends no request, whatever happens to its files and processes; checkpoints pass by."""
 
 import contextlib
+import io
 import os
 import pickle
 import random
 import shutil
 import stat
+import tarfile
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import CacheOptions, _torchobj
 from torchobj.config import config_file
 from torchobj.exceptions import ConfigError
+from torchobj.shards import TarIndex
 
 COUNT = 60
 
@@ -152,6 +155,27 @@ def test_get_many_reads_named_versions_from_the_cache(bucket, config, cache, get
     gets()
     assert [bytes(found) for found in torchobj.get_many(refs, config=config)] == [body(n) for n in range(COUNT)]
     assert gets() == 0
+
+
+def test_tar_shards_are_streamed_and_read_in_any_order_from_the_cache(bucket, config, cache, gets, tmp_path):
+    for shard in range(2):
+        with tarfile.open(tmp_path / "shard.tar", "w") as file:
+            for number in range(shard * 30, shard * 30 + 30):
+                member = tarfile.TarInfo(f"{number:02}.bin")
+                member.size = len(body(number))
+                file.addfile(member, io.BytesIO(body(number)))
+        bucket.write(f"shards/{shard}.tar", (tmp_path / "shard.tar").read_bytes())
+    urls = [f"{bucket.url}/shards/{shard}.tar" for shard in range(2)]
+    TarIndex.build(urls, config=bucket.config).save(tmp_path / "index.parquet")
+    dataset = torchobj.TarMapDataset(urls, tmp_path / "index.parquet", config=config)
+    stream = torchobj.TarIterableDataset(urls, config=config, shuffle_shards=False)
+    for epoch in range(2):
+        # One at a time: what is read with one request may differ between epochs.
+        found = [dataset[number]["bin"] for number in torch.randperm(COUNT).tolist()]
+        assert sorted(map(bytes, found)) == sorted(map(body, range(COUNT)))
+        assert [bytes(sample["bin"]) for sample in stream] == [body(number) for number in range(COUNT)]
+        written()
+        assert gets() > 0 if epoch == 0 else gets() == 0
 
 
 def test_checkpoints_are_neither_read_from_the_cache_nor_kept_in_it(bucket, config, cache, gets):

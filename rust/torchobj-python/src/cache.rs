@@ -11,6 +11,9 @@ use crate::error::OrRaise;
 /// The URL of an object, the start and the end of the bytes that a file has, and the size of the object.
 type Object = (String, u64, u64, u64);
 
+/// The object, or `None` if the file is damaged; bytes on the disk, seconds of the last read since 1970, and whether it is intact.
+type File = (Option<Object>, u64, i64, bool);
+
 /// Iterator over the files of a disk cache: object, bytes on the disk, time of the last read in seconds since 1970, and whether the
 /// file is intact. The object is a tuple of URL, start, end and size, or None if the file is damaged.
 ///
@@ -46,7 +49,7 @@ impl CacheFiles {
         slf
     }
 
-    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<(Option<Object>, u64, i64, bool)>> {
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<File>> {
         let (entries, verify) = (&mut self.entries, self.verify);
         let found = py.detach(|| {
             let entry = entries.next().transpose()?;
