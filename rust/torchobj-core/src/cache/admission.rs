@@ -20,8 +20,7 @@ struct Copy {
     queued: Queued,
 }
 
-/// A response whose body is queued for the cache once all of it is received. The copy costs memory bandwidth: a tenth of what
-/// a request costs.
+/// A response whose body is queued for the cache once all of it is received. The copy costs memory bandwidth, and recycled memory.
 pub(super) struct Admission {
     inner: Box<dyn GetResult>,
     cache: Arc<DiskCache>,

@@ -4,9 +4,9 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,8 +30,10 @@ const TOUCH_EVERY: Duration = Duration::from_secs(3600);
 /// Time for which nothing is admitted after a file did not fit.
 const FULL_PAUSE: Duration = Duration::from_secs(1);
 
-/// Minimum time between two searches for expired entries: a search reads the metadata of all files.
+/// Minimum time between two searches for expired entries, which read the metadata of all files, and as a multiple of the time that
+/// the search took.
 const EVICT_EVERY: Duration = Duration::from_secs(60);
+const EVICT_EVERY_TIMES: u32 = 100;
 
 /// Settings of a cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -102,8 +104,6 @@ struct Shared {
     off: AtomicBool,
     /// Until when nothing is admitted, in milliseconds since `began`.
     full_until_ms: AtomicU64,
-    /// When the last search for expired entries began.
-    evicted_at: Mutex<Option<Instant>>,
     /// The time at which the cache was opened. Later times follow from the monotonic clock, so that a clock that is set
     /// meanwhile does not make all entries expire.
     began: (SystemTime, Instant),
@@ -135,7 +135,6 @@ impl DiskCache {
             pending: AtomicU64::new(0),
             off: AtomicBool::new(false),
             full_until_ms: AtomicU64::new(0),
-            evicted_at: Mutex::new(None),
             began: (SystemTime::now(), Instant::now()),
             config: config.clone(),
         });
@@ -158,26 +157,29 @@ impl DiskCache {
             return None;
         }
         let path = self.shared.folder.path_of(&key.name());
-        match open(&path) {
+        let is_damaged = match open(&path) {
             Ok((file, found)) if found.len() == key.file_bytes() => {
                 self.shared.touch(&file, found.modified().ok());
-                Some(file)
+                return Some(file);
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            // Cut, or no file at all.
-            _ => {
-                self.remove_damaged(key);
-                None
-            }
+            // Cut, a symbolic link, or no regular file.
+            Ok(_) => true,
+            // Otherwise there is none, or no descriptor is left for it.
+            Err(error) => is_no_file(&error),
+        };
+        if is_damaged {
+            self.remove_damaged(key);
         }
+        None
     }
 
     /// Deletes the file of an entry that does not have its bytes.
     pub(super) fn remove_damaged(&self, key: &EntryKey) {
         let shared = &self.shared;
-        shared.counters.cache_damaged.fetch_add(1, Ordering::Relaxed);
         let path = shared.folder.path_of(&key.name());
-        log::warn!("{}: a file of the disk cache is damaged and is deleted: {}", key.url, path.display());
+        let is_first = shared.counters.cache_damaged.fetch_add(1, Ordering::Relaxed) == 0;
+        let level = if is_first { log::Level::Warn } else { log::Level::Debug };
+        log::log!(level, "{}: its file in the disk cache is damaged and is deleted: {}", key.url, path.display());
         if let Err(error) = shared.folder.remove(&path, key.file_bytes()) {
             shared.turn_off(&error);
         }
@@ -253,6 +255,7 @@ impl Shared {
 
     /// Writes what is queued, until the cache is dropped.
     fn write_all(&self, queue: &Receiver<Write>) {
+        let mut evicts_at = Instant::now();
         for write in queue {
             if self.off.load(Ordering::Relaxed) {
                 continue;
@@ -261,7 +264,7 @@ impl Shared {
             if write.checksum.is_some_and(|expected| mismatch(expected, bytes).is_some()) {
                 continue;
             }
-            match self.write(key, bytes) {
+            match self.write(key, bytes, &mut evicts_at) {
                 Ok(Written::Published) => {
                     self.counters.cache_admitted.fetch_add(1, Ordering::Relaxed);
                     self.counters.cache_admitted_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -276,32 +279,31 @@ impl Shared {
         }
     }
 
-    fn write(&self, key: &EntryKey, bytes: &[u8]) -> io::Result<Written> {
+    fn write(&self, key: &EntryKey, bytes: &[u8], evicts_at: &mut Instant) -> io::Result<Written> {
         let size = disk_bytes(key.file_bytes());
         if self.folder.free_bytes()? < size.saturating_add(self.config.min_free_bytes) {
             return Ok(Written::Full);
         }
         let written = self.folder.write(key, bytes, self.config.max_bytes)?;
-        if written == Written::Full && self.evict(size)? > 0 {
+        if written == Written::Full && self.evict(size, evicts_at)? > 0 {
             return self.folder.write(key, bytes, self.config.max_bytes);
         }
         Ok(written)
     }
 
-    /// Makes space for a file of this size, and for some more. Returns the number of entries that were evicted.
-    fn evict(&self, size: u64) -> io::Result<u64> {
-        {
-            let mut at = self.evicted_at.lock().expect("no holder of this lock panics");
-            if at.is_some_and(|at| at.elapsed() < EVICT_EVERY) {
-                return Ok(0);
-            }
-            *at = Some(Instant::now());
+    /// Makes space for a file of this size, and for some more. Returns the number of entries that were evicted: none before
+    /// `evicts_at`, which is set to the next time.
+    fn evict(&self, size: u64, evicts_at: &mut Instant) -> io::Result<u64> {
+        let began = Instant::now();
+        if began < *evicts_at {
+            return Ok(0);
         }
         let max_bytes = self.config.max_bytes;
         let now_s = seconds(self.now());
         let before_s = seconds(self.now() - self.config.ttl.min(Duration::from_secs(u32::MAX.into())));
         let target = max_bytes.saturating_sub(size.max(max_bytes / 16));
         let evicted = self.folder.evict(target, max_bytes, before_s, now_s)?;
+        *evicts_at = Instant::now() + EVICT_EVERY.max(EVICT_EVERY_TIMES * began.elapsed());
         self.counters.cache_evicted.fetch_add(evicted, Ordering::Relaxed);
         Ok(evicted)
     }
@@ -316,6 +318,11 @@ impl Shared {
     fn dropped(&self) {
         self.counters.cache_dropped.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Whether what has the name of a file is no regular file.
+fn is_no_file(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())
 }
 
 /// Whether a later write may succeed.

@@ -51,7 +51,8 @@ impl CacheFolder {
         self.usage.change(|counts| {
             // A file that was published meanwhile may be missing in the sum.
             let since = counts.published.wrapping_sub(published);
-            counts.used = counts.used.min(sum + since + self.writing_bytes(counts)?);
+            let found = sum.saturating_add(since).saturating_add(self.writing_bytes(counts)?);
+            counts.used = counts.used.min(found);
             Ok(())
         })
     }
