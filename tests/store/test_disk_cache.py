@@ -323,6 +323,42 @@ def test_eight_processes_never_exceed_the_maximum(bucket, config, cache):
     assert files.used_bytes() == sum(size for _, size, _, _ in files) > max_bytes // 2
 
 
+#: Reads the part of a rank, in an order of its job.
+RANK = """
+import pickle, random, sys, torchobj
+from torchobj import _torchobj
+config = pickle.loads(bytes.fromhex(sys.argv[2]))
+dataset = torchobj.ObjectMapDataset(sys.argv[1], transform=bytes, config=config)
+len(dataset)
+print("ready", flush=True)
+sys.stdin.readline()
+job, rank = int(sys.argv[3]) // 4, int(sys.argv[3]) % 4
+for number in random.Random(job).sample(range(len(dataset)), len(dataset))[rank::4]:
+    dataset[number]
+while _torchobj.request_stats()["cache_pending"]:
+    pass
+print("done", flush=True)
+"""
+
+
+@pytest.mark.matrix
+def test_two_jobs_of_four_ranks_request_each_object_once(bucket, config, cache, gets):
+    for number in range(2000):
+        bucket.write(f"many/{number:04}", bytes(2000))
+    arguments = [["-c", RANK, f"{bucket.url}/many/", pickle.dumps(config).hex(), str(number)] for number in range(8)]
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(warm_python.Process(each)) for each in arguments]
+        for process in processes:
+            assert process.stdout.readline() == "ready\n", process.errors()
+        gets()
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in processes:
+            assert process.stdout.readline() == "done\n", process.errors()
+    assert 2000 <= gets() <= 1.02 * 2000
+
+
 def _disk_bytes(file):
     try:
         found = os.lstat(file)
