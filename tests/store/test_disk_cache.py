@@ -270,13 +270,21 @@ def _killed_readers(bucket, config, cache, tmp_path, kills):
             assert process.poll() is None, process.errors()
             process.kill()
             process.wait(30)
-        files = _torchobj.CacheFiles(cache, verify=True)
-        intact = [(size, intact) for _, size, _, intact in files]
-        assert all(intact for _, intact in intact)
+        files, used = _torchobj.CacheFiles(cache, verify=True), 0
         accounted = files.used_bytes()
-        assert accounted is None or sum(size for size, _ in intact) <= accounted <= max_bytes
-    for entry in _torchobj.CacheFiles(cache):
-        assert entry[0] is not None
+        for _, size, _, intact in files:
+            assert intact
+            used += size
+            # The next process writes again.
+            if choose.random() < 0.5:
+                files.remove()
+        assert used <= accounted <= max_bytes
+    torchobj.ObjectMapDataset(f"{bucket.url}/data/", transform=bytes, config=small)[0]
+    while list((cache / "v1" / "writing").iterdir()):
+        time.sleep(0.001)
+    written()
+    files = _torchobj.CacheFiles(cache)
+    assert sum(size for _, size, _, _ in files) == files.used_bytes()
 
 
 def test_killed_processes_leave_only_right_files(bucket, config, cache, tmp_path):
