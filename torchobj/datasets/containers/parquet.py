@@ -103,7 +103,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             with `_` or `.` are skipped.
         columns: Names of the columns to read, nested ones with dots; a column whose name contains the dot precedes
             these. None: all. Their types must be the same in all files, or of one kind: if some files have `int32` and
-            others `int64`, all rows have `int64`. Names of folders, as in `year=2020/`, are not columns.
+            others `int64`, all rows have `int64`.
         batch_rows: Number of rows of a batch; the last batch of a worker may have fewer. Pass `batch_size=None` to the
             loader. None: a sample is a row, a dict of column → Python value; missing floats are NaN, other missing
             values None, which the default collation refuses with their column, row and file.

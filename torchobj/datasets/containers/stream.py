@@ -227,6 +227,12 @@ class StreamDataset(PassDataset[Sample_co]):
         if counts is None:
             raise TypeError(f"{self._listing.name}: its samples cannot be counted: {self._uncounted}")
         if self.uneven is None:
+            if self._shuffle and shard.world_size > 1 and len(set(counts.tolist())) > 1:
+                # A Trainer of Lightning keeps the first one, and would end longer epochs early.
+                raise TypeError(
+                    f"{self._listing.name}: the number of samples of a rank varies from epoch to epoch, because "
+                    f"{self._unit_name} of different sizes are shuffled; pass uneven='drop' or 'pad'"
+                )
             return int(counts[shard.select(order, None)].sum())
         begin, end = worker_part(divided(counts, shard.world_size, self.uneven).per_rank, shard)
         return end - begin
