@@ -7,10 +7,11 @@
 Needs the extra `bench`, and nginx with its lua module. Each client is one process without DataLoader workers that reads
 objects of 110 KiB in one shuffled order; all bytes reach the loop, and are compared once. An epoch precedes what is
 measured, except in "first epoch". The files of all caches are in the page cache, on the disk of the temporary folder.
-CPU time is that of the client; the server runs on the same machine. Written down before the first run, for 2 cores: a
-cached sample takes about 1.0x of a GET's CPU time, the second epoch is 1.2x as fast as torch's loader over the
-files, and the first epoch 0.7x as fast as one without a cache where the server has no latency, because the processor
-writes the files, and 0.95x with 20 ms.
+CPU time is that of the client; the server runs on the same machine. litData takes no plain HTTP and is not compared.
+
+Written down before the first run, for 2 cores: a cached sample takes about 1.0x of a GET's CPU time, the second epoch is
+1.2x as fast as torch's loader over the files, and the first epoch 0.7x as fast as one without a cache where the server
+has no latency, because the processor writes the files, and 0.95x with 20 ms.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from benchmarks.lab.objects import KIB, MIB, Family
 
 _FIRST, _FIRST_WITHOUT, _WITHOUT = f"{OURS}, first epoch", f"{OURS}, first epoch, no cache", f"{OURS}, no cache"
 _FILES, _PREAD = "torch, files", "pread"
-_CLIENTS = (OURS, _FIRST, _FIRST_WITHOUT, _WITHOUT, _FILES, _PREAD, "litData", "multi-storage-client")
+_CLIENTS = (OURS, _FIRST, _FIRST_WITHOUT, _WITHOUT, _FILES, _PREAD, "multi-storage-client")
 
 
 @dataclass(frozen=True)

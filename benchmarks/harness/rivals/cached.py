@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.harness.measure import Worker
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family
@@ -20,8 +22,8 @@ _BATCH = 64
 #: Epochs are repeated for at least this time, unless one leaves files for the next.
 _LEAST_S = 1.0
 
-#: Numbers of objects, and their bytes.
-Batches = Iterator[tuple[Sequence[int], Sequence[Any]]]
+#: Numbers of objects, their contents, and the number of bytes.
+Batches = Iterator[tuple[Sequence[int], Sequence[Any], int]]
 
 
 @dataclass
@@ -53,18 +55,21 @@ class Epochs(Worker):
 
     def _epoch(self) -> int:
         found = total = 0
-        for _, contents in self.form.batches(self):
-            found += len(contents)
-            total += sum(map(len, contents))
+        for numbers, _, size in self.form.batches(self):
+            found += len(numbers)
+            total += size
         if (found, total) != (self.family.count, self.family.count * self.family.size):
             raise AssertionError(f"{found} samples of {total} bytes instead of {self.family.count}")
         return found
 
     def check(self) -> None:
-        for numbers, contents in self.form.batches(self):
+        for numbers, contents, _ in self.form.batches(self):
             for number, content in zip(numbers, contents, strict=True):
-                if bytes(content) != b"".join(self.family.pieces(number)):
+                if (content if isinstance(content, bytes) else content.numpy().tobytes()) != b"".join(
+                    self.family.pieces(number)
+                ):
                     raise AssertionError(f"object {number} differs")
+        self.form.settle()
         shutil.rmtree(self.cache)
 
 
@@ -104,11 +109,22 @@ def _listed(job: Epochs, *, cached: bool) -> Any:
         config = config.replaced(cache=torchobj.CacheOptions(folder=job.cache, min_free_bytes=0))
     keys = [job.location.key(name) for name in job.family.names()]
     found = job.location.store().head_many(keys)
-    refs = [
-        torchobj.ObjectRef(job.location.url(name), size=head.size, version=head.version)
-        for name, head in zip(job.family.names(), found, strict=True)
+    # The server of the lab lists nothing.
+    columns = [
+        np.zeros(len(keys), np.int32).tobytes(),
+        *_texts(keys),
+        np.array([head.size for head in found], np.int64).tobytes(),
+        *_texts([head.version for head in found]),
     ]
-    return torchobj.ObjectMapDataset.from_objects(refs, config=config)
+    builder = torchobj._torchobj.ManifestBuilder()
+    builder.add([f"s3://{job.location.bucket}"], columns)
+    return torchobj.ObjectMapDataset(torchobj.Manifest(builder.finish()), config=config)
+
+
+def _texts(texts: Sequence[str]) -> tuple[bytes, bytes]:
+    """The offsets of texts, and the texts."""
+    encoded = [text.encode() for text in texts]
+    return np.cumsum([0, *map(len, encoded)]).astype(np.int32).tobytes(), b"".join(encoded)
 
 
 def _loaded(job: Epochs) -> Batches:
@@ -118,7 +134,7 @@ def _loaded(job: Epochs) -> Batches:
 
     order = torch.Generator().manual_seed(7)
     for batch in torchobj.DataLoader(job.client, batch_size=_BATCH, shuffle=True, generator=order):
-        yield [int(url.rsplit("/", 1)[1]) for url in batch.urls], batch
+        yield [int(url.rsplit("/", 1)[1]) for url in batch.urls], batch, int(batch.offsets[-1])
 
 
 def _written() -> None:
@@ -128,12 +144,16 @@ def _written() -> None:
         time.sleep(0.01)
 
 
+def _counted(numbers: Sequence[int], contents: Sequence[bytes]) -> tuple[Sequence[int], Sequence[bytes], int]:
+    return numbers, contents, sum(map(len, contents))
+
+
 def _batched(read: Callable[[Epochs, int], Any]) -> Callable[[Epochs], Batches]:
     def batches(job: Epochs) -> Batches:
         order = _order(job.family.count)
         for at in range(0, len(order), _BATCH):
             numbers = order[at : at + _BATCH]
-            yield numbers, [read(job, number) for number in numbers]
+            yield _counted(numbers, [read(job, number) for number in numbers])
 
     return batches
 
@@ -159,7 +179,7 @@ def _by_torch(job: Epochs) -> Batches:
     for batch in torch.utils.data.DataLoader(
         dataset, batch_size=_BATCH, shuffle=True, generator=order, collate_fn=list
     ):
-        yield [number for number, _ in batch], [content for _, content in batch]
+        yield _counted([number for number, _ in batch], [content for _, content in batch])
 
 
 def _pread(job: Epochs, number: int) -> bytes:
@@ -168,36 +188,6 @@ def _pread(job: Epochs, number: int) -> bytes:
         return os.pread(descriptor, job.family.size, 0)
     finally:
         os.close(descriptor)
-
-
-def _lit(job: Epochs) -> Any:
-    """litData's `StreamingRawDataset` with `cache_files`, given the list of objects instead of listing them."""
-    from litdata.raw.dataset import StreamingRawDataset
-    from litdata.raw.indexer import BaseIndexer, FileMetadata
-
-    location = job.location
-    files = [FileMetadata(location.url(name), job.family.size) for name in job.family.names()]
-
-    class Known(BaseIndexer):
-        def discover_files(self, input_dir: str, storage_options: Any) -> list[FileMetadata]:
-            del input_dir, storage_options
-            return files
-
-        def build_or_load_index(self, *args: Any, **kwargs: Any) -> list[FileMetadata]:
-            del args, kwargs
-            return files
-
-    options = {"endpoint_url": location.endpoint_url, "region_name": location.region}
-    return StreamingRawDataset(
-        location.url(""), cache_dir=job.cache, indexer=Known(), storage_options=options, cache_files=True
-    )
-
-
-def _lit_batches(job: Epochs) -> Batches:
-    order = _order(job.family.count)
-    for at in range(0, len(order), _BATCH):
-        numbers = order[at : at + _BATCH]
-        yield numbers, job.client.__getitems__(numbers)
 
 
 def _msc(job: Epochs) -> Any:
@@ -223,14 +213,13 @@ CLIENTS = {
     # The second epoch, from the cache.
     "torchobj": Form(_OURS, _loaded, _CACHED, settle=_written),
     # The first one, which fills it.
-    "torchobj, first epoch": Form(_OURS, _loaded, _CACHED, 0, repeats=False),
+    "torchobj, first epoch": Form(_OURS, _loaded, _CACHED, 0, repeats=False, settle=_written),
     # Every epoch is read from the store.
     "torchobj, no cache": Form(_OURS, _loaded, functools.partial(_listed, cached=False)),
     "torchobj, first epoch, no cache": Form(_OURS, _loaded, functools.partial(_listed, cached=False), 0, repeats=False),
     # The same objects as files in the page cache.
     "torch, files": Form(("torch.utils.data",), _by_torch, _Files),
     "pread": Form(("torch",), _batched(_pread)),
-    "litData": Form(("torch", "litdata.raw"), _lit_batches, _lit, settle=functools.partial(time.sleep, 1.0)),
     "multi-storage-client": Form(
         ("torch", "multistorageclient", "multistorageclient.providers.s3"), _batched(_by_msc), _msc
     ),
