@@ -9,8 +9,8 @@ objects of 110 KiB in one shuffled order; all bytes reach the loop, and are comp
 measured, except in "first epoch". The files of all caches are in the page cache, on the disk of the temporary folder.
 CPU time is that of the client; the server runs on the same machine. litData takes no plain HTTP and is not compared.
 
-Written down before the first run, for 2 cores: a cached sample takes about 1.0x of a GET's CPU time, the second epoch is
-1.2x as fast as torch's loader over the files, and the first epoch 0.7x as fast as one without a cache where the server
+Written down before the first run, for 2 cores: a cached sample takes 1.0x the CPU time of a GET, the second epoch is
+1.2x as fast as the loader of torch over the files, and the first one 0.7x as fast as one without a cache if the server
 has no latency, because the processor writes the files, and 0.95x with 20 ms.
 """
 
