@@ -107,6 +107,8 @@ pub struct GetRequest<'a> {
     pub version: Option<&'a Version>,
     /// Whether the response should have the checksum of the object. Not all stores send it without this.
     pub checksum: bool,
+    /// The ranges that the caller keeps, ascending; it discards the bytes between them. Empty if it keeps all of `range`.
+    pub parts: &'a [Range<u64>],
 }
 
 /// Headers and metadata of an object. Metadata names are lower case.

@@ -1,5 +1,6 @@
 //! Copies what a request receives, for the cache.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,31 +13,70 @@ use crate::error::Result;
 use crate::store::{GetResult, ObjectChecksum};
 use crate::types::{Attributes, Version};
 
-/// The bytes that were received so far.
+/// The bytes of an entry that were received so far.
 struct Copy {
-    key: EntryKey,
     pending: PendingBuffer,
     dest: Dest,
     queued: Queued,
 }
 
-/// A response whose body is queued for the cache once all of it is received. The copy costs memory bandwidth, and recycled memory.
+/// A response whose bytes are queued for the cache, each entry once all of it is received. The copy costs memory bandwidth, and
+/// recycled memory.
 pub(super) struct Admission {
     inner: Box<dyn GetResult>,
     cache: Arc<DiskCache>,
+    /// The entries that are not complete, ascending and without overlaps.
+    entries: VecDeque<EntryKey>,
+    /// The copy of the first of them; `None` before its first byte, and if it is not admitted.
     copy: Option<Copy>,
+    /// Position of the next byte in the object.
+    at: u64,
 }
 
 impl Admission {
-    /// `inner`, whose body is exactly the entry `key`. Without a copy if there is no memory for it.
-    pub(super) fn new(inner: Box<dyn GetResult>, cache: Arc<DiskCache>, key: EntryKey, queued: Queued) -> Self {
-        let length = usize::try_from(key.length()).ok();
-        let copy = length.and_then(|length| Memory::allocate(length).ok()).map(|memory| {
-            let (pending, mut dest) = PendingBuffer::new(memory);
-            drop(dest.split_off(usize::try_from(key.length()).expect("it was allocated")));
-            Copy { key, pending, dest, queued }
-        });
-        Self { inner, cache, copy }
+    /// `inner`, whose body contains `entries`, which are ascending and do not overlap.
+    pub(super) fn new(inner: Box<dyn GetResult>, cache: Arc<DiskCache>, entries: VecDeque<EntryKey>) -> Self {
+        let at = inner.range().start;
+        Self { inner, cache, entries, copy: None, at }
+    }
+
+    /// Copies the next bytes of the body.
+    fn copy(&mut self, bytes: &[u8]) {
+        let received = self.at..self.at + bytes.len() as u64;
+        self.at = received.end;
+        while let Some(key) = self.entries.front() {
+            let start = key.range.start.max(received.start);
+            let end = key.range.end.min(received.end);
+            if start >= end && !key.range.is_empty() {
+                return;
+            }
+            if start == key.range.start {
+                self.copy = Copy::begin(&self.cache, key.length());
+            }
+            if let Some(copy) = &mut self.copy {
+                let index = |at: u64| usize::try_from(at - received.start).expect("the bytes are in memory");
+                copy.dest.fill(&bytes[index(start)..index(end)]);
+            }
+            if end < key.range.end {
+                return;
+            }
+            let key = self.entries.pop_front().expect("it has a first entry");
+            if let Some(Copy { pending, dest, queued }) = self.copy.take() {
+                let checksum = self.inner.checksum().filter(|_| key.length() == key.size);
+                self.cache.write(key, pending.close(dest), checksum, queued);
+            }
+        }
+    }
+}
+
+impl Copy {
+    /// A copy of an entry of `length` bytes; `None` if it is not admitted, or if there is no memory for it.
+    fn begin(cache: &DiskCache, length: u64) -> Option<Self> {
+        let queued = cache.admit(length)?;
+        let length = usize::try_from(length).ok()?;
+        let (pending, mut dest) = PendingBuffer::new(Memory::allocate(length).ok()?);
+        drop(dest.split_off(length));
+        Some(Self { pending, dest, queued })
     }
 }
 
@@ -67,19 +107,17 @@ impl GetResult for Admission {
     }
 
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
-        let Some(mut copy) = self.copy.take() else { return self.inner.read_into(dest).await };
         let before = dest.filled();
-        // What was received before an error is no entry, and the rest is another request.
-        self.inner.read_into(dest).await?;
-        let written = dest.written();
-        copy.dest.fill(&written[written.len() - (dest.filled() - before)..]);
-        if copy.dest.remaining() > 0 {
-            self.copy = Some(copy);
-            return Ok(());
+        if let Err(error) = self.inner.read_into(dest).await {
+            // What was received before it is no entry, and the rest is another request.
+            self.entries.clear();
+            self.copy = None;
+            return Err(error);
         }
-        let Copy { key, pending, dest, queued } = copy;
-        let checksum = self.inner.checksum().filter(|_| key.length() == key.size);
-        self.cache.write(key, pending.close(dest), checksum, queued);
+        if !self.entries.is_empty() {
+            let written = dest.written();
+            self.copy(&written[written.len() - (dest.filled() - before)..]);
+        }
         Ok(())
     }
 }

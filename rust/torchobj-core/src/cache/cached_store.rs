@@ -1,5 +1,7 @@
 //! A store whose reads are answered by a disk cache, and admitted to it. All other calls are those of the store.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -32,7 +34,7 @@ impl CachedStore {
         Self { inner, cache, identity: OnceCell::new() }
     }
 
-    /// The entry of exactly this request, and the version; `None` if it is not cached.
+    /// The entry of all that is requested, and the version; `None` if it is not cached.
     async fn key<'a>(&self, request: &GetRequest<'a>) -> Option<(EntryKey, &'a Version)> {
         let (version, size) = (request.version.filter(|version| !version.is_found())?, request.size?);
         if request.checksum {
@@ -46,11 +48,16 @@ impl CachedStore {
         Some((EntryKey::new(identity, self.inner.url(request.key), version, size, range), version))
     }
 
+    /// The entry of another range of the object.
+    fn entry(&self, key: &EntryKey, version: &Version, range: Range<u64>) -> Option<EntryKey> {
+        let identity = self.identity.get()?.as_deref()?;
+        Some(EntryKey::new(identity, key.url.clone(), version, key.size, range))
+    }
+
     /// The entry of the whole object, if `key` is a part of an object that may have been read whole.
     fn whole(&self, key: &EntryKey, version: &Version) -> Option<EntryKey> {
         let is_part = key.length() < key.size && self.cache.is_admissible(key.size);
-        let identity = self.identity.get()?.as_deref().filter(|_| is_part)?;
-        Some(EntryKey::new(identity, key.url.clone(), version, key.size, 0..key.size))
+        self.entry(key, version, 0..key.size).filter(|_| is_part)
     }
 }
 
@@ -73,7 +80,8 @@ impl ObjectStore for CachedStore {
     }
 
     async fn open_local(&self, request: &GetRequest<'_>) -> Option<Box<dyn GetResult>> {
-        let (key, version) = self.key(request).await?;
+        // Several ranges are entries of their own.
+        let (key, version) = self.key(request).await.filter(|_| request.parts.len() < 2)?;
         let range = key.range.clone();
         let (key, file) = match self.cache.find(&key) {
             Some(file) => (key, file),
@@ -87,7 +95,7 @@ impl ObjectStore for CachedStore {
     }
 
     async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
-        let key = self.key(&request).await;
+        let (key, parts) = (self.key(&request).await, request.parts);
         let result = self.inner.open(request).await?;
         let Some((key, version)) = key else { return Ok(result) };
         // A response that is not the one that was expected is refused by the caller.
@@ -95,9 +103,14 @@ impl ObjectStore for CachedStore {
         if !is_expected || !result.has_length() {
             return Ok(result);
         }
-        Ok(match self.cache.admit(key.length()) {
-            Some(queued) => Box::new(Admission::new(result, self.cache.clone(), key, queued)),
-            None => result,
+        // An entry is what the caller keeps: in the next epoch, other ranges are joined to one request.
+        let entries: VecDeque<_> = match parts {
+            [] => [key].into(),
+            parts => parts.iter().filter_map(|range| self.entry(&key, version, range.clone())).collect(),
+        };
+        Ok(match entries.iter().any(|key| self.cache.admits(key.length())) {
+            true => Box::new(Admission::new(result, self.cache.clone(), entries)),
+            false => result,
         })
     }
 

@@ -185,16 +185,19 @@ impl DiskCache {
         }
     }
 
-    /// Whether an entry of `length` bytes may be admitted. Returns what counts them until the entry is written; `None` also if
-    /// too many wait.
-    pub(super) fn admit(&self, length: u64) -> Option<Queued> {
+    /// Whether an entry of `length` bytes may be admitted now.
+    pub(super) fn admits(&self, length: u64) -> bool {
         let shared = &self.shared;
-        if !shared.config.admit || !self.is_admissible(length) {
+        let is_closed = || shared.now_ms() < shared.full_until_ms.load(Ordering::Relaxed);
+        shared.config.admit && self.is_admissible(length) && !shared.off.load(Ordering::Relaxed) && !is_closed()
+    }
+
+    /// Returns what counts an entry of `length` bytes until it is written; `None` if it is not admitted, or if too many wait.
+    pub(super) fn admit(&self, length: u64) -> Option<Queued> {
+        if !self.admits(length) {
             return None;
         }
-        if shared.off.load(Ordering::Relaxed) || shared.now_ms() < shared.full_until_ms.load(Ordering::Relaxed) {
-            return None;
-        }
+        let shared = &self.shared;
         let bytes = usize::try_from(length).ok()?;
         let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         shared.pending.fetch_add(1, Ordering::Relaxed);

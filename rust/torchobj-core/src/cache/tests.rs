@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 
 use super::*;
+use crate::buffer::Memory;
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
 use crate::faulty_store::{Fault, FaultyStore};
@@ -170,6 +171,41 @@ async fn ranges_are_read_from_the_whole_object_and_from_themselves() {
         let read = bench.get("whole", &body, &version, Some(ByteRange::Suffix(suffix))).await.unwrap();
         assert!(read == body[body.len().saturating_sub(suffix as usize)..]);
     }
+}
+
+/// Ranges of an object that are read with one request are entries of their own: in the next epoch other ones are neighbours.
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_that_were_read_together_are_found_one_by_one_and_beside_others() {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let body = random_bytes(900 * KIB, 3);
+    let version = bench.put("shard", &body).await;
+    let sample = |number: usize| (number * 9 * KIB) as u64..(number * 9 * KIB + 8 * KIB) as u64;
+    let read = async |numbers: &[usize]| {
+        let before = bench.gets();
+        let ranges = numbers.iter().map(|number| (sample(*number), None::<Memory>)).collect();
+        let (size, version) = (Some(body.len() as u64), Some(version.clone()));
+        let read = ReadRequest { size, version, ..ReadRequest::whole("shard") };
+        for ((result, ()), number) in bench.client.get_ranges(read, ranges).await.unwrap().iter().zip(numbers) {
+            let range = sample(*number);
+            assert!(result.buffer.as_slice() == &body[range.start as usize..range.end as usize], "{number}");
+        }
+        bench.written();
+        bench.gets() - before
+    };
+    assert_eq!(read(&[10, 11, 12, 13]).await, 1);
+    assert_eq!(bench.files().len(), 4);
+    // Alone, in another group, and beside ranges that are not in the cache.
+    assert_eq!(read(&[12]).await, 0);
+    assert_eq!(read(&[11, 12]).await, 0);
+    assert_eq!(read(&[8, 9, 10, 13, 14, 15]).await, 2);
+    assert_eq!(read(&[8, 9, 10, 11, 12, 13, 14, 15]).await, 0);
+    assert_eq!(bench.files().len(), 8);
+    bench.store.script(Operation::Get, [Fault::CutBody(10 * KIB)]);
+    assert_eq!(read(&[20, 21, 22]).await, 2);
+    assert_eq!(read(&[20, 21, 22]).await, 1);
+    assert_eq!(read(&[20, 21, 22]).await, 0);
+    assert_eq!(bench.values().cache_damaged, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

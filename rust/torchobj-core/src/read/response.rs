@@ -19,7 +19,7 @@ pub(crate) struct Expected {
 impl Expected {
     /// A request for `range` of the expected object.
     pub(crate) fn request<'a>(&'a self, key: &'a str, range: Option<ByteRange>) -> GetRequest<'a> {
-        GetRequest { key, range, size: self.size, version: self.version.as_ref(), checksum: false }
+        GetRequest { key, range, size: self.size, version: self.version.as_ref(), checksum: false, parts: &[] }
     }
 
     /// What the other responses to the read must match after the first one, which has the expected version if there is one.
@@ -46,12 +46,18 @@ impl Client {
 
     /// One attempt to open a read of about `bytes` bytes, on the local disk if the object is there.
     pub(crate) async fn open_once(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
-        let Some(result) = self.store().open_local(&request).await else {
-            return self.request_once(request, bytes).await;
-        };
-        self.check(&request, &*result)?;
+        match self.open_local(&request).await? {
+            Some(first) => Ok(first),
+            None => self.request_once(request, bytes).await,
+        }
+    }
+
+    /// Opens a read on the local disk. `None` if the object is not there.
+    pub(super) async fn open_local(&self, request: &GetRequest<'_>) -> Result<Option<First>> {
+        let Some(result) = self.store().open_local(request).await else { return Ok(None) };
+        self.check(request, &*result)?;
         let now = Instant::now();
-        Ok(First { result, requested_at: now, response_at: now, permit: None })
+        Ok(Some(First { result, requested_at: now, response_at: now, permit: None }))
     }
 
     /// One attempt to request a read of about `bytes` bytes from the store.

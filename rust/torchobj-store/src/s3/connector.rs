@@ -170,7 +170,7 @@ mod tests {
             let store = S3Store::new(Arc::new(account), "b");
             store.delete(&["k".to_owned()]).await.unwrap();
             let error = store
-                .open(GetRequest { key: "k", range: None, size: None, version: None, checksum: false })
+                .open(GetRequest { key: "k", range: None, size: None, version: None, checksum: false, parts: &[] })
                 .await
                 .err()
                 .unwrap();

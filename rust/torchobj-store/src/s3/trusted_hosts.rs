@@ -226,7 +226,7 @@ mod tests {
         let part = PartReceipt { number: 1, size: 1, version: Version::new("\"e\""), checksum: None };
         let (payload, options) = (Payload::from(bytes::Bytes::from_static(b"x")), PutOptions::default());
         let source = ObjectUrl::parse("s3://b/from").unwrap();
-        let get = GetRequest { key: "k", range: None, size: None, version: None, checksum: false };
+        let get = GetRequest { key: "k", range: None, size: None, version: None, checksum: false, parts: &[] };
         let both = ["a".to_owned(), "c".to_owned()];
         [
             store.open(get).await.err(),
@@ -290,7 +290,7 @@ mod tests {
         let config = S3Config { endpoint_url, anonymous: true, ..S3Config::default() };
         let store = S3Store::new(Arc::new(Account::new(config).unwrap()), "b");
         let result = store
-            .open(GetRequest { key: "folder/k", range: None, size: None, version: None, checksum: false })
+            .open(GetRequest { key: "folder/k", range: None, size: None, version: None, checksum: false, parts: &[] })
             .await
             .unwrap();
         assert_eq!(result.size(), 1);
