@@ -26,13 +26,27 @@ SCHEMA = pa.schema(
         ([[("c49", ">", 1), ("c3", "=", 2)], [("c7", "in", [1, 2])]], {"c3", "c7", "c49"}),
         ((ds.field("c5") > ds.field("c4")) | ds.field("s", "a").is_null(), {"c4", "c5", "s"}),
         (ds.field("a.b") == "x", {"a.b"}),
+        (ds.field("a.b") == "FieldPath(0)", {"a.b"}),
         (ds.field("t").is_valid(), {"t"}),
         (ds.scalar(value=True), set()),
     ],
-    ids=["first", "lists", "nested", "dot", "tensor", "none"],
+    ids=["first", "lists", "nested", "dot", "text", "tensor", "none"],
 )
 def test_its_columns_are_those_without_which_it_cannot_be_evaluated(filters, columns):
     assert set(RowFilter(filters).columns(SCHEMA, "file:///x")) == columns
+
+
+def test_the_digest_depends_on_all_values_and_not_on_the_order_of_a_set():
+    numbers = [*range(1000)]
+    lists = [numbers, [*numbers[:500], 5000, *numbers[501:]], numbers[::-1], numbers[1:]]
+    digests = [RowFilter([("c0", "in", each)]).digest for each in lists]
+    assert len(set(digests)) == len(lists)
+    # That of every version of pyarrow from 19 on, so that an upgrade does not prevent a job from being resumed.
+    assert RowFilter([("c0", ">", 1)]).digest[:8] == "b4532a81"
+    # Their order is that in which they were built, because their hashes are equal.
+    sets = [{0, 8}, {8, 0}]
+    assert [*sets[0]] != [*sets[1]]
+    assert len({RowFilter([[("c0", "not in", each), ("c1", ">", 1)]]).digest for each in sets}) == 1
 
 
 def test_a_name_that_two_columns_have_is_ambiguous():

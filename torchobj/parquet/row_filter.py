@@ -5,6 +5,8 @@ pyarrow evaluates them, and decides which row groups cannot have a row that they
 """
 
 import bisect
+import hashlib
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,19 +28,22 @@ class RowFilter:
 
     def __init__(self, filters: Any) -> None:
         try:
-            self.expression = import_arrow("pyarrow.parquet").filters_to_expression(filters)
+            self.expression = import_arrow("pyarrow.parquet").filters_to_expression(_in_one_order(filters))
         except (TypeError, ValueError, import_arrow().ArrowException) as error:
             raise ConfigError(
                 f"filters={filters!r}: must be an expression of pyarrow, such as pyarrow.dataset.field('id') > 3, or "
                 f"a list such as [('id', '>', 3)]: {error}"
             ) from error
-        self._given = str(filters)
-        if "FieldPath(" in str(self.expression):
-            raise ConfigError(f"filters={self}: names a column by its position; use its name")
+        try:
+            serialized = pickle.dumps(self.expression, protocol=5)
+        except import_arrow().ArrowNotImplementedError as error:
+            reason = "names a column by its position; use its name"
+            raise ConfigError(f"filters={self}: cannot be sent to workers, or {reason}: {error}") from error
+        #: Identifies the expression, with all values of long lists, of which its text has only some.
+        self.digest = hashlib.sha256(serialized).hexdigest()
 
     def __str__(self) -> str:
-        # An expression shows only some values of a long list.
-        return self._given
+        return str(self.expression)
 
     def is_bound_by(self, schema: Any) -> bool:
         """Whether it can be evaluated for a table with this `pyarrow.Schema`."""
@@ -121,6 +126,13 @@ class RowFilter:
         # A row group without rows has no statistics.
         unknown = some & others
         return [None if count and at in unknown else count * (at in some) for at, count in enumerate(rows)]
+
+
+def _in_one_order(filters: Any) -> Any:
+    """The same filters, whose sets are lists with the same order in each process."""
+    if isinstance(filters, (set, frozenset)):
+        return sorted(filters, key=repr)
+    return type(filters)(map(_in_one_order, filters)) if type(filters) in (list, tuple) else filters
 
 
 def _levels(file: ParquetFile, names: Sequence[str]) -> dict[int, tuple[int, int]]:

@@ -359,7 +359,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         if self._filter is None:
             return shape
         # Places count the row groups that are read, and the rows that are kept.
-        return shape | {"filters": str(self._filter), "row_groups": self._units()}
+        return shape | {"filters": self._filter.digest, "row_groups": self._units()}
 
     @override
     def _items(self, segments: list[Segment], number: int, begin: int | None) -> Iterator[StreamItem]:
