@@ -25,8 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    # Of any iterable dataset with a length.
-    pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
     pytest.mark.xdist_group("lightning"),
 ]
 

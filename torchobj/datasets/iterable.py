@@ -162,13 +162,13 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         return PassIterator(self, position, samples.read_in_order(left, reader), samples.sample)
 
     @override
-    def _length(self, shard: Shard, epoch: int) -> int:
+    def _is_countable(self) -> bool:
         running = self._running_position
-        if running is not None and running["shape"].get("objects", 0) is None and not self._listing.is_found:
-            raise TypeError(
-                f"{self._listing.name}: a pass lists it; its length is known at the end of the listing, or call "
-                "dataset.prepare() before the pass"
-            )
+        is_listing = running is not None and running["shape"].get("objects", 0) is None
+        return self._listing.is_found or not (is_listing or broadcast.in_job())
+
+    @override
+    def _length(self, shard: Shard, epoch: int) -> int:
         return len(shard.positions(len(self._listing.manifest()), self.uneven))
 
     def note_whole_pass(self) -> None:

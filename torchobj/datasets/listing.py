@@ -150,8 +150,8 @@ class Listing:
 
     @property
     def is_found(self) -> bool:
-        """Whether the objects are known."""
-        return self._manifest is not None
+        """Whether the objects are known, and the ranks of the job agree on them."""
+        return self._manifest is not None and broadcast.is_current(self._agreed_in)
 
     def manifest(self) -> Manifest:
         """The objects. The first call finds them; every call ensures that the ranks of the job agree on them.
@@ -326,6 +326,11 @@ class NamedListing(Listing):
         urls = [canonical_url(url) for url in named]
         super().__init__(f"{len(urls)} objects by name", options, _by_bucket(urls, options.config, options.parse))
         self._named, self.named = Manifest.from_urls(urls), f"{urls[0]} {urls[-1]}" if urls else ""
+
+    @property
+    @override
+    def is_found(self) -> bool:
+        return True
 
     @override
     def objects(self, *, warns: bool = True) -> Manifest:

@@ -3,7 +3,7 @@
 import logging
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -89,6 +89,11 @@ class DatasetPass(Iterator[Any]):
             "dataset": dataset.state_dict() if is_stateful(dataset) else None,
             "iterator": iterator.state_dict() if own else None,
         }
+
+
+def is_overridden(dataset: "PassDataset[Any]") -> bool:
+    """Whether a subclass of users yields other samples, or has a length of its own."""
+    return isinstance(dataset, Sized) or not type(dataset).__iter__.__module__.startswith("torchobj.")
 
 
 def warn_of_replay(dataset: Any, samples: str) -> None:
@@ -203,34 +208,30 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
     def prepare(self) -> None:
         """Does what workers inherit. Called by a loader before it starts workers."""
 
-    def __len__(self) -> int:
-        """Number of samples that this rank yields in the pass that starts next, if none fails; with `on_error="skip"`
-        failed ones are fewer.
-
-        Counted from what the pass needs before its first sample, which is read at the first use: a listing, the footers
-        of Parquet files, or the index of tar shards with `uneven`. Ranks need not call it together. Where the number of
-        samples depends on the number of workers, it is that without workers, or of the loader of torch that asks.
-
-        Raises:
-            TypeError: The samples are not counted before they are read.
-        """
-        return sum(self.lengths(self.next_epoch(), self._workers_of_caller()))
-
-    def __bool__(self) -> bool:
-        # Its length may not be known.
-        return True
+    # It has no `__len__`: torch's loader would round up once rather than for each worker, and Trainers would end the
+    # epoch there. Accelerate and Trainers would also take the samples of a rank for those of all ranks.
 
     def lengths(self, epoch: int, workers: int) -> list[int]:
-        """Number of samples that each worker of this rank yields in a pass, as `len`.
+        """Number of samples that each worker of this rank yields in a pass, if none fails; with `on_error="skip"`, an
+        upper bound.
+
+        They are counted from what the pass needs before its first sample: a listing, the footers of Parquet files, or
+        the index of tar shards with `uneven`, which a process without other ranks reads if it was not read before.
 
         Args:
             epoch: The epoch of the pass.
             workers: Number of workers; 0: the process of the loop.
 
         Raises:
-            TypeError: The samples are not counted before they are read.
+            TypeError: The samples are not counted before they are read, their numbers vary from epoch to epoch, or this
+                call would wait for another rank or for a pass that is listing.
         """
         self._check()
+        if not self._is_countable():
+            raise TypeError(
+                f"the samples of this {type(self).__name__} are not counted yet: rank 0 lists for all ranks, or a pass "
+                "is listing; call dataset.prepare() before, on all ranks"
+            )
         shard, processes = self._shard(), max(1, workers)
         is_divided = self._ranks.within_mixture().is_divided
         shards = [shard._replace(worker=worker, workers=processes) for worker in range(processes)]
@@ -240,11 +241,9 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         """Number of samples of one worker in a pass."""
         raise NotImplementedError
 
-    def _workers_of_caller(self) -> int:
-        """Number of workers of the loader of torch that requests the length of this dataset."""
-        loaders = (frame.f_locals.get("self") for _, frame in callers())
-        is_own = (each for each in loaders if isinstance(each, torch.utils.data.DataLoader) and each.dataset is self)
-        return getattr(next(is_own, None), "num_workers", 0)
+    def _is_countable(self) -> bool:
+        """Whether `_length` waits for no other rank, and repeats no request of a pass."""
+        return True
 
     def _check(self) -> None:
         if not isinstance(self.seed, int) or self.seed < 0:

@@ -165,7 +165,11 @@ def is_current(agreed_in: str | None) -> bool:
     """Whether the ranks have agreed in the process group of this nonce, and it still exists. True outside of a job, and
     in workers.
     """
-    return not in_job() or (agreed_in is not None and agreed_in == nonce())
+    if not in_job():
+        return True
+    # Not `_job`, which waits for the nonce of rank 0.
+    job = _jobs.get(torch.distributed.distributed_c10d._get_default_store())
+    return job is not None and job.nonce == agreed_in
 
 
 def broadcast(name: str, read: Callable[[], _Value], from_bytes: Callable[[bytes], _Value]) -> _Value:

@@ -39,6 +39,11 @@ class SharedIndex:
     def __repr__(self) -> str:
         return "not indexed yet" if self._tables is None else f"{len(self._tables[1])} samples"
 
+    @property
+    def is_found(self) -> bool:
+        """Whether the index was read."""
+        return self._tables is not None
+
     def get(self) -> TarIndex:
         """The index. Rank 0 reads it for all ranks."""
         index = self._index

@@ -222,16 +222,20 @@ class StreamDataset(PassDataset[Sample_co]):
         return shuffled(units, self.seed, epoch) if self._shuffle else in_order(units)
 
     @override
+    def _is_countable(self) -> bool:
+        return self._listing.is_found or not broadcast.in_job()
+
+    @override
     def _length(self, shard: Shard, epoch: int) -> int:
         order, counts = self._order(epoch), self._counts()
         if counts is None:
             raise TypeError(f"{self._listing.name}: its samples cannot be counted: {self._uncounted}")
         if self.uneven is None:
-            if self._shuffle and shard.world_size > 1 and len(set(counts.tolist())) > 1:
+            if self._shuffle and shard.world_size * shard.workers > 1 and len(set(counts.tolist())) > 1:
                 # A Trainer of Lightning keeps the first one, and would end longer epochs early.
                 raise TypeError(
-                    f"{self._listing.name}: the number of samples of a rank varies from epoch to epoch, because "
-                    f"{self._unit_name} of different sizes are shuffled; pass uneven='drop' or 'pad'"
+                    f"{self._listing.name}: the number of batches varies from epoch to epoch, because shuffled "
+                    f"{self._unit_name} of different sizes are divided; pass uneven='drop' or 'pad'"
                 )
             return int(counts[shard.select(order, None)].sum())
         begin, end = worker_part(divided(counts, shard.world_size, self.uneven).per_rank, shard)

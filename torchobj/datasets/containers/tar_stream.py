@@ -19,6 +19,7 @@ from torchobj.datasets.listing import Shards, listing_of
 from torchobj.datasets.samples import Sample_co
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest import Manifest
+from torchobj.ranks import broadcast
 from torchobj.ranks.sample_ranks import SampleRanks
 from torchobj.ranks.sharding import Order, Segment
 from torchobj.reading.read_ahead import Group, read_ahead
@@ -187,6 +188,10 @@ class TarIterableDataset(StreamDataset[Sample_co]):
                     )
             self._checked = True
         return len(self.manifest)
+
+    @override
+    def _is_countable(self) -> bool:
+        return super()._is_countable() and (self.uneven is None or self._index.is_found or not broadcast.in_job())
 
     @override
     def _counts(self) -> Order | None:
