@@ -26,6 +26,8 @@ NAMES = [
     ["y=-1", "y=007"],
     ["x/y=1/z", "other/y=2"],
     ["a.b=1/Ü=2", "a.b=3/Ü=4"],
+    ["%79%20z=1/m%2Fx=%3D", "y z=2/m%2Fx=b"],
+    ["_p= 1/n=+1", "_p=0x10/n=1"],
 ]
 
 
@@ -35,7 +37,7 @@ def test_names_types_and_values_are_those_of_pyarrow(tmp_path, number):
     for key in keys:
         (tmp_path / key).parent.mkdir(parents=True)
         pq.write_table(pa.table({"id": [1]}), tmp_path / key)
-    oracle = ds.dataset(tmp_path, partitioning="hive")
+    oracle = ds.dataset(tmp_path, partitioning="hive", ignore_prefixes=[])
     partitions = found(*keys)
     assert [oracle.schema.field("id"), *partitions.schema] == list(oracle.schema)
     files = {file.path: ds.get_partition_keys(file.partition_expression) for file in oracle.get_fragments()}
@@ -48,12 +50,24 @@ def test_names_types_and_values_are_those_of_pyarrow(tmp_path, number):
         (["y=1/a", "b"], ParquetError, "s3://b/b: no folder is named y=..., which those of other files are"),
         (["y=1/m=2/a", "y=1/b"], ParquetError, "s3://b/y=1/b: no folder is named m="),
         (["y=1/y=2/a"], ParquetError, "s3://b/y=1/y=2/a: has 2 folders named y=..., which is no name of a column"),
+        (["y=1/%79=2/a"], ParquetError, "s3://b/y=1/%79=2/a: has 2 folders named y=..., which is no name of a column"),
         (["=5/a"], ParquetError, "s3://b/=5/a: has a folder whose name begins with '='"),
         (["y=%FF/a", "y=1/b"], ParquetError, "s3://b/y=%FF/a: the names .*not valid UTF-8 after URL decoding: %FF"),
+        (["%FF=1/a"], ParquetError, "s3://b/%FF=1/a: the names .*not valid UTF-8 after URL decoding: %FF"),
         (["y=__HIVE_DEFAULT_PARTITION__/a"], ParquetError, "no folder named y=... has a value"),
         (["a", "b=c"], ConfigError, "s3://b/a has no folder with a name such as year=2024; pass partitioning=None"),
     ],
-    ids=["no folder", "one of two", "twice", "no name", "no text", "no value", "no partition"],
+    ids=[
+        "no folder",
+        "one of two",
+        "twice",
+        "twice when decoded",
+        "no name",
+        "no text",
+        "no text as name",
+        "no value",
+        "no partition",
+    ],
 )
 def test_names_that_are_no_columns_are_refused(keys, kind, message):
     with pytest.raises(kind, match=message):

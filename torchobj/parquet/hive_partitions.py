@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from torchobj.exceptions import ConfigError, ParquetError
 from torchobj.parquet.arrow import import_arrow
@@ -77,7 +78,7 @@ def hive_partitions(files: Sequence[tuple[str, str]], partitioning: Any = None) 
 
 def _names(url: str, key: str) -> list[str]:
     """The names of columns in the folders of a file."""
-    named = Counter(re.findall(r"(?:^|/)([^/=]*)=[^/]*(?=/)", key))
+    named = Counter(map(unquote, re.findall(r"(?:^|/)([^/=]*)=[^/]*(?=/)", key)))
     for name, count in named.items():
         if not name or count > 1:
             problem = f"has {count} folders named {name}=..." if name else "has a folder whose name begins with '='"
