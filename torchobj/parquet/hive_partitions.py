@@ -58,27 +58,37 @@ def hive_partitions(files: Sequence[tuple[str, str]], partitioning: Any = None) 
         ParquetError: A file lacks a folder that others have, has one twice, or has one whose value is not of its type.
     """
     dataset, arrow = import_arrow("pyarrow.dataset"), import_arrow()
-    names = dict.fromkeys(name for url, key in files for name in _names(url, key))
+    # URL of the first file of each folder, whose files have the same values.
+    folders: dict[str, str] = {}
+    for url, key in files:
+        folders.setdefault(_folder(key), url)
+    names = dict.fromkeys(name for folder, url in folders.items() for name in _names(url, folder))
     if not names:
         raise ConfigError(
             f"partitioning: {files[0][0]} has no folder with a name such as year=2024; pass partitioning=None"
         )
     if partitioning is None:
         texts = dataset.HivePartitioning(arrow.schema([(name, arrow.string()) for name in names]))
-        found = HivePartitions(texts.schema, [_parsed(texts, *file) for file in files])
-        values = [found.values(number) for number in range(len(files))]
+        found = HivePartitions(texts.schema, [_parsed(texts, *each) for each in folders.items()])
+        values = [found.values(number) for number in range(len(folders))]
         fields = [(name, _inferred(name, [each.get(name) for each in values], files[0][0])) for name in names]
         partitioning = dataset.HivePartitioning(arrow.schema(fields))
-    partitions = HivePartitions(partitioning.schema, [_parsed(partitioning, *file) for file in files])
-    for number, (url, _) in enumerate(files):
+    partitions = HivePartitions(partitioning.schema, [_parsed(partitioning, *each) for each in folders.items()])
+    for number, url in enumerate(folders.values()):
         if missing := [name for name in partitions.schema.names if name not in partitions.values(number)]:
             raise ParquetError(f"{url}: no folder is named {missing[0]}=..., which those of other files are")
-    return partitions
+    of_folders = dict(zip(folders, partitions.expressions, strict=True))
+    return partitions._replace(expressions=[of_folders[_folder(key)] for _, key in files])
 
 
-def _names(url: str, key: str) -> list[str]:
-    """The names of columns in the folders of a file."""
-    named = Counter(map(unquote, re.findall(r"(?:^|/)([^/=]*)=[^/]*(?=/)", key)))
+def _folder(key: str) -> str:
+    """The folder of a file, which ends with a slash unless it is empty."""
+    return key[: key.rfind("/") + 1]
+
+
+def _names(url: str, folder: str) -> list[str]:
+    """The names of columns in a folder and those that contain it."""
+    named = Counter(map(unquote, re.findall(r"(?:^|/)([^/=]*)=[^/]*(?=/)", folder)))
     for name, count in named.items():
         if not name or count > 1:
             problem = f"has {count} folders named {name}=..." if name else "has a folder whose name begins with '='"
@@ -86,9 +96,9 @@ def _names(url: str, key: str) -> list[str]:
     return list(named)
 
 
-def _parsed(partitioning: Any, url: str, key: str) -> Any:
+def _parsed(partitioning: Any, folder: str, url: str) -> Any:
     try:
-        return partitioning.parse(key)
+        return partitioning.parse(folder)
     except import_arrow().ArrowException as error:
         raise ParquetError(f"{url}: the names of its folders cannot be read as columns: {error}") from error
 
