@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 from torchobj import _shutdown, decode, files
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef, __version__
 from torchobj.checkpoint.archive import failed_save
-from torchobj.config import AdvancedOptions, CacheOptions, FileOptions, GCSOptions, S3Options, StoreConfig, load_config
+from torchobj.config import (
+    AdvancedOptions,
+    CacheOptions,
+    FileOptions,
+    GCSOptions,
+    PriceOptions,
+    S3Options,
+    StoreConfig,
+    load_config,
+)
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
 from torchobj.s3torchconnector.names import S3Checkpoint as S3Checkpoint
@@ -125,6 +134,7 @@ __all__ = [
     "ObjectRef",
     "ObjectWriter",
     "ParquetIterableDataset",
+    "PriceOptions",
     "S3IterableDataset",
     "S3MapDataset",
     "S3Options",

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import math
 import pickle
 
 import pytest
@@ -138,7 +139,7 @@ def test_the_options_of_gcs_and_their_defaults():
         GCS("http://localhost:4443")
 
 
-KINDS = [ANY, S3, GCS, torchobj.FileOptions, torchobj.CacheOptions]
+KINDS = [ANY, S3, GCS, torchobj.FileOptions, torchobj.CacheOptions, torchobj.PriceOptions]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,6 +174,12 @@ def test_a_value_of_an_unknown_type_is_refused_with_the_name_of_its_field(kind):
         (torchobj.CacheOptions, {"max_bytes": 1 << 19}, "max_bytes=524288: must be 1 MiB..1125899906842624"),
         (torchobj.CacheOptions, {"ttl_s": 1}, "ttl_s=1: must be 60..31536000 s"),
         (torchobj.CacheOptions, {"admit": 1}, "admit=1: must be True or False"),
+        (torchobj.PriceOptions, {"get_per_1000": -0.1}, "get_per_1000=-0.1: must be 0..1000 dollars"),
+        (torchobj.PriceOptions, {"list_per_1000": math.nan}, "list_per_1000=nan: must be 0..1000 dollars"),
+        (torchobj.PriceOptions, {"put_per_1000": math.inf}, "put_per_1000=inf: must be 0..1000 dollars"),
+        (torchobj.PriceOptions, {"egress_per_gib": "0.09"}, "egress_per_gib='0.09': must be 0..1000 dollars"),
+        (torchobj.PriceOptions, {"get_per_1000": True}, "get_per_1000=True: must be 0..1000 dollars"),
+        (ANY, {"prices": {"get_per_1000": 1}}, "prices=<class 'dict'>: must be a PriceOptions"),
         (ANY, {"s3": "x"}, "s3=<class 'str'>: must be an S3Options"),
         (ANY, {"s3": {"region": "x"}}, "s3=<class 'dict'>: must be an S3Options"),
         (ANY, {"gcs": S3()}, "gcs=<class 'torchobj.config.options.S3Options'>: must be a GCSOptions"),

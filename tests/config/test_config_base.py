@@ -8,10 +8,10 @@ import pickle
 import pytest
 
 import torchobj
-from torchobj import AdvancedOptions, CacheOptions, FileOptions, GCSOptions, S3Options, StoreConfig
+from torchobj import AdvancedOptions, CacheOptions, FileOptions, GCSOptions, PriceOptions, S3Options, StoreConfig
 from torchobj.config import config_file, resolve
 
-KINDS = [StoreConfig, S3Options, GCSOptions, FileOptions, CacheOptions, AdvancedOptions]
+KINDS = [StoreConfig, S3Options, GCSOptions, FileOptions, CacheOptions, PriceOptions, AdvancedOptions]
 
 
 @pytest.fixture(autouse=True)

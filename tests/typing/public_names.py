@@ -27,6 +27,7 @@ from torchobj import (
     ObjectRef,
     ObjectWriter,
     ParquetIterableDataset,
+    PriceOptions,
     S3Checkpoint,
     S3ClientConfig,
     S3Exception,
@@ -146,6 +147,7 @@ def stores() -> None:
         s3=S3Options(region="us-east-1"),
         file=FileOptions(sync=False),
         cache=CacheOptions(folder="/nvme/torchobj", max_bytes=500 << 30),
+        prices=PriceOptions(get_per_1000=0.0004),
         advanced=AdvancedOptions(keep_alive_s=5),
     )
     load_config("/etc/torchobj.toml")

@@ -83,9 +83,9 @@ def load_config(path: str | os.PathLike[str]) -> None:
     `load` and checkpoints. In `from_objects` one prefix must apply to all objects of a bucket.
 
     The keys of a table are the fields of `StoreConfig`; those of `S3Options`, `GCSOptions`, `FileOptions`,
-    `CacheOptions` and `AdvancedOptions` are in its tables `s3`, `gcs`, `file`, `cache` and `advanced`. Arguments of a
-    call override single fields: each field that was passed to the constructor of its `config=`, also with its default
-    value, and `region=` and `endpoint_url=` of a `Store`.
+    `CacheOptions`, `PriceOptions` and `AdvancedOptions` are in its tables `s3`, `gcs`, `file`, `cache`, `prices` and
+    `advanced`. Arguments of a call override single fields: each field that was passed to the constructor of its
+    `config=`, also with its default value, and `region=` and `endpoint_url=` of a `Store`.
 
     Args:
         path: A TOML file, such as:

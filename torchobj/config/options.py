@@ -1,4 +1,5 @@
-"""Options of the providers, `S3Options`, `GCSOptions` and `FileOptions`, and of the disk cache, `CacheOptions`.
+"""Options of the providers, `S3Options`, `GCSOptions` and `FileOptions`, of the disk cache, `CacheOptions`, and the
+prices of requests, `PriceOptions`.
 
 `StoreConfig` has what the providers share.
 """
@@ -401,3 +402,40 @@ class CacheOptions(ConfigBase):
         check_number("max_object_bytes", self.max_object_bytes, MIB, 5 * GIB)
         check_number("ttl_s", self.ttl_s, 60, 31_536_000, " s", whole=False)
         check_kinds(self, "True or False", (bool,), "admit")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PriceOptions(ConfigBase):
+    """What the provider bills: `StoreConfig(prices=PriceOptions(get_per_1000=0.0004, list_per_1000=0.005))`.
+
+    `DataLoader.report()` and `torchobj bench --estimate` multiply numbers of requests and bytes by these prices, and
+    name no dollars if all are 0. Prices are never fetched: copy those of your region, storage class and contract.
+
+    Args:
+        get_per_1000: Dollars per 1,000 requests that read an object or its attributes. S3: GET, SELECT and all other
+            requests; Google Cloud Storage: class B. 0..1000.
+        list_per_1000: Dollars per 1,000 requests that list. S3: PUT, COPY, POST, LIST; Google Cloud Storage: class A.
+            0..1000.
+        put_per_1000: Dollars per 1,000 requests that write, copy or compose an object, or a part of an upload; the
+            same classes as `list_per_1000`. 0..1000.
+        egress_per_gib: Dollars per GiB that is received. 0 within a region. 0..1000.
+
+    Raises:
+        ConfigError: A price is not a number in these limits.
+
+    Example:
+        >>> PriceOptions(get_per_1000=0.0004).egress_per_gib
+        0.0
+        >>> PriceOptions(get_per_1000=-1)
+        Traceback (most recent call last):
+        torchobj.exceptions.ConfigError: get_per_1000=-1: must be 0..1000 dollars
+    """
+
+    get_per_1000: float = 0.0
+    list_per_1000: float = 0.0
+    put_per_1000: float = 0.0
+    egress_per_gib: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("get_per_1000", "list_per_1000", "put_per_1000", "egress_per_gib"):
+            check_number(name, getattr(self, name), 0, 1000, " dollars", whole=False)

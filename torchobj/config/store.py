@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torchobj.config.checks import GIB, KIB, MIB, check, check_kinds, check_number
 from torchobj.config.config_base import ConfigBase, fields_of, nearest
-from torchobj.config.options import CacheOptions, FileOptions, GCSOptions, S3Options
+from torchobj.config.options import CacheOptions, FileOptions, GCSOptions, PriceOptions, S3Options
 from torchobj.exceptions import ConfigError
 
 #: Limits of a time, in seconds.
@@ -57,11 +57,12 @@ class AdvancedOptions(ConfigBase):
 
 
 #: The options in fields of `StoreConfig`, which are tables of a configuration file.
-OPTIONS: dict[str, type[S3Options | GCSOptions | FileOptions | CacheOptions | AdvancedOptions]] = {
+OPTIONS: dict[str, type[S3Options | GCSOptions | FileOptions | CacheOptions | PriceOptions | AdvancedOptions]] = {
     "s3": S3Options,
     "gcs": GCSOptions,
     "file": FileOptions,
     "cache": CacheOptions,
+    "prices": PriceOptions,
     "advanced": AdvancedOptions,
 }
 
@@ -98,6 +99,7 @@ class StoreConfig(ConfigBase):
         gcs: Options of `gs://` URLs.
         file: Options of `file://` URLs.
         cache: The disk cache, if it has a folder.
+        prices: What requests and bytes cost, for reports.
         advanced: Settings of all providers that few need to change.
         verify_tls: Whether to verify the certificate of the server.
         ca_bundle: PEM file of trusted certificates. None: those of the system; for `s3://`, `AWS_CA_BUNDLE`,
@@ -143,6 +145,7 @@ class StoreConfig(ConfigBase):
     gcs: GCSOptions = dataclasses.field(default_factory=GCSOptions)
     file: FileOptions = dataclasses.field(default_factory=FileOptions)
     cache: CacheOptions = dataclasses.field(default_factory=CacheOptions)
+    prices: PriceOptions = dataclasses.field(default_factory=PriceOptions)
     advanced: AdvancedOptions = dataclasses.field(default_factory=AdvancedOptions)
     verify_tls: bool = True
     ca_bundle: str | Path | None = None
@@ -166,7 +169,7 @@ class StoreConfig(ConfigBase):
     def __post_init__(self) -> None:
         # Only the types are shown, because a value in the wrong field may be a secret.
         for name, kind in OPTIONS.items():
-            value, article = getattr(self, name), "a" if name in ("gcs", "file", "cache") else "an"
+            value, article = getattr(self, name), "a" if name in ("gcs", "file", "cache", "prices") else "an"
             check(name, type(value), f"{article} {kind.__name__}", ok=isinstance(value, kind))
         check_kinds(self, "True or False", (bool,), "verify_tls", "hedge", "verify_checksums")
         is_path = isinstance(self.ca_bundle, (str, os.PathLike, NoneType))
