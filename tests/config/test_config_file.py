@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 import torchobj
-from torchobj import FileOptions, GCSOptions, S3Options, Store, StoreConfig, load_config
+from torchobj import FileOptions, GCSOptions, PriceOptions, S3Options, Store, StoreConfig, load_config
 from torchobj.config import config_file, resolve
-from torchobj.datasets.wrappers import max_in_flight_of
+from torchobj.datasets.wrappers import max_in_flight_of, prices_of
 from torchobj.exceptions import ConfigError
 
 CANARY = "canary8SECRET"
@@ -283,6 +283,20 @@ def test_the_report_uses_the_number_of_requests_of_the_file(write):
     assert max_in_flight_of(torchobj.ObjectMapDataset("s3://bucket/")) == 20
     assert max_in_flight_of(torchobj.ObjectMapDataset.from_objects(["s3://bucket/a/x"])) == 10
     assert max_in_flight_of(torchobj.ObjectMapDataset("memory://x/")) is None
+
+
+def test_prices_come_from_the_file_and_their_errors_name_it(write):
+    write('["s3://bucket"]\nprices = { get_per_1000 = 0.0004, list_per_1000 = 0.005 }')
+    assert resolve("s3://bucket/a", StoreConfig()).prices == PriceOptions(get_per_1000=0.0004, list_per_1000=0.005)
+    assert prices_of(torchobj.ObjectMapDataset("s3://bucket/a/")).get_per_1000 == 0.0004
+    for line, words in (
+        ("get_per_1000 = -1", "get_per_1000=-1: must be 0..1000 dollars"),
+        ("get_per_1000 = nan", "get_per_1000=nan: must be 0..1000 dollars"),
+        ("get = 1", "prices: get: PriceOptions has no such field"),
+    ):
+        file = write(f'["s3://bucket".prices]\n{line}')
+        with pytest.raises(ConfigError, match=words):
+            torchobj.load_config(file)
 
 
 def test_a_dataset_with_a_credential_provider_names_the_field_of_the_file_and_the_way_out(write):

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.utils.data
 
+from torchobj.config import PriceOptions, StoreConfig
 from torchobj.datasets.base import PerObjectDataset
+from torchobj.datasets.containers.stream import StreamDataset
 from torchobj.datasets.objects import ObjectDataset
 from torchobj.datasets.passes import PassDataset
 from torchobj.datasets.samples import MapStyleDataset, is_overridden, positions_of
@@ -92,11 +94,17 @@ def max_in_flight_of(dataset: Any) -> int | None:
     return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
-def _configs_of(dataset: Any) -> list[Any]:
+def prices_of(dataset: Any) -> PriceOptions:
+    """The prices of the stores of a dataset, or of the datasets within it; zero if they differ."""
+    prices = {config.prices for inner in datasets_within(dataset) for config in _configs_of(inner)}
+    return prices.pop() if len(prices) == 1 else PriceOptions()
+
+
+def _configs_of(dataset: Any) -> list[StoreConfig]:
     """The configurations of the stores of a dataset of torchobj."""
     if isinstance(dataset, MapStyleDataset):
         return dataset._torchobj.source.configs()
-    return dataset._listing.configs if isinstance(dataset, PerObjectDataset) else []
+    return dataset._listing.configs if isinstance(dataset, PerObjectDataset | StreamDataset) else []
 
 
 def objects_are_known(dataset: Any) -> bool:

@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 
 from torchobj.datasets.base import PerObjectDataset
 from torchobj.datasets.passes import PassDataset, is_overridden
-from torchobj.datasets.wrappers import manifest_digest, max_in_flight_of, objects_are_known, prepare_workers
+from torchobj.datasets.wrappers import manifest_digest, max_in_flight_of, objects_are_known, prepare_workers, prices_of
 from torchobj.decode import libraries
 from torchobj.exceptions import ConfigError
 from torchobj.loader import whole_pass
@@ -107,10 +107,11 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
         self._meter.imports_s += libraries.imports.seconds - before_s
 
     def _time_of_start(self) -> float | None:
-        """The time at which the next pass begins to import decoders and start workers.
+        """The time at which the next pass begins to import decoders and start workers. Its requests count from now on.
 
         None if it starts none: without workers, and if those of the previous pass are persistent.
         """
+        self._meter.requests.begin()
         if not self.num_workers or self._iterator is not None:
             return None
         started = time.perf_counter()
@@ -192,6 +193,8 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
             self.stats(),
             unread,
             max_in_flight_of(self.dataset),
+            self._meter.requests.last,
+            prices_of(self.dataset),
             start_method=self._start_method,
             persistent_workers=self.persistent_workers,
             slowest=self._meter.slowest,

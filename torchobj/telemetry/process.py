@@ -3,6 +3,7 @@
 import sys
 
 from torchobj import _torchobj
+from torchobj.telemetry.billing import billed
 from torchobj.telemetry.epochs import EPOCHS
 from torchobj.telemetry.table import CAUSES, DURATIONS, EXPOSED, REQUESTS, of_source
 
@@ -30,6 +31,7 @@ def metrics() -> dict[str, float]:
         for operation, counts in found["requests"].items()
         for outcome, count in zip(found["outcomes"], counts, strict=True)
     }
+    found |= billed(found)._asdict()
     values |= {metric.name: found[metric.key] for metric in of_source("requests")}
     of_epochs = EPOCHS.sums()
     values |= {f"{EXPOSED.name}.{cause}": of_epochs[cause] for cause in CAUSES}

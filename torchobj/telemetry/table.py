@@ -75,8 +75,9 @@ class LoaderStats:
     """Statistics of a loader since its first batch was requested, without the pauses between epochs.
 
     The figures of objects and requests are those that were read for this loader. The loaders of a process share one
-    prefetcher: the memory and `in_flight` are of all of them. Times are in seconds, shares from 0 to 1. A time that was
-    never measured is None.
+    prefetcher: the memory and `in_flight` are of all of them. Billed requests and received bytes are those of the whole
+    process within the epochs of the loader, whoever sent them. Times are in seconds, shares from 0 to 1. A time that
+    was never measured is None.
     """
 
     # `Meter.stats` computes some of the fields. All others have the values of `prefetch_stats()` under the same key.
@@ -188,6 +189,19 @@ class LoaderStats:
         _REQUESTS,
         sentence="{number} hedged [request|requests] [was|were] answered before the original request.",
     )
+    billed_gets: int = _counter(
+        "{request}", "requests that S3 bills as GET, and Google Cloud Storage in class B: reads and HEAD", _REQUESTS
+    )
+    billed_lists: int = _counter(
+        "{request}", "requests that S3 bills as LIST, and Google Cloud Storage in class A", _REQUESTS
+    )
+    billed_puts: int = _counter(
+        "{request}",
+        "requests that S3 bills as PUT, COPY or POST, and Google Cloud Storage in class A: writes and copies of "
+        "objects, and parts of uploads",
+        _REQUESTS,
+    )
+    received_bytes: int = _counter("By", "bytes of objects that were received", _REQUESTS)
     cache_hits: int = _counter("{read}", "reads that the disk cache answered, without a request", _REQUESTS)
     cache_hit_bytes: int = _counter("By", "bytes that were read from the disk cache", _REQUESTS)
     memory_limited_share: float = _gauge("1", "share of reads after which no further read started for lack of memory")
@@ -279,7 +293,6 @@ DURATIONS = (
 )
 
 _OF_PROCESS_ONLY = (
-    _of_process("received_bytes", "counter", "By", "bytes of objects that were received", _REQUESTS),
     _of_process("cache_admitted", "counter", "{file}", "files that were written to the disk cache", _REQUESTS),
     _of_process("cache_admitted_bytes", "counter", "By", "bytes of objects in these files", _REQUESTS),
     _of_process(

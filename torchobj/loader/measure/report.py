@@ -2,7 +2,9 @@
 
 import re
 
+from torchobj.config import PriceOptions
 from torchobj.loader.measure.exposed import Exposed, SlowestRank
+from torchobj.telemetry.billing import Billed, shown_dollars
 from torchobj.telemetry.table import CAUSES, OF_LOADER, LoaderStats
 
 #: Minimum measured time, without startup, before the report names the limit: a short pass has few batches
@@ -30,6 +32,8 @@ def report(
     stats: LoaderStats,
     unread: str | None = None,
     max_in_flight: int | None = None,
+    last_epoch: Billed | None = None,
+    prices: PriceOptions | None = None,
     *,
     start_method: str = "fork",
     persistent_workers: bool = False,
@@ -41,6 +45,8 @@ def report(
         stats: The statistics of the loader.
         unread: The reason why nothing is read ahead; None if objects are read ahead.
         max_in_flight: `StoreConfig.max_in_flight`; None for "auto".
+        last_epoch: The requests of the last whole epoch; None before its end.
+        prices: What they cost; None if that is unknown.
         start_method: How workers are started.
         persistent_workers: Whether they are kept between epochs.
         slowest: The rank that waited longest, if ranks were compared.
@@ -54,7 +60,9 @@ def report(
         limit = [f"{measured} are too short to tell what limits the loader: {_MIN_MEASURED_S:.0f} s are needed."]
     else:
         limit = _limit(stats, unread, max_in_flight, starts_slowly=bool(startup))
-    return "\n".join([*_done(stats), *startup, *limit, *_slowest(slowest), *_failures(stats)])
+    return "\n".join(
+        [*_done(stats), *startup, *limit, *_slowest(slowest), *_requests(stats, last_epoch, prices), *_failures(stats)]
+    )
 
 
 def _measured_s(stats: LoaderStats) -> float:
@@ -112,6 +120,19 @@ def _slowest(slowest: SlowestRank | None) -> list[str]:
             f"mostly for {_WORDS[slowest.cause]}."
         )
     ]
+
+
+def _requests(stats: LoaderStats, last_epoch: Billed | None, prices: PriceOptions | None) -> list[str]:
+    """What was requested and what it costs. Empty for reads of workers that are not counted here."""
+    if not stats.bytes_per_s:
+        return []
+    counted = last_epoch or Billed(*(getattr(stats, name) for name in Billed._fields))
+    numbers = zip(("GET", "LIST", "PUT"), counted, strict=False)
+    requests = ", ".join(f"{number:,} {name}" for name, number in numbers if number) or "none"
+    received = f"{counted.received_bytes / (1 << 20):,.1f} MiB received"
+    cost = f" ({shown_dollars(counted.dollars(prices))})" if prices not in (None, PriceOptions()) else ""
+    when = "so far" if last_epoch is None else "in the last epoch"
+    return [f"Requests of this process {when}: {requests}; {received}{cost}."]
 
 
 def _startup(stats: LoaderStats, start_method: str, *, persistent_workers: bool) -> list[str]:

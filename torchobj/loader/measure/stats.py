@@ -14,6 +14,7 @@ import torch.distributed
 from torchobj import _torchobj
 from torchobj.loader import import_timer
 from torchobj.loader.measure.exposed import SlowestRank, TimedCollate, Totals
+from torchobj.loader.measure.pass_requests import PassRequests
 from torchobj.loader.measure.timeline import Sample, Timeline
 from torchobj.telemetry.epochs import EPOCHS
 from torchobj.telemetry.table import CAUSES, OF_LOADER, LoaderStats, of_source
@@ -31,6 +32,7 @@ class Meter:
     Attributes:
         loader: The number under which the prefetcher counts for this loader.
         imports_s: Time in which the process of the loop imported decoders for it.
+        requests: The billed requests of its passes.
     """
 
     def __init__(self) -> None:
@@ -51,6 +53,7 @@ class Meter:
         #: The slowest rank at the last call of `log` with `ranks=True`.
         self.slowest: SlowestRank | None = None
         self.timeline = Timeline()
+        self.requests = PassRequests()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Meter, ()
@@ -143,6 +146,7 @@ class Meter:
                 self._note_imports_of_startup(now - started)
             self._startup_s += now - started
             self._elapsed_s += now - min(since, started)
+        self.requests.record(ended=not samples)
         self._batches += samples > 0
         self._samples += samples
         if not samples:
@@ -191,7 +195,7 @@ class Meter:
             "memory_limited_share": totals.memory_limited_share,
             "request_limited_share": totals.request_limited_share,
         }
-        return LoaderStats(**of_prefetcher | computed)
+        return LoaderStats(**of_prefetcher | computed | self.requests.total()._asdict())
 
     def _totals(self, found: dict[str, Any]) -> Totals:
         """What was counted so far, with the statistics `found` of the prefetcher."""
