@@ -1,6 +1,7 @@
 """`torchobj bench`: reads a prefix as a loader does, and suggests settings.
 
-Measures what the prefix gives at numbers of concurrent requests: objects and bytes per second, latency, CPU.
+Measures what the prefix gives at numbers of concurrent requests: objects and bytes per second, latency, CPU. What an
+epoch costs is in `estimate`.
 """
 
 import collections
@@ -16,6 +17,7 @@ from typing import Any
 import click
 
 from torchobj._torchobj import ObjectRef
+from torchobj.cli.estimate import estimate
 from torchobj.cli.options import Command, settings
 from torchobj.cli.output import duration, human_size, print_line, shown
 from torchobj.cli.targets import URL, parse_target, raw_option
@@ -191,16 +193,35 @@ def _levels(_: click.Context, parameter: click.Parameter, value: str | None) -> 
 )
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=3, show_default=True, help="Time for each number.")
 @click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Number of objects to read.")
+@click.option("--estimate", "is_estimate", is_flag=True, help="Print requests and price of an epoch; reads no samples.")
+@click.option("--columns", metavar="NAME,...", help="With --estimate: columns of Parquet files.  [default: all]")
 @raw_option
-def bench(url: str, *, concurrency: list[int] | None, seconds: float, limit: int, raw: bool) -> None:
+def bench(
+    url: str,
+    *,
+    concurrency: list[int] | None,
+    seconds: float,
+    limit: int,
+    is_estimate: bool,
+    columns: str | None,
+    raw: bool,
+) -> None:
     """Reads the objects under URL in random order with different numbers of concurrent requests.
 
     Prints objects and bytes per second, the latency of single reads meanwhile, and the CPU time of this process in
     cores; and the settings of a loader that follow. The reads are billed as those of a loader are.
+
+    With --estimate, lists all objects once and prints how many requests an epoch of a rank that reads all of them
+    sends, without and with a disk cache, and what they cost at the prices of the configuration file.
     """
     chosen = settings()
     target = parse_target(url, raw=raw)
     config = chosen.config(url)
+    if columns is not None and not is_estimate:
+        raise click.UsageError("--columns: needs --estimate")
+    if is_estimate:
+        estimate(target, config, None if columns is None else columns.split(","), chosen)
+        return
     store, prefix = target.open(config)
     started = time.perf_counter()
     objects = [

@@ -24,6 +24,7 @@ __all__ = [
     "compression",
     "expand_braces",
     "find_shards",
+    "is_data",
     "note_prefix",
     "shard_manifest",
 ]
@@ -242,7 +243,7 @@ def _below(
             formats.add("Iceberg")
         if not key.endswith(tuple(suffixes)):
             continue
-        if any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in folders):
+        if not is_data(key[begin:]):
             skipped.append(f"{base}/{key}")
         else:
             data.append((base, key, size or 0, version))
@@ -261,6 +262,16 @@ def _below(
             f"{_near(url, config)}"
         )
     return listed if len(data) == len(listed) else _manifest(data)
+
+
+def is_data(name: str) -> bool:
+    """Whether a name below a prefix is that of data, as for Spark and pyarrow.
+
+    Example:
+        >>> is_data("train/0.tar"), is_data("_temporary/0.tar"), is_data("_date=2020/0.tar")
+        (True, False, True)
+    """
+    return not any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in name.split("/"))
 
 
 def _listed(url: str, literal: str, config: StoreConfig | None, chosen: KeyFilter) -> "_torchobj.NativeManifest":

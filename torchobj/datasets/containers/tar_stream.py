@@ -33,7 +33,7 @@ _NOTHING = Buffer(b"")
 
 #: Maximum number of bytes of a range: a request per range is efficient, and a member that crosses the end of a range,
 #: which must be copied, is rare.
-_RANGE_BYTES = 4 << 20
+RANGE_BYTES = 4 << 20
 
 #: Maximum number of bytes that a process reads ahead: 32 requests. More would not be faster, but would use memory that
 #: was not used before, and its first use takes as long as the request.
@@ -359,7 +359,7 @@ def _read_ranges(
     """
 
     def groups(limit: int) -> Iterator[Group[ObjectRef]]:
-        range_bytes = max(_MIN_RANGE_BYTES, min(_RANGE_BYTES, int(limit * _RANGE_SHARE)))
+        range_bytes = max(_MIN_RANGE_BYTES, min(RANGE_BYTES, int(limit * _RANGE_SHARE)))
         for part in parts:
             _, _, size, version = manifest.entry(part.shard)
             url = manifest.url(part.shard)
