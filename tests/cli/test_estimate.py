@@ -131,6 +131,20 @@ def test_an_epoch_of_parquet_files_sends_what_is_estimated(cli, bucket, config, 
     assert tables["bytes"] == pytest.approx(4800 * 1000 * (2 if columns else 3), rel=0.02)
 
 
+def test_a_large_row_group_is_several_requests(cli, bucket, config, gets):
+    file = io.BytesIO()
+    values = random.Random(0)
+    table = pyarrow.table({"a": [values.randbytes(100_000) for _ in range(240)]})
+    parquet.write_table(table, file, compression="none", use_dictionary=False)
+    bucket.write("large/0.parquet", file.getvalue())
+    _, tables = cli.records("bench", "--estimate", f"{bucket.url}/large/")
+    dataset = torchobj.ParquetIterableDataset(f"{bucket.url}/large/", config=config)
+    assert dataset.schema.names == ["a"]
+    gets()
+    assert sum(1 for _ in dataset) == 240
+    assert gets() == tables["gets"] == 5
+
+
 def test_later_epochs_send_what_the_cache_does_not_have(cli, bucket, config, gets, settings, tmp_path):
     for number in range(300):
         bucket.write(f"data/{number:03}", bytes([number % 256]) * 10_000)

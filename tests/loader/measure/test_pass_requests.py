@@ -86,3 +86,13 @@ def test_without_prices_or_with_several_no_dollars_are_named(bucket, config):
     assert prices_of(priced) == PRICES
     assert prices_of(torchobj.TarIterableDataset(f"{bucket.url}/data/", config=config)) == PRICES
     assert prices_of([1, 2]) == PriceOptions()
+
+
+def test_what_is_read_for_workers_counts_also_if_nothing_is_announced(bucket, config):
+    loader = loader_of(bucket, config, num_workers=2, lookahead=0)
+    assert sum(map(len, loader)) == COUNT
+    assert "Requests of this process in the last epoch: 40 GET; 2.5 MiB received ($0.018)." in loader.report()
+
+
+def test_a_forked_process_counts_from_zero():
+    assert Billed(5, 1, 0, 100).since(Billed(40, 0, 2, 4000)) == Billed(0, 1, 0, 0)
