@@ -203,7 +203,7 @@ def estimate(target: Target, config: StoreConfig, columns: Sequence[str] | None,
     for reads in estimates(found, store, config, columns):
         _show(reads, prices, max_bytes, chosen)
     if prices == PriceOptions():
-        chosen.note("name prices in the configuration file for dollars: see the page on the disk cache and costs")
+        chosen.note("for dollars, set prices in the configuration file: prices = { get_per_1000 = 0.0004, ... }")
 
 
 def _show(reads: Reads, prices: PriceOptions, max_bytes: int, chosen: Settings) -> None:
