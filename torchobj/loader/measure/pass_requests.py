@@ -7,8 +7,8 @@ from torchobj.telemetry.billing import Billed, billed
 class PassRequests:
     """Counts what the process sends from the begin of each pass to its last batch, or to its end.
 
-    A batch costs one call of `request_stats()`, 5 microseconds, so that what follows a loop that was left is not
-    counted. Neither is what the prefetcher reads of the next epoch in the pause before it.
+    A batch costs one call of `request_stats()`, 5 microseconds with one store and 64 with 100, so that what follows a
+    loop that was left is not counted. Neither is what the prefetcher reads of the next epoch in the pause before it.
     """
 
     def __init__(self) -> None:
