@@ -5,10 +5,13 @@ import pickle
 
 import pytest
 import torch.utils.data
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.permutations import permuted, sampler
 from torchobj import ElasticDistributedSampler
 from torchobj.exceptions import ConfigError
+from torchobj.ranks import broadcast
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -121,3 +124,122 @@ def test_it_is_a_distributed_sampler_for_lightning():
     ours = sampler(10, 3, 1)
     assert isinstance(ours, torch.utils.data.DistributedSampler)
     assert (ours.num_replicas, ours.rank, ours.num_samples, ours.total_size) == (3, 1, 4, 12)
+
+
+@pytest.fixture
+def local_ranks(monkeypatch):
+    """Sets the number of ranks of each host."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return lambda number: monkeypatch.setenv("LOCAL_WORLD_SIZE", str(number))
+
+
+def local(size, ranks, epoch=0, state=None, **settings):
+    """The samples of each rank of a job with locality, from a state."""
+    samplers = [sampler(size, ranks, rank, locality="host", **settings) for rank in range(ranks)]
+    for each in samplers:
+        if state is not None:
+            each.load_state_dict(state)
+        each.set_epoch(epoch)
+    return samplers, [list(each) for each in samplers]
+
+
+@pytest.mark.parametrize(("size", "ranks", "of_host"), [(24, 4, 2), (25, 4, 2), (10, 6, 2), (3, 4, 1), (9, 9, 3)])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_with_locality_each_sample_stays_on_its_host_and_lengths_are_torchs(
+    local_ranks, size, ranks, of_host, drop_last, shuffle
+):
+    local_ranks(of_host)
+    of_hosts = [set() for _ in range(ranks // of_host)]
+    for epoch in range(8):
+        samplers, found = local(size, ranks, epoch, drop_last=drop_last, shuffle=shuffle)
+        theirs = torch.utils.data.DistributedSampler(range(size), ranks, 0, drop_last=drop_last)
+        assert {len(each) for each in found} == {len(theirs)} == {len(each) for each in samplers}
+        together = list(itertools.chain(*found))
+        assert drop_last or set(together) == set(range(size))
+        if len(together) <= size:
+            assert len(set(together)) == len(together)
+        for rank, each in enumerate(found):
+            of_hosts[rank // of_host].update(each)
+    if size >= len(of_hosts) and (shuffle or size % ranks == 0):
+        assert sum(map(len, of_hosts)) == len(set().union(*of_hosts)) <= size
+
+
+def test_with_locality_the_ranks_of_a_host_exchange_samples_between_epochs(local_ranks):
+    local_ranks(2)
+    _, first = local(400, 4, 0)
+    _, second = local(400, 4, 1)
+    assert set(first[0]) != set(second[0]) and 30 < len(set(first[0]) & set(second[0])) < 70
+
+
+@given(
+    data=st.data(),
+    size=st.integers(0, 200),
+    shapes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=2, max_size=4),
+    shuffle=st.booleans(),
+)
+def test_with_locality_any_hosts_read_the_rest_of_a_state_once(data, size, shapes, shuffle):
+    """A job is resumed several times within an epoch, each time on other hosts, with or without locality."""
+    read, state = [], None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WORLD_SIZE", raising=False)
+        for number, (hosts, of_host) in enumerate(shapes):
+            patch.setenv("LOCAL_WORLD_SIZE", str(of_host))
+            ranks, is_last = hosts * of_host, number == len(shapes) - 1
+            locality = data.draw(st.sampled_from(["host", None]))
+            jobs = [sampler(size, ranks, rank, locality=locality, seed=7, shuffle=shuffle) for rank in range(ranks)]
+            for each in jobs:
+                if state is not None:
+                    each.load_state_dict(pickle.loads(pickle.dumps(state)))
+                    assert each.state_dict() == state
+            left = size - len(read)
+            steps = -(-left // ranks) if is_last else data.draw(st.integers(0, left // ranks))
+            iterators = [iter(each) for each in jobs]
+            for _ in range(steps):
+                read += [next(iterator) for iterator in iterators]
+            states = [each.state_dict() for each in jobs]
+            assert all(each == states[0] for each in states)
+            state = states[0]
+    # Only the padding of the last step is repeated.
+    assert set(read) == set(range(size)) and len(read) - size < ranks
+
+
+def test_a_state_of_as_many_hosts_keeps_locality(local_ranks):
+    local_ranks(2)
+    before, whole = local(24, 4, seed=5)
+    for each in before:
+        list(itertools.islice(each, 2))
+    state = before[0].state_dict()
+    assert state == {"seed": 5, "epoch": 0, "done": 8, "length": 24, "shuffle": 2}
+    local_ranks(1)
+    after, rest = local(24, 2, state=state)
+    for host, samples in enumerate(rest):
+        of_host = {*whole[2 * host], *whole[2 * host + 1]}
+        assert len(samples) == 8 and set(samples) < of_host
+    # The epochs after it too.
+    assert set(after[0]) == {*whole[0], *whole[1]}
+
+
+@pytest.mark.parametrize("shuffle", [0, 1, -2, 25, 2.0, "2", None])
+def test_a_state_with_an_invalid_number_of_hosts_is_refused(shuffle):
+    with pytest.raises(ConfigError, match="shuffle="):
+        sampler().load_state_dict(sampler().state_dict() | {"shuffle": shuffle, "done": 4})
+
+
+def test_locality_needs_the_number_of_ranks_of_a_host(monkeypatch):
+    with pytest.raises(ConfigError, match="locality='rack': must be 'host' or None"):
+        sampler(locality="rack")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    ours = sampler(24, 4, 0, locality="host")
+    assert len(ours) == 6 and "locality='host'" in repr(ours)
+    with pytest.raises(ConfigError, match="set LOCAL_WORLD_SIZE"):
+        next(iter(ours))
+
+
+def test_ranks_that_find_different_hosts_are_an_error(local_ranks, monkeypatch):
+    monkeypatch.setattr(broadcast, "first_value", lambda *_: "0 2")
+    local_ranks(2)
+    assert len(list(sampler(24, 4, 3, locality="host"))) == 6
+    local_ranks(1)
+    with pytest.raises(ConfigError, match="this rank finds 4 hosts by LOCAL_WORLD_SIZE, rank 0 finds 2"):
+        next(iter(sampler(24, 4, 3, locality="host")))

@@ -4,7 +4,7 @@ with another number of ranks. `lookahead` announces its indices.
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch.distributed
@@ -14,14 +14,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torchobj.config.checks import check
 from torchobj.datasets.rank_passes import RankPasses
 from torchobj.exceptions import ConfigError
-from torchobj.loader.order.permutation import Permutation
+from torchobj.loader.order.host_order import HostOrder
 from torchobj.ranks import broadcast
+from torchobj.ranks.machine import host_count
 from torchobj.ranks.sample_ranks import detected_rank, given_rank
 
 __all__ = ["ElasticDistributedSampler"]
 
 #: Number of indices computed at a time, in less than a millisecond.
 _CHUNK = 4096
+
+
+def _samples_of_rank(samples: int, num_replicas: int, *, drop_last: bool) -> int:
+    return samples // num_replicas if drop_last else -(-samples // num_replicas)
 
 
 class PassPlan(NamedTuple):
@@ -32,24 +37,27 @@ class PassPlan(NamedTuple):
     start: int
     length: int
     num_replicas: int
-    rank: int
+    turn: int
+    """Which sample of each `num_replicas` samples of the order this rank takes."""
     shuffle: bool
     drop_last: bool
+    hosts: int
+    """Number of hosts of the order: every `hosts`-th sample belongs to the same one."""
 
     @property
     def samples(self) -> int:
         """Number of samples of the pass on this rank."""
-        left = max(0, self.length - self.start)
-        return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
+        return _samples_of_rank(max(0, self.length - self.start), self.num_replicas, drop_last=self.drop_last)
 
     def indices(self, first: int, end: int) -> list[int]:
         """The indices of samples `first..end` of the pass."""
         numbers = np.arange(first, end, dtype=np.uint64)
-        positions = numbers * np.uint64(self.num_replicas) + np.uint64(self.start + self.rank)
+        positions = numbers * np.uint64(self.num_replicas) + np.uint64(self.start + self.turn)
         # The last round is padded from the start of the order, as torch does.
-        positions %= np.uint64(self.length)
         if self.shuffle:
-            positions = Permutation(self.length, self.seed, self.epoch).at(positions)
+            positions = HostOrder(self.length, self.hosts, self.seed, self.epoch).at(positions)
+        else:
+            positions %= np.uint64(self.length)
         found: list[int] = positions.tolist()
         return found
 
@@ -101,6 +109,9 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
     `w`-th remaining sample, starting with the `r`-th, so that the ranks together read it from its start. Indices are
     computed 4096 at a time: a billion samples need no memory for the permutation and no time to start.
 
+    With `locality="host"` each sample is read on the same host in every epoch. That is less random: a rank gets only
+    samples of the part of its host, and each global batch has as many of one part as of another.
+
     Args:
         dataset: Anything with a length, which is read when iteration starts.
         num_replicas, rank: As for torch's sampler. None: those of torch.distributed when iteration starts, or 1 and 0
@@ -115,9 +126,14 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         mesh: A `DeviceMesh`, instead of `num_replicas` and `rank`. Ranks that differ only in dimensions for parts of
             the model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
             `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
+        locality: "host": the ranks of a host get the same samples in all epochs, in another order, so that a disk cache
+            has them from the second epoch on. The parts of the hosts are random, of equal size, and depend on `seed`
+            and the number of hosts. That is the number of ranks divided by `LOCAL_WORLD_SIZE`, which torchrun sets; the
+            ranks of a host have consecutive numbers. None: each epoch shuffles all samples over all ranks.
 
     Raises:
-        ConfigError: `num_replicas`, `rank` or `mesh` is invalid; or, when iteration starts, only one of them is known.
+        ConfigError: An argument is invalid; or, when iteration starts, only one of `num_replicas` and `rank` is known,
+            or, with `locality="host"`, the number of hosts is not known or the hosts have different numbers of ranks.
 
     Example:
         >>> sampler = ElasticDistributedSampler(range(8), num_replicas=2, rank=0, seed=1)
@@ -142,6 +158,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         *,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
+        locality: Literal["host"] | None = None,
     ) -> None:
         # torch's __init__ is not called: it reads the length, which lists, and needs torch.distributed.
         if world_size is not None and num_replicas is not None and world_size != num_replicas:
@@ -157,7 +174,9 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         check("num_replicas", num_replicas, "1 or more", ok=num_replicas is None or num_replicas > 0)
         if rank is not None and not 0 <= rank < (rank + 1 if num_replicas is None else num_replicas):
             raise ConfigError(f"rank={rank!r}: must be 0..{num_replicas or 'num_replicas'}, end excluded")
+        check("locality", locality, "'host' or None", ok=locality is None or locality == "host")
         self.dataset: Any = dataset
+        self.locality = locality
         self._num_replicas, self._rank = num_replicas, rank
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.epoch = 0
@@ -165,13 +184,16 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         self._rank_passes = RankPasses()
         # Samples of the epoch that are done before the next pass starts.
         self._start = 0
+        # Number of hosts of the order of an epoch that is resumed; None: that of the job.
+        self._order_hosts: int | None = None
         # The pass that was started last.
         self._latest: IndexIterator | None = None
 
     def __repr__(self) -> str:
         # The arguments: torch.distributed and the dataset are not accessed.
         shape = f"num_replicas={self._num_replicas}, rank={self._rank}, shuffle={self.shuffle}, seed={self.seed}"
-        return f"<{type(self).__name__} {shape}, drop_last={self.drop_last}, epoch {self.epoch}>"
+        locality = "" if self.locality is None else f", locality={self.locality!r}"
+        return f"<{type(self).__name__} {shape}, drop_last={self.drop_last}{locality}, epoch {self.epoch}>"
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # torch.distributed may be initialised later
@@ -202,7 +224,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # the dataset is listed at its first use
         """Number of samples of a whole epoch on one rank."""
-        return self._plan(0).samples
+        return _samples_of_rank(len(self.dataset), self.num_replicas, drop_last=self.drop_last)
 
     @property
     def total_size(self) -> int:  # type: ignore[override]  # as num_samples
@@ -220,30 +242,49 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         discarded.
         """
         if epoch != self.epoch:
-            self._start = 0
+            self._start, self._order_hosts = 0, None
         self.epoch, self._epoch_is_set = epoch, True
 
     def plan(self) -> PassPlan:
         """The plan of a pass that would start now."""
-        return self._plan(self._start)
-
-    def _plan(self, start: int) -> PassPlan:
         num_replicas, rank = self._group()
-        length = len(self.dataset)
-        return PassPlan(self.seed, self.epoch, start, length, num_replicas, rank, self.shuffle, self.drop_last)
+        start, length = self._start, len(self.dataset)
+        hosts = 1 if self.locality is None else host_count(num_replicas)
+        # Fewer samples than hosts cannot be divided.
+        order_hosts = self._order_hosts or (hosts if hosts <= length else 1)
+        turn = rank
+        if order_hosts == hosts:
+            # The order has the samples of host `h` at the positions `p` with `p % hosts == h`.
+            host, local_rank = divmod(rank, num_replicas // hosts)
+            turn = (host - start) % hosts + local_rank * hosts
+        return PassPlan(
+            self.seed, self.epoch, start, length, num_replicas, turn, self.shuffle, self.drop_last, order_hosts
+        )
 
     def begin(self, indices: IndexIterator) -> PassPlan:
         """Called when a pass starts; the pass after it starts at the beginning of its epoch.
 
         Raises:
             ManifestMismatchError: Another rank has another listing of a dataset.
+            ConfigError: Another rank has another order, with `locality="host"`.
         """
         plan = self.plan()
         broadcast.confirm()
+        if self.locality is not None:
+            self._confirm_hosts(plan)
         if not self._epoch_is_set:
             self._rank_passes.begin(self, plan.epoch, plan.start)
-        self._start, self._latest = 0, indices
+        self._start, self._order_hosts, self._latest = 0, None, indices
         return plan
+
+    def _confirm_hosts(self, plan: PassPlan) -> None:
+        hosts = host_count(plan.num_replicas)
+        found = broadcast.first_value(type(self).__name__, "hosts", 0, str(hosts))
+        if found is not None and (first := found.split())[1] != str(hosts):
+            raise ConfigError(
+                f"locality='host': this rank finds {hosts} hosts by LOCAL_WORLD_SIZE, rank {first[0]} finds {first[1]};"
+                " all hosts must have the same number of ranks"
+            )
 
     def latest_plan(self) -> PassPlan | None:
         """The plan of the pass that was started last."""
@@ -254,7 +295,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         epoch.
         """
         following = copy.copy(self)
-        following._start, following._latest = 0, None
+        following._start, following._order_hosts, following._latest = 0, None, None
         latest = self.latest_plan()
         if self._epoch_is_set and latest is not None and latest.epoch == self.epoch:
             following.epoch += 1
@@ -271,17 +312,19 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
 
         Returns:
             A dict of plain values: `seed`, `epoch`, `done` (number of samples of the epoch's global order that all
-            ranks together have received), `length` and `shuffle`.
+            ranks together have received), `length` and `shuffle` (with `locality="host"` on several hosts, their
+            number).
         """
-        done, latest = self._start, self._latest
+        done, hosts, latest = self._start, self._order_hosts, self._latest
         if not done and latest is not None and latest.plan is not None and latest.plan.epoch == self.epoch:
-            done = latest.done()
-        length = len(self.dataset)
-        return {"seed": self.seed, "epoch": self.epoch, "done": done, "length": length, "shuffle": self.shuffle}
+            done, hosts = latest.done(), latest.plan.hosts
+        shuffle = hosts if self.shuffle and done and hosts is not None and hosts > 1 else self.shuffle
+        return {"seed": self.seed, "epoch": self.epoch, "done": done, "length": len(self.dataset), "shuffle": shuffle}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues after the position of `state_dict`, with the current number of ranks; the next pass yields the
-        rest.
+        rest. The rest of the epoch keeps its order: if that is of another number of hosts, `locality="host"` begins
+        with the next epoch.
 
         Raises:
             ConfigError: It is not a state of such a sampler, or has another length or `shuffle`.
@@ -295,7 +338,12 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
                 f"length={state_dict['length']}: in the state; the dataset of this sampler has "
                 f"{len(self.dataset)} samples, and therefore another order"
             )
-        if state_dict.get("shuffle") is not self.shuffle:
-            raise ConfigError(f"shuffle={state_dict.get('shuffle')!r}: in the state; this sampler has {self.shuffle}")
+        shuffle, hosts = state_dict.get("shuffle"), 1
+        if self.shuffle and type(shuffle) is int and 1 < shuffle <= state_dict["length"]:
+            shuffle, hosts = True, shuffle
+        if shuffle is not self.shuffle:
+            raise ConfigError(f"shuffle={shuffle!r}: in the state; this sampler has {self.shuffle}")
         self.seed, self.epoch = state_dict["seed"], state_dict["epoch"]
         self._start, self._latest = min(state_dict["done"], state_dict["length"]), None
+        # Where nothing was read, the order is that of this job.
+        self._order_hosts = hosts if self._start and self.shuffle else None
