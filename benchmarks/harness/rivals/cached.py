@@ -18,7 +18,7 @@ from benchmarks.harness.measure import Worker
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family
 
-_BATCH = 64
+_BATCH, _WORKERS = 64, 2
 #: Epochs are repeated for at least this time, unless one leaves files for the next.
 _LEAST_S = 1.0
 
@@ -45,7 +45,7 @@ class Epochs(Worker):
     def warm(self) -> None:
         for _ in range(self.form.epochs_before):
             self._epoch()
-            self.form.settle()
+            self.form.settle(self)
 
     def run(self) -> int:
         started_s, found = time.perf_counter(), 0
@@ -69,7 +69,7 @@ class Epochs(Worker):
                     self.family.pieces(number)
                 ):
                     raise AssertionError(f"object {number} differs")
-        self.form.settle()
+        self.form.settle(self)
         shutil.rmtree(self.cache)
 
 
@@ -86,7 +86,7 @@ class Form:
     epochs_before: int = 1
     """Number of epochs that are not measured."""
     repeats: bool = True
-    settle: Callable[[], None] = lambda: None
+    settle: Callable[[Epochs], None] = lambda _: None
     """Waits until what an epoch has read is on the disk."""
 
     def __call__(self, location: Location, **job: Any) -> Epochs:
@@ -100,7 +100,7 @@ def _order(count: int) -> list[int]:
     return numbers
 
 
-def _listed(job: Epochs, *, cached: bool) -> Any:
+def _listed(job: Epochs, *, cached: bool, transform: Any = None) -> Any:
     """`ObjectMapDataset` of objects with the sizes and versions of the store."""
     import torchobj
 
@@ -118,13 +118,46 @@ def _listed(job: Epochs, *, cached: bool) -> Any:
     ]
     builder = torchobj._torchobj.ManifestBuilder()
     builder.add([f"s3://{job.location.bucket}"], columns)
-    return torchobj.ObjectMapDataset(torchobj.Manifest(builder.finish()), config=config)
+    return torchobj.ObjectMapDataset(torchobj.Manifest(builder.finish()), config=config, transform=transform)
 
 
 def _texts(texts: Sequence[str]) -> tuple[bytes, bytes]:
     """The offsets of texts, and the texts."""
     encoded = [text.encode() for text in texts]
     return np.cumsum([0, *map(len, encoded)]).astype(np.int32).tobytes(), b"".join(encoded)
+
+
+def _named_tensor(reader: Any) -> tuple[int, Any]:
+    import torch
+
+    return int(reader.key.rsplit("/", 1)[1]), torch.frombuffer(reader, dtype=torch.uint8)
+
+
+def _arguments() -> dict[str, Any]:
+    """The loaders of a training: workers that stay, and batches of one tensor."""
+    import torch
+
+    order = torch.Generator().manual_seed(7)
+    workers = {"num_workers": _WORKERS, "multiprocessing_context": "fork", "persistent_workers": True}
+    return {"batch_size": _BATCH, "shuffle": True, "generator": order, **workers}
+
+
+def _training(job: Epochs) -> Any:
+    import torchobj
+
+    return torchobj.DataLoader(_listed(job, cached=True, transform=_named_tensor), **_arguments())
+
+
+def _training_on_files(job: Epochs) -> Any:
+    import torch
+
+    dataset: Any = _Files(job, as_tensors=True)
+    return torch.utils.data.DataLoader(dataset, **_arguments())
+
+
+def _stacked(job: Epochs) -> Batches:
+    for numbers, stacked in job.client:
+        yield numbers.tolist(), stacked, stacked.nbytes
 
 
 def _loaded(job: Epochs) -> Batches:
@@ -137,7 +170,7 @@ def _loaded(job: Epochs) -> Batches:
         yield [int(url.rsplit("/", 1)[1]) for url in batch.urls], batch, int(batch.offsets[-1])
 
 
-def _written() -> None:
+def _written(_: Epochs) -> None:
     import torchobj
 
     while torchobj.metrics()["torchobj.cache_pending"]:
@@ -161,14 +194,17 @@ def _batched(read: Callable[[Epochs, int], Any]) -> Callable[[Epochs], Batches]:
 class _Files:
     """A dataset of the user's own, over local files."""
 
-    def __init__(self, job: Epochs) -> None:
-        self._folder, self._count = Path(job.folder), job.family.count
+    def __init__(self, job: Epochs, *, as_tensors: bool = False) -> None:
+        self._folder, self._count, self._as_tensors = Path(job.folder), job.family.count, as_tensors
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, number: int) -> tuple[int, bytes]:
-        return number, (self._folder / str(number)).read_bytes()
+    def __getitem__(self, number: int) -> tuple[int, Any]:
+        import torch
+
+        content = (self._folder / str(number)).read_bytes()
+        return number, torch.frombuffer(bytearray(content), dtype=torch.uint8) if self._as_tensors else content
 
 
 def _by_torch(job: Epochs) -> Batches:
@@ -207,6 +243,26 @@ def _by_msc(job: Epochs, number: int) -> Any:
     return job.client.read(job.location.key(f"{job.family.name}{number}"))
 
 
+def _raw(job: Epochs) -> Any:
+    """litData's `StreamingRawDataset` with a cache, and otherwise its defaults."""
+    from benchmarks.harness.rivals.feeds import streaming_raw
+
+    return streaming_raw(job.location, job.family, cache_dir=job.cache, cache_files=True)
+
+
+def _by_raw(job: Epochs) -> Batches:
+    order = _order(job.family.count)
+    for at in range(0, len(order), _BATCH):
+        numbers = order[at : at + _BATCH]
+        yield _counted(numbers, job.client.__getitems__(numbers))
+
+
+def _published(job: Epochs) -> None:
+    """Waits for the threads that write the cache of litData, which `__getitems__` does not."""
+    while sum(path.name.isdecimal() for path in Path(job.cache).rglob("*")) < job.family.count:
+        time.sleep(0.01)
+
+
 _OURS = ("torchobj", "torchobj.loader", "torchobj.datasets.map")
 _CACHED = functools.partial(_listed, cached=True)
 CLIENTS = {
@@ -219,8 +275,11 @@ CLIENTS = {
     "torchobj, first epoch, no cache": Form(_OURS, _loaded, functools.partial(_listed, cached=False), 0, repeats=False),
     # The same objects as files in the page cache.
     "torch, files": Form(("torch.utils.data",), _by_torch, _Files),
+    "torchobj, 2 workers": Form(_OURS, _stacked, _training, settle=_written),
+    "torch, files, 2 workers": Form(("torch.utils.data",), _stacked, _training_on_files),
     "pread": Form(("torch",), _batched(_pread)),
     "multi-storage-client": Form(
         ("torch", "multistorageclient", "multistorageclient.providers.s3"), _batched(_by_msc), _msc
     ),
+    "litData (raw)": Form(("torch", "litdata.raw"), _by_raw, _raw, settle=_published),
 }

@@ -187,13 +187,12 @@ class _NamedBatches(_Named):
         return [(self._names[index], content) for index, content in zip(indices, contents, strict=True)]
 
 
-def _streamed(plan: Plan) -> Any:
+def streaming_raw(location: Location, family: Family, **settings: Any) -> Any:
     """litData's `StreamingRawDataset`, given the list of objects instead of listing them."""
     from litdata.raw.dataset import StreamingRawDataset
     from litdata.raw.indexer import BaseIndexer, FileMetadata
 
-    location = plan.location
-    files = [FileMetadata(url, plan.family.size) for url in plan.urls()]
+    files = [FileMetadata(location.url(name), family.size) for name in family.names()]
 
     class Known(BaseIndexer):
         def discover_files(self, input_dir: str, storage_options: Any) -> list[FileMetadata]:
@@ -205,8 +204,11 @@ def _streamed(plan: Plan) -> Any:
             return files
 
     options = {"endpoint_url": location.endpoint_url, "region_name": location.region}
-    inner = StreamingRawDataset(location.url(""), indexer=Known(), storage_options=options)
-    return _NamedBatches(plan.names(), inner)
+    return StreamingRawDataset(location.url(""), indexer=Known(), storage_options=options, **settings)
+
+
+def _streamed(plan: Plan) -> Any:
+    return _NamedBatches(plan.names(), streaming_raw(plan.location, plan.family))
 
 
 def _zeros(plan: Plan) -> Any:
