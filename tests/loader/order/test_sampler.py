@@ -8,6 +8,7 @@ import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 
+import torchobj
 from tests.support.permutations import permuted, sampler
 from torchobj import ElasticDistributedSampler
 from torchobj.exceptions import ConfigError
@@ -218,6 +219,34 @@ def test_a_state_of_as_many_hosts_keeps_locality(local_ranks):
         assert len(samples) == 8 and set(samples) < of_host
     # The epochs after it too.
     assert set(after[0]) == {*whole[0], *whole[1]}
+
+
+def test_a_loader_resumes_with_locality_on_other_ranks_and_hosts(local_ranks):
+    def loaders(ranks, state=None):
+        samplers = [sampler(40, ranks, rank, locality="host", seed=3) for rank in range(ranks)]
+        found = [torchobj.DataLoader(range(40), batch_size=2, sampler=each, collate_fn=list) for each in samplers]
+        for loader in found:
+            if state is not None:
+                loader.load_state_dict(state)
+        return found
+
+    local_ranks(1)
+    read, before = [], loaders(2)
+    for loader in before:
+        for batch in itertools.islice(loader, 3):
+            read += batch
+        state = loader.state_dict()
+    whole = [[*itertools.chain(*loader)] for loader in loaders(2)]
+    for ranks, of_host in ((4, 2), (1, 1), (7, 1)):
+        local_ranks(of_host)
+        after = loaders(ranks, pickle.loads(pickle.dumps(state)))
+        rest = [[*itertools.chain(*loader)] for loader in after]
+        assert {*read, *itertools.chain(*rest)} == set(range(40)) and sum(map(len, rest)) < 28 + ranks
+        if ranks == 4:
+            assert {*rest[0], *rest[1]} < {*whole[0]} and {*rest[2], *rest[3]} < {*whole[1]}
+        # The next epoch has the parts of these hosts.
+        again = [[*itertools.chain(*loader)] for loader in after]
+        assert again == [[*itertools.chain(*loader)] for loader in loaders(ranks)]
 
 
 @pytest.mark.parametrize("shuffle", [0, 1, -2, 25, 2.0, "2", None])
