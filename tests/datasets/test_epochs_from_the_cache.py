@@ -36,6 +36,11 @@ def written():
         time.sleep(0.001)
 
 
+def dropped():
+    """Number of files that were not written to the cache."""
+    return torchobj.metrics()["torchobj.cache_dropped"]
+
+
 def with_cache(config, folder, **settings):
     """The configuration with a cache. Hedged reads would be more requests."""
     cache = CacheOptions(**{"folder": folder, "max_bytes": 1 << 30, "min_free_bytes": 0, **settings})
@@ -94,7 +99,9 @@ def test_a_cache_with_room_for_half_of_the_data_answers_half_of_the_reads(object
 
 
 def _hits_of_a_rank(rank, bucket, folder, locality):
-    """Share of the reads of each epoch that the cache of the host answers; hosts have two ranks and a folder each."""
+    """Number of reads of each epoch that the cache of the host answers, and of files that were not written to it; hosts
+    have two ranks and a folder each.
+    """
     on_one_machine(rank % 2, 2)
     dist.init_process_group("gloo")
     config = with_cache(bucket.config, folder / str(rank // 2))
@@ -102,30 +109,34 @@ def _hits_of_a_rank(rank, bucket, folder, locality):
     sampler = torchobj.ElasticDistributedSampler(dataset, seed=11, locality=locality)
     # With look-ahead a rank reads for the next epoch what the other rank of its host has not read yet.
     loader = torchobj.DataLoader(dataset, batch_size=10, sampler=sampler, collate_fn=list, lookahead=0)
-    shares, before = [], torchobj.metrics()["torchobj.cache_hits"]
+    found, before = [], torchobj.metrics()
     for number in range(3):
         sampler.set_epoch(number)
         samples = [sample for batch in loader for sample in batch]
         assert samples == [(index, body(index)) for index, _ in samples] and len(samples) == COUNT // 4
         written()
         dist.barrier()
-        hits = torchobj.metrics()["torchobj.cache_hits"]
-        shares.append((hits - before) / len(samples))
-        before = hits
-    return shares
+        now = torchobj.metrics()
+        found.append([now[name] - before[name] for name in ("torchobj.cache_hits", "torchobj.cache_dropped")])
+        before = now
+    return found
 
 
 def test_with_locality_hosts_read_the_second_epoch_from_their_caches(objects, gets, tmp_path):
     gets()
-    for shares in run_ranks(_hits_of_a_rank, objects, tmp_path, "host", size=4):
-        assert shares == [0, 1, 1]
-    assert gets() == COUNT
+    ranks = run_ranks(_hits_of_a_rank, objects, tmp_path, "host", size=4)
+    (first, missed), (second, missed_again), (third, _) = (
+        map(sum, zip(*each, strict=True)) for each in zip(*ranks, strict=True)
+    )
+    # The search for the files of killed processes may delete a file that was just created.
+    assert missed <= 2 and (first, second, third) == (0, COUNT - missed, COUNT - missed_again)
+    assert gets() == COUNT + missed + missed_again
 
 
 def test_without_locality_each_of_two_hosts_has_half_of_the_second_epoch(objects, gets, tmp_path):
     gets()
-    found = run_ranks(_hits_of_a_rank, objects, tmp_path, None, size=4)
-    first, second, third = (sum(shares) / 4 for shares in zip(*found, strict=True))
+    ranks = run_ranks(_hits_of_a_rank, objects, tmp_path, None, size=4)
+    first, second, third = (sum(hits for hits, _ in each) / COUNT for each in zip(*ranks, strict=True))
     assert first == 0 and 0.4 < second < 0.6 and 0.65 < third < 0.85
     assert gets() == pytest.approx(COUNT * (3 - second - third))
 
@@ -206,12 +217,17 @@ RIGHT = {
 def test_the_second_pass_sends_no_request(objects, gets, tmp_path, kind):
     read = KINDS[kind](objects, with_cache(objects.config, tmp_path / "cache"), tmp_path)
     gets()
+    before = dropped()
     assert read() == RIGHT[kind]()
     written()
     assert gets() > 0
-    for _ in range(2):
-        assert read() == RIGHT[kind]()
-    assert gets() == 0
+    # The search for the files of killed processes may delete a file that was just created.
+    missed, before = dropped() - before, dropped()
+    assert missed <= 1 and read() == RIGHT[kind]()
+    written()
+    assert gets() == missed
+    missed = dropped() - before
+    assert read() == RIGHT[kind]() and gets() == missed
 
 
 #: Two contents of 128 bytes with the same MD5 (Wang and Yu, "How to Break MD5 and Other Hash Functions", 2005), which is
