@@ -22,6 +22,7 @@ has no latency, because the processor writes the files, and 0.95x with 20 ms.
 import contextlib
 import dataclasses
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -108,9 +109,11 @@ def main() -> None:
         near = [nginx.PLAIN, nginx.LATENCY]
         locations = stack.enter_context(nginx.running([family], [*near, *map(_by_tls, near)]))
         far = stack.enter_context(origin.running(_FAR_MS))
-        pool = stack.enter_context(Clients("harness.rivals.cached"))
         folder = nginx.objects_folder([family]) / nginx.BUCKET / family.name.rstrip("/")
-        job = {"family": family, "folder": str(folder)}
+        # On the disk of the files: those of the temporary folder may be in memory.
+        caches = stack.enter_context(tempfile.TemporaryDirectory(prefix="caches-", dir=folder.parent))
+        pool = stack.enter_context(Clients("harness.rivals.cached"))
+        job = {"family": family, "folder": str(folder), "caches": caches}
         for case in program.selected(CASES, lambda case: case.label):
             if case.endpoint is None:
                 with progress(f"writing {family.count} objects to the far bucket"):
