@@ -965,6 +965,12 @@ class CacheFiles:
     def used_bytes(self) -> int | None:
         """Returns the accounted bytes of all files; None if they are not counted yet."""
 
+    def others(self) -> list[Path]:
+        """Returns the paths of the files of other programs that were found so far."""
+
+    def correct(self) -> None:
+        """Deletes what killed processes left, and counts the files."""
+
     def __iter__(self) -> Self: ...
     def __next__(self) -> tuple[tuple[str, int, int, int] | None, int, int, bool]: ...
     def remove(self) -> None:

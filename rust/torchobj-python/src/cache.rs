@@ -37,12 +37,22 @@ impl CacheFiles {
     #[pyo3(signature = (folder, verify=false))]
     #[expect(clippy::needless_pass_by_value, reason = "an argument of Python")]
     fn new(py: Python<'_>, folder: PathBuf, verify: bool) -> PyResult<Self> {
-        Ok(Self { entries: CacheFolder::open(&folder).or_raise(py)?.entries(), verify, last: None })
+        Ok(Self { entries: CacheFolder::open(&folder).or_raise(py)?.entries()?, verify, last: None })
     }
 
     /// Returns the accounted bytes of all files; None if they are not counted yet.
     fn used_bytes(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         Ok(py.detach(|| self.entries.used_bytes())?)
+    }
+
+    /// Returns the paths of the files of other programs that were found so far.
+    fn others(&self) -> Vec<PathBuf> {
+        self.entries.others().to_vec()
+    }
+
+    /// Deletes what killed processes left, and counts the files.
+    fn correct(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.entries.correct())?)
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {

@@ -68,7 +68,8 @@ struct Clients {
     first: HashMap<(ProviderConfig, Policy), Arc<Client>>,
     clients: HashMap<StoreKey, Arc<Client>>,
     memory: HashMap<String, Arc<MemoryStore>>,
-    caches: HashMap<CacheConfig, Arc<DiskCache>>,
+    /// `None` for one that cannot be used.
+    caches: HashMap<CacheConfig, Arc<Option<Arc<DiskCache>>>>,
 }
 
 static CLIENTS: Mutex<Option<Local<Clients>>> = Mutex::new(None);
@@ -84,10 +85,11 @@ pub(crate) fn client(key: &StoreKey) -> Result<Arc<Client>> {
         return Ok(client.clone());
     }
     let mut store = clients.store(key)?;
-    if let Some(config) = &key.cache
-        && key.provider != ProviderConfig::Memory
-    {
-        store = Arc::new(CachedStore::new(store, cached(&mut clients.caches, config, DiskCache::open)?));
+    if let (Some(config), ProviderConfig::S3(_) | ProviderConfig::Gcs(_)) = (&key.cache, &key.provider) {
+        let open = |config| DiskCache::open(config).map(|cache| cache.map(Arc::new));
+        if let Some(cache) = &*cached(&mut clients.caches, config, open)? {
+            store = Arc::new(CachedStore::new(store, cache.clone()));
+        }
     }
     if !key.prefix.is_empty() {
         store = Arc::new(PrefixStore::new(store, &key.prefix));
@@ -187,7 +189,7 @@ fn measured() -> (MetricsSnapshot, CacheValues, Vec<Arc<ConcurrencyLimit>>) {
     let clients = CLIENTS.lock().expect("no holder of this lock panics");
     let (mut found, mut cached) = (MetricsSnapshot::default(), CacheValues::default());
     let Some(clients) = clients.as_ref().and_then(Local::get) else { return (found, cached, Vec::new()) };
-    clients.caches.values().for_each(|cache| cache.add_to(&mut cached));
+    clients.caches.values().filter_map(|cache| cache.as_ref().as_ref()).for_each(|cache| cache.add_to(&mut cached));
     clients.clients.values().for_each(|client| client.metrics().add_to(&mut found));
     (found, cached, clients.first.values().map(|client| client.permits().clone()).collect())
 }

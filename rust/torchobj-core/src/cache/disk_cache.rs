@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::entry::EntryKey;
 use super::folder::{CacheFolder, Written};
-use super::scan::open;
+use super::scan::{SCAN_EVERY_S, open};
 use super::usage::disk_bytes;
 use crate::buffer::Buffer;
 use crate::counters::counters;
@@ -24,7 +24,7 @@ use crate::store::ObjectChecksum;
 /// Maximum number of bytes that wait to be written. More are dropped.
 const QUEUE_BYTES: usize = 64 << 20;
 
-/// The time of the last read is set if it is older.
+/// The time of the last read is set if it is older than this, or than half of the time after which the entry expires.
 const TOUCH_EVERY: Duration = Duration::from_secs(3600);
 
 /// Time for which nothing is admitted after a file did not fit.
@@ -100,7 +100,7 @@ struct Shared {
     counters: Counters,
     queued_bytes: AtomicUsize,
     pending: AtomicU64,
-    /// Set by an error of the disk after which the cache is not used any more.
+    /// Set by an error of the disk after which nothing is written any more.
     off: AtomicBool,
     /// Until when nothing is admitted, in milliseconds since `began`.
     full_until_ms: AtomicU64,
@@ -117,11 +117,22 @@ pub struct DiskCache {
 }
 
 impl DiskCache {
-    /// Opens the cache of a folder and starts its thread.
+    /// Opens the cache of a folder and starts its threads. `None`, after a warning, if the folder cannot be created or the threads
+    /// cannot be started.
     ///
     /// # Errors
-    /// Those of [`CacheFolder::create`]; `Io` if a thread cannot be started.
-    pub fn open(config: CacheConfig) -> Result<Self> {
+    /// Those of [`CacheFolder::create`] whose kind is `Config`: the settings have to be corrected.
+    pub fn open(config: CacheConfig) -> Result<Option<Self>> {
+        match Self::start(config) {
+            Err(error) if error.kind() != ErrorKind::Config => {
+                log::warn!("the disk cache is not used by this process: {error}");
+                Ok(None)
+            }
+            started => started.map(Some),
+        }
+    }
+
+    fn start(config: CacheConfig) -> Result<Self> {
         let folder = CacheFolder::create(&config.folder)?;
         let failed = |source: io::Error| {
             let url = format!("file://{}", config.folder.display());
@@ -151,11 +162,8 @@ impl DiskCache {
         length <= self.shared.config.max_object_bytes.min(self.shared.config.max_bytes)
     }
 
-    /// Opens the file of an entry. `None` if there is none, or if the cache is off.
+    /// Opens the file of an entry. `None` if there is none.
     pub(super) fn find(&self, key: &EntryKey) -> Option<File> {
-        if self.shared.off.load(Ordering::Relaxed) {
-            return None;
-        }
         let path = self.shared.folder.path_of(&key.name());
         let is_damaged = match open(&path) {
             Ok((file, found)) if found.len() == key.file_bytes() => {
@@ -181,7 +189,7 @@ impl DiskCache {
         let level = if is_first { log::Level::Warn } else { log::Level::Debug };
         log::log!(level, "{}: its file in the disk cache is damaged and is deleted: {}", key.url, path.display());
         if let Err(error) = shared.folder.remove(&path, key.file_bytes()) {
-            shared.turn_off(&error);
+            log::debug!("{} is not deleted: {error}", path.display());
         }
     }
 
@@ -235,23 +243,24 @@ impl Shared {
 
     fn touch(&self, file: &File, modified: Option<SystemTime>) {
         let now = self.now();
-        if modified.is_none_or(|modified| now.duration_since(modified).map_or(true, |age| age > TOUCH_EVERY)) {
+        let every = TOUCH_EVERY.min(self.config.ttl / 2);
+        if modified.is_none_or(|modified| now.duration_since(modified).map_or(true, |age| age > every)) {
             // A folder that is mounted read-only is read nevertheless.
             let _ = file.set_modified(now);
         }
     }
 
-    /// Stops using the cache, and warns once.
+    /// Stops writing to the cache, and warns once.
     fn turn_off(&self, error: &io::Error) {
         if !self.off.swap(true, Ordering::Relaxed) {
             let folder = self.config.folder.display();
-            log::warn!("the disk cache in {folder} is not used any more by this process: {error}");
+            log::warn!("this process writes no more to the disk cache in {folder}: {error}");
         }
     }
 
     fn correct(&self) {
         let now_s = self.now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-        if let Err(error) = self.folder.correct(now_s) {
+        if let Err(error) = self.folder.correct(now_s, SCAN_EVERY_S) {
             log::warn!("the files of the disk cache in {} cannot be counted: {error}", self.config.folder.display());
         }
     }
@@ -305,7 +314,7 @@ impl Shared {
         let now_s = seconds(self.now());
         let before_s = seconds(self.now() - self.config.ttl.min(Duration::from_secs(u32::MAX.into())));
         let target = max_bytes.saturating_sub(size.max(max_bytes / 16));
-        let evicted = self.folder.evict(target, max_bytes, before_s, now_s)?;
+        let evicted = self.folder.evict(target, before_s, now_s)?;
         *evicts_at = Instant::now() + EVICT_EVERY.max(EVICT_EVERY_TIMES * began.elapsed());
         self.counters.cache_evicted.fetch_add(evicted, Ordering::Relaxed);
         Ok(evicted)

@@ -1,8 +1,10 @@
 //! The folder of a cache: where files are, who may use it, and how they are written and deleted within the shared count. Does not
 //! decide what is kept.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +21,15 @@ const FORMAT: &str = "v1";
 /// Subfolder of `FORMAT` with the files that are being written.
 const WRITING: &str = "writing";
 const USAGE: &str = "usage";
+
+/// The file that a cache has before all others: a folder with other files and without it is not a cache. Programs that make backups
+/// skip folders with it (<https://bford.info/cachedir/>).
+const TAG: &str = "CACHEDIR.TAG";
+const TAG_TEXT: &str =
+    "Signature: 8a477f597d28d172789f06886806bc55\n# Disk cache of torchobj: `torchobj cache --help`.\n";
+
+/// The digits of an entry's name after those of its folder.
+pub(super) const FILE_NAME_DIGITS: usize = 30;
 
 /// What became of a file to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,17 +53,22 @@ impl CacheFolder {
     /// The cache in `folder`, which is created if it does not exist.
     ///
     /// # Errors
-    /// `Config` if the folder belongs to another user, others may write to it, or it is on a network file system; `Io` if it
-    /// cannot be created.
+    /// `Config` if the folder belongs to another user, others may write to it, it has files of other programs where those of the
+    /// cache would be, or it is on a network file system; `Io` if it cannot be created.
     pub fn create(folder: &Path) -> Result<Self> {
         Self::check_link(folder)?;
         let failed = |source: io::Error| {
-            let message = format!("the cache folder cannot be created: {source}");
-            refusal(ErrorKind::Io, folder, &message).with_source(source)
+            let is_file = matches!(source.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory);
+            let kind = if is_file { ErrorKind::Config } else { ErrorKind::Io };
+            refusal(kind, folder, &format!("the cache folder cannot be created: {source}")).with_source(source)
         };
         private_folder().recursive(true).create(folder).map_err(failed)?;
+        check_owner(folder, &fs::metadata(folder).map_err(failed)?)?;
         let path = folder.join(FORMAT);
-        let is_new = private_folder().create(&path).is_ok();
+        private_folder().recursive(true).create(&path).map_err(failed)?;
+        check_owner(&path, &fs::symlink_metadata(&path).map_err(failed)?)?;
+        let is_new = mark(&path).map_err(failed)?;
+        check_mark(&path)?;
         private_folder().recursive(true).create(path.join(WRITING)).map_err(failed)?;
         let cache = Self::open(folder)?;
         if is_new {
@@ -78,16 +94,12 @@ impl CacheFolder {
             refusal(ErrorKind::NotFound, folder, &message).with_source(source)
         };
         check_owner(folder, &fs::metadata(folder).map_err(missing)?)?;
-        for path in [&path, &path.join(WRITING)] {
-            check_owner(path, &fs::symlink_metadata(path).map_err(missing)?)?;
-        }
+        check_owner(&path, &fs::symlink_metadata(&path).map_err(missing)?)?;
+        check_mark(&path)?;
+        let writing = path.join(WRITING);
+        check_owner(&writing, &fs::symlink_metadata(&writing).map_err(missing)?)?;
         check_file_system(&path)?;
         let usage = Usage::new(path.join(USAGE));
-        let counts = usage.counts();
-        counts.map_err(|source| {
-            let message = format!("the cache folder cannot be written to, or has no locks: {source}");
-            refusal(ErrorKind::Io, folder, &message).with_source(source)
-        })?;
         Ok(Self { path, usage })
     }
 
@@ -99,6 +111,20 @@ impl CacheFolder {
             }
             _ => Ok(()),
         }
+    }
+
+    /// What is in the folder and is not of the cache.
+    pub(super) fn others(&self) -> io::Result<Vec<PathBuf>> {
+        let mut others = Vec::new();
+        for found in fs::read_dir(&self.path)? {
+            let found = found?;
+            let name = found.file_name();
+            let is_entries = is_hexadecimal(&name, 2) && found.file_type()?.is_dir();
+            if !is_entries && ![WRITING, USAGE, TAG].iter().any(|own| name == *own) {
+                others.push(found.path());
+            }
+        }
+        Ok(others)
     }
 
     /// Path of the file with this name.
@@ -132,13 +158,9 @@ impl CacheFolder {
         }
         let temporary = Temporary::create(self.path.join(WRITING).join(unique_id()))?;
         let (length, size) = (key.file_bytes(), disk_bytes(key.file_bytes()));
-        let reserved = self.usage.change(|counts| {
-            if !counts.reserve(size, max_bytes) {
-                return Ok(false);
-            }
-            // Its length says what is reserved, to a process that finds the file of a killed one.
-            temporary.file.set_len(length).inspect_err(|_| counts.release(size)).map(|()| true)
-        });
+        // Its length says what is reserved, to a process that finds the file of a killed one.
+        let set_length = || temporary.file.set_len(length);
+        let reserved = self.usage.add_then(|counts| counts.reserve(size, max_bytes), set_length);
         if !matches!(reserved, Ok(true)) {
             temporary.delete();
             return reserved.map(|_| Written::Full);
@@ -162,20 +184,21 @@ impl CacheFolder {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        self.usage.change(|counts| {
-            if fs::symlink_metadata(target).is_ok() {
-                return Ok(Written::Existed);
-            }
-            fs::rename(&temporary.path, target)?;
-            counts.published = counts.published.wrapping_add(disk_bytes(key.file_bytes()));
-            Ok(Written::Published)
-        })
+        let is_published = self.usage.add_then(
+            |counts| {
+                counts.change(disk_bytes(key.file_bytes()));
+                fs::symlink_metadata(target).is_err()
+            },
+            || fs::rename(&temporary.path, target),
+        )?;
+        Ok(if is_published { Written::Published } else { Written::Existed })
     }
 
     /// Deletes a file, which should have `length` bytes. Succeeds if it does not exist. Follows no symbolic link.
     pub(super) fn remove(&self, path: &Path, length: u64) -> io::Result<()> {
         self.usage.change(|counts| match fs::remove_file(path) {
             Ok(()) => {
+                counts.change(disk_bytes(length));
                 counts.release(disk_bytes(length));
                 Ok(())
             }
@@ -192,6 +215,11 @@ impl CacheFolder {
             let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(&path) else { continue };
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 self.remove(&path, file.metadata()?.len())?;
+                // Its process may have been killed before it had set the length of what it reserved.
+                self.usage.change(|counts| {
+                    counts.scanned_s = 0;
+                    Ok(())
+                })?;
             }
         }
         Ok(())
@@ -238,6 +266,41 @@ fn private_folder() -> DirBuilder {
     builder
 }
 
+/// Whether `name` is one of `length` hexadecimal digits.
+pub(super) fn is_hexadecimal(name: &OsStr, length: usize) -> bool {
+    let digits = name.as_bytes();
+    digits.len() == length && digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Marks a folder as a cache if it is empty. Returns whether it was.
+fn mark(path: &Path) -> io::Result<bool> {
+    for found in fs::read_dir(path)? {
+        if found?.file_name() != TAG {
+            return Ok(false);
+        }
+    }
+    let tag = path.join(TAG);
+    // It may be empty: a process was killed, or is writing it now.
+    if !TAG_TEXT.as_bytes().starts_with(&fs::read(&tag).unwrap_or_default()) {
+        return Ok(false);
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.custom_flags((OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed()).open(tag)?;
+    file.write_all_at(TAG_TEXT.as_bytes(), 0)?;
+    Ok(true)
+}
+
+/// Refuses a folder that no cache has marked: its files are those of another program.
+fn check_mark(path: &Path) -> Result<()> {
+    if fs::read(path.join(TAG)).is_ok_and(|text| text == TAG_TEXT.as_bytes()) {
+        return Ok(());
+    }
+    let message =
+        format!("the folder has files of another program and no {TAG} of a cache: name another folder for the cache");
+    Err(refusal(ErrorKind::Config, path, &message))
+}
+
 fn refusal(kind: ErrorKind, folder: &Path, message: &str) -> Error {
     Error::new(kind, Operation::Connect, format!("file://{}", folder.display()), message)
 }
@@ -260,15 +323,19 @@ fn check_owner(folder: &Path, found: &Metadata) -> Result<()> {
 /// Refuses network file systems: their locks and reads wait for a server, and several machines would share the count.
 #[cfg(target_os = "linux")]
 fn check_file_system(folder: &Path) -> Result<()> {
-    /// Magic numbers of statfs(2): NFS, SMB, SMB2, CIFS, Lustre, Ceph, BeeGFS and 9P.
-    const NETWORK: [u32; 8] =
-        [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0bd0_0bd0, 0x00c3_6400, 0x1983_0326, 0x0102_1997];
-    let kind = rustix::fs::statfs(folder).map_or(0, |found| found.f_type as u32);
-    if NETWORK.contains(&kind) {
+    if is_network(rustix::fs::statfs(folder).map_or(0, |found| found.f_type as u32)) {
         let message = "the cache folder is on a network file system: name a folder of a local disk";
         return Err(refusal(ErrorKind::Config, folder, message));
     }
     Ok(())
+}
+
+/// Whether a magic number of statfs(2) is one of NFS, SMB, SMB2, CIFS, Lustre, Ceph, BeeGFS or 9P.
+#[cfg(target_os = "linux")]
+pub(super) fn is_network(magic: u32) -> bool {
+    const NETWORK: [u32; 8] =
+        [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0bd0_0bd0, 0x00c3_6400, 0x1983_0326, 0x0102_1997];
+    NETWORK.contains(&magic)
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -13,7 +13,10 @@
 //! All processes that use the folder share a count of its bytes (`usage`), which is changed under a lock. A writer adds the size
 //! of its file to the count before it writes, and locks the temporary file: if the process is killed, another one finds the file
 //! unlocked, deletes it, and subtracts its size. So the count is never too low, and `max_bytes` is never exceeded. A scan in the
-//! background (`scan`) corrects a count that is too high.
+//! background (`scan`) corrects a count that is too high, or that was damaged.
+//!
+//! Only files with names of entries, in a folder that a cache has marked (`folder`), are ever counted or deleted. An error of the
+//! disk, or a process that is stopped with the lock, ends or delays writes, and no reads.
 //!
 //! Each sample is used once per epoch, so the least recently used object is the one that is used next: recency evicts what
 //! is needed. Objects are admitted until the folder is full, and stay. Only those that were not read for `ttl` are evicted,

@@ -4,16 +4,17 @@ use std::collections::VecDeque;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::OFlags;
 
 use super::entry::{BLOCK_BYTES, END_BYTES, EntryKey, crc};
-use super::folder::CacheFolder;
+use super::folder::{CacheFolder, FILE_NAME_DIGITS, is_hexadecimal};
 use super::usage::disk_bytes;
 
 /// Seconds after which the count is compared with the files again.
-const SCAN_EVERY_S: u64 = 3600;
+pub(super) const SCAN_EVERY_S: u64 = 3600;
 
 /// A file that a scan found.
 #[derive(Debug)]
@@ -24,8 +25,27 @@ struct Found {
     path: PathBuf,
 }
 
+impl Found {
+    /// The file of an entry at `path`; `None` if it is deleted meanwhile, or of another program.
+    fn at(path: PathBuf) -> Option<Self> {
+        let is_named = path.file_name().is_some_and(|name| is_hexadecimal(name, FILE_NAME_DIGITS));
+        let found = fs::symlink_metadata(&path).ok().filter(|found| is_named && found.is_file())?;
+        Some(Self { read_s: found.mtime(), length: found.len(), path })
+    }
+}
+
+/// What is in a folder of the cache; nothing if there is none, or if it is a symbolic link.
+fn paths_in(folder: &Path) -> io::Result<impl Iterator<Item = io::Result<PathBuf>> + use<>> {
+    let files = match fs::symlink_metadata(folder) {
+        Ok(found) if found.is_dir() => Some(fs::read_dir(folder)?),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => None,
+    };
+    Ok(files.into_iter().flatten().map(|file| file.map(|file| file.path())))
+}
+
 /// Opens a file of the cache for reading. Follows no symbolic link and waits for no FIFO.
-pub(super) fn open(path: &std::path::Path) -> io::Result<(File, Metadata)> {
+pub(super) fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let found = file.metadata()?;
@@ -33,49 +53,49 @@ pub(super) fn open(path: &std::path::Path) -> io::Result<(File, Metadata)> {
 }
 
 impl CacheFolder {
-    /// Deletes what killed processes left, and corrects the count if the last scan was an hour ago or the count is unknown.
-    pub(super) fn correct(&self, now_s: u64) -> io::Result<()> {
+    /// Deletes what killed processes left, and corrects the count if the last scan was `every_s` ago or the count is unknown.
+    pub(super) fn correct(&self, now_s: u64, every_s: u64) -> io::Result<()> {
         self.sweep()?;
         let began = self.usage.change(|counts| {
-            let is_recent = counts.scanned_s <= now_s && now_s - counts.scanned_s < SCAN_EVERY_S;
+            let is_recent = counts.scanned_s <= now_s && now_s - counts.scanned_s < every_s;
             if is_recent && counts.used != u64::MAX {
                 return Ok(None);
             }
             // Other processes that start now do not scan.
             counts.scanned_s = now_s;
-            Ok(Some(counts.published))
+            Ok(Some(counts.changed))
         })?;
-        let Some(published) = began else { return Ok(()) };
+        let Some(before) = began else { return Ok(()) };
         let mut sum = 0;
         self.each(|found| sum += disk_bytes(found.length))?;
         self.usage.change(|counts| {
-            // A file that was published meanwhile may be missing in the sum.
-            let since = counts.published.wrapping_sub(published);
-            let found = sum.saturating_add(since).saturating_add(self.writing_bytes(counts)?);
-            counts.used = counts.used.min(found);
+            let found = sum + self.writing_bytes(counts)?;
+            // The sum may lack files that were published meanwhile, and include some that were deleted.
+            let changed = counts.changed.wrapping_sub(before);
+            let (least, most) = (found.saturating_sub(changed), found.saturating_add(changed));
+            if !(least..=most).contains(&counts.used) {
+                counts.used = most;
+            }
             Ok(())
         })
     }
 
-    /// Deletes the files that were not read since `before_s`, the oldest first, until all files have at most `target` bytes; any
-    /// file while they have more than `max_bytes`, which may have been lowered. A time in the future is set to `now_s`:
-    /// the clock was wrong. Returns the number of deleted files.
-    pub(super) fn evict(&self, target: u64, max_bytes: u64, before_s: i64, now_s: i64) -> io::Result<u64> {
-        let is_over = self.usage.counts()?.used > max_bytes;
+    /// Deletes the files that were not read since `before_s`, the oldest first, until all files have at most `target` bytes. A time
+    /// in the future is set to `now_s`: the clock was wrong. Returns the number of deleted files.
+    pub(super) fn evict(&self, target: u64, before_s: i64, now_s: i64) -> io::Result<u64> {
         let mut candidates = Vec::new();
         self.each(|found| {
             if found.read_s > now_s {
                 let _ = touch(&found.path, now_s);
             }
-            if is_over || found.read_s < before_s {
+            if found.read_s < before_s {
                 candidates.push(found);
             }
         })?;
         candidates.sort_unstable_by_key(|found| found.read_s);
         let mut evicted = 0;
         for found in candidates {
-            let used = self.usage.counts()?.used;
-            if used <= target || (found.read_s >= before_s && used <= max_bytes) {
+            if self.usage.counts()?.used <= target {
                 break;
             }
             self.remove(&found.path, found.length)?;
@@ -84,18 +104,12 @@ impl CacheFolder {
         Ok(evicted)
     }
 
-    /// Calls `visit` for each file.
+    /// Calls `visit` for the file of each entry.
     fn each(&self, mut visit: impl FnMut(Found)) -> io::Result<()> {
         for folder in self.folders() {
-            let files = match fs::read_dir(folder) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                files => files?,
-            };
-            for file in files {
-                let file = file?;
-                // It may be deleted meanwhile.
-                if let Ok(metadata) = file.metadata() {
-                    visit(Found { read_s: metadata.mtime(), length: metadata.len(), path: file.path() });
+            for path in paths_in(&folder)? {
+                if let Some(found) = Found::at(path?) {
+                    visit(found);
                 }
             }
         }
@@ -103,15 +117,19 @@ impl CacheFolder {
     }
 
     /// The entries, in the order of their names.
-    pub fn entries(self) -> CacheEntries {
-        CacheEntries { folders: self.folders().collect(), folder: self, files: VecDeque::new() }
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn entries(self) -> io::Result<CacheEntries> {
+        let (folders, others) = (self.folders().collect(), self.others()?);
+        Ok(CacheEntries { folders, others, folder: self, files: VecDeque::new() })
     }
 }
 
 /// Sets the time of the last read.
-fn touch(path: &std::path::Path, now_s: i64) -> io::Result<()> {
+fn touch(path: &Path, now_s: i64) -> io::Result<()> {
     let (file, _) = open(path)?;
-    file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(now_s.unsigned_abs()))
+    file.set_modified(UNIX_EPOCH + Duration::from_secs(now_s.unsigned_abs()))
 }
 
 /// An entry of a cache, as the command line shows it.
@@ -132,9 +150,24 @@ pub struct CacheEntries {
     folder: CacheFolder,
     folders: VecDeque<PathBuf>,
     files: VecDeque<PathBuf>,
+    others: Vec<PathBuf>,
 }
 
 impl CacheEntries {
+    /// Files and folders of other programs that were found so far. They are neither counted nor deleted.
+    pub fn others(&self) -> &[PathBuf] {
+        &self.others
+    }
+
+    /// Deletes what killed processes left, and counts the files.
+    ///
+    /// # Errors
+    /// A file cannot be read or deleted, or another process holds the lock of the count for 2 s.
+    pub fn correct(&self) -> io::Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.folder.correct(now.map_or(0, |now| now.as_secs()), 0)
+    }
+
     /// Accounted bytes of all files; `None` if they are not known before a scan.
     ///
     /// # Errors
@@ -177,19 +210,21 @@ impl Iterator for CacheEntries {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let Some(path) = self.files.pop_front() else {
-                match fs::read_dir(self.folders.pop_front()?) {
-                    Ok(files) => self.files = files.filter_map(|file| Some(file.ok()?.path())).collect(),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                match paths_in(&self.folders.pop_front()?).and_then(Iterator::collect) {
+                    Ok(files) => self.files = files,
                     Err(error) => return Some(Err(error)),
                 }
                 continue;
             };
-            let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
-            let (read_s, length) = (metadata.mtime(), metadata.len());
-            let key = open(&path).ok().and_then(|(file, _)| read_trailer(&file, length)).map(|(key, _)| key);
+            let Some(file) = Found::at(path.clone()) else {
+                if fs::symlink_metadata(&path).is_ok() {
+                    self.others.push(path);
+                }
+                continue;
+            };
+            let key = open(&path).ok().and_then(|(opened, _)| read_trailer(&opened, file.length)).map(|(key, _)| key);
             let object = key.map(|key| (key.url, key.range.start, key.range.end, key.size));
-            let disk_bytes = disk_bytes(length);
-            return Some(Ok(CacheEntry { object, disk_bytes, read_s, file: Found { read_s, length, path } }));
+            return Some(Ok(CacheEntry { object, disk_bytes: disk_bytes(file.length), read_s: file.read_s, file }));
         }
     }
 }

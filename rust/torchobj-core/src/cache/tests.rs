@@ -53,7 +53,7 @@ impl Bench {
 
     fn over(memory: Arc<MemoryStore>, identity: &str, config: CacheConfig) -> Self {
         let store = Arc::new(FaultyStore::new(memory).at(identity));
-        let cache = Arc::new(DiskCache::open(config.clone()).unwrap());
+        let cache = Arc::new(DiskCache::open(config.clone()).unwrap().unwrap());
         let cached = CachedStore::new(store.clone(), cache.clone());
         let policy = Policy { part_bytes: 1 << 20, whole_below_bytes: 2 << 20, hedge: false, ..Policy::default() };
         Self { client: Arc::new(Client::new(Arc::new(cached), policy)), store, cache, config }
@@ -276,7 +276,8 @@ fn damage(path: &PathBuf, other: &PathBuf, random: &mut fastrand::Rng) {
     }
 }
 
-async fn bytes_are_right_through_damage(rounds: usize) {
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_files_never_change_what_is_read() {
     let folder = TestFolder::new();
     let bench = Bench::new(config(&folder)).counted();
     let mut random = fastrand::Rng::with_seed(17);
@@ -287,7 +288,7 @@ async fn bytes_are_right_through_damage(rounds: usize) {
         bench.whole(&key, &body, &version).await;
         objects.push((key, body, version));
     }
-    for round in 0..rounds {
+    for round in 0..60 {
         let files = bench.files();
         let [one, other] = [random.usize(..files.len()), random.usize(..files.len())];
         if one != other {
@@ -309,17 +310,6 @@ async fn bytes_are_right_through_damage(rounds: usize) {
         assert_eq!(bench.whole(key, body, version).await, 0);
     }
     assert!(bench.folder().used_bytes().unwrap().unwrap() >= bench.disk_usage());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn damaged_files_never_change_what_is_read() {
-    bytes_are_right_through_damage(60).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes a minute: `make matrix`"]
-async fn a_thousand_damaged_files_never_change_what_is_read() {
-    bytes_are_right_through_damage(1000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -376,7 +366,7 @@ async fn entries_that_were_not_read_for_the_ttl_make_room_the_oldest_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lower_maximum_deletes_entries() {
+async fn a_lower_maximum_admits_nothing_and_deletes_only_expired_entries() {
     let folder = TestFolder::new();
     let body = random_bytes(10 * KIB, 1);
     let bench = Bench::new(config(&folder)).counted();
@@ -389,8 +379,19 @@ async fn a_lower_maximum_deletes_entries() {
     let lower = Bench { store: bench.store.clone(), ..Bench::over(Arc::new(MemoryStore::new("cached")), "", lower) };
     let version = lower.put("other", &body).await;
     lower.whole("other", &body, &version).await;
-    assert!(lower.disk_usage() <= lower.config.max_bytes, "{}", lower.disk_usage());
-    assert_eq!(lower.folder().used_bytes().unwrap(), Some(lower.disk_usage()));
+    // Those of the job with the higher maximum stay.
+    assert_eq!((lower.files().len(), lower.values().cache_evicted), (20, 0));
+    for path in &bench.files()[..18] {
+        let day_before = SystemTime::now() - Duration::from_secs(2 * 86_400);
+        fs::File::options().write(true).open(path).unwrap().set_modified(day_before).unwrap();
+    }
+    // Another process: one searches for expired entries once a minute.
+    let next =
+        Bench { store: bench.store.clone(), ..Bench::over(Arc::new(MemoryStore::new("cached")), "", lower.config) };
+    let version = next.put("other", &body).await;
+    next.whole("other", &body, &version).await;
+    let used = next.folder().used_bytes().unwrap().unwrap();
+    assert!(used <= next.config.max_bytes && used == next.disk_usage() && next.values().cache_evicted >= 16, "{used}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -463,23 +464,27 @@ async fn a_temporary_file_of_a_killed_process_is_deleted_and_its_bytes_are_subtr
     fs::File::create(&left).unwrap().set_len(9000).unwrap();
     let reserve = |counts: &mut usage::Counts| Ok(counts.reserve(12 * KIB as u64, u64::MAX));
     assert!(bench.folder().usage.change(reserve).unwrap());
-    bench.folder().correct(0).unwrap();
+    bench.folder().correct(0, 3600).unwrap();
     assert!(!left.exists());
     assert_eq!(bench.folder().used_bytes().unwrap(), Some(used));
-    // A count that is too high, or lost.
-    for damage in
-        [|counts: &mut usage::Counts| counts.used += 50_000, |counts: &mut usage::Counts| counts.used = u64::MAX]
-    {
+    // A count that is too high, too low, or lost, and a clock that was set back since the last scan.
+    let damages: [fn(&mut usage::Counts); 4] = [
+        |counts| counts.used += 50_000,
+        |counts| counts.used = 0,
+        |counts| counts.used = u64::MAX,
+        |counts| (counts.used, counts.scanned_s) = (0, 1 << 50),
+    ];
+    for damage in damages {
         bench
             .folder()
             .usage
             .change(|counts| {
-                damage(counts);
                 counts.scanned_s = 0;
+                damage(counts);
                 Ok(())
             })
             .unwrap();
-        bench.folder().correct(1 << 40).unwrap();
+        bench.folder().correct(1 << 40, 3600).unwrap();
         assert_eq!(bench.folder().used_bytes().unwrap(), Some(used));
     }
 }
@@ -519,7 +524,7 @@ async fn entries_are_listed_verified_and_removed() {
     let files = bench.files();
     let file = fs::OpenOptions::new().write(true).open(&files[0]).unwrap();
     file.write_all_at(b"x", 70_000).unwrap();
-    let mut entries = bench.folder().entries();
+    let mut entries = bench.folder().entries().unwrap();
     let (mut urls, mut intact) = (Vec::new(), Vec::new());
     while let Some(entry) = entries.next() {
         let entry = entry.unwrap();
@@ -535,4 +540,111 @@ async fn entries_are_listed_verified_and_removed() {
         (vec!["memory://cached/a".to_owned(), "memory://cached/b".to_owned()], vec![false, true])
     );
     assert_eq!(bench.folder().used_bytes().unwrap(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_other_programs_are_neither_counted_nor_deleted() {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let body = random_bytes(1000, 1);
+    let version = bench.put("k", &body).await;
+    bench.whole("k", &body, &version).await;
+    let path = bench.config.folder.join("v1");
+    let outside = folder.0.join("outside");
+    let hexadecimal = "0123456789abcdef0123456789abcd";
+    for name in ["00", "11"] {
+        fs::create_dir_all(path.join(name)).unwrap();
+    }
+    fs::create_dir(&outside).unwrap();
+    fs::remove_dir_all(path.join("22")).unwrap_or_default();
+    symlink(&outside, path.join("22")).unwrap();
+    symlink(outside.join(hexadecimal), path.join("00").join(hexadecimal)).unwrap();
+    let files =
+        [path.join("notes"), path.join("00/notes"), outside.join(hexadecimal), path.join("11").join("A".repeat(30))];
+    files.iter().for_each(|file| fs::write(file, [7; 100_000]).unwrap());
+    bench.folder().correct(1 << 40, 0).unwrap();
+    assert_eq!(bench.folder().used_bytes().unwrap(), Some(4 * KIB as u64));
+    assert_eq!(bench.folder().evict(0, i64::MAX, i64::MAX).unwrap(), 1);
+    assert_eq!(bench.folder().used_bytes().unwrap(), Some(0));
+    let mut entries = bench.folder().entries().unwrap();
+    assert!(entries.next().is_none());
+    let mut others = entries.others().to_vec();
+    others.sort();
+    let mut expected =
+        [files[0].clone(), files[1].clone(), files[3].clone(), path.join("22"), path.join("00").join(hexadecimal)];
+    expected.sort();
+    assert_eq!(others, expected);
+    assert!(files.iter().all(|file| fs::read(file).unwrap() == [7; 100_000]));
+}
+
+#[test]
+fn a_folder_with_files_of_another_program_is_refused() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("v1");
+    fs::create_dir(&path).unwrap();
+    // One that was killed as it made the folder, and one that marks its own caches.
+    let tag = path.join("CACHEDIR.TAG");
+    fs::write(&tag, "Signature: 8a47").unwrap();
+    CacheFolder::create(&folder.0).unwrap();
+    fs::remove_dir_all(path.join("writing")).unwrap();
+    for (name, text) in
+        [("CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55\n# another program"), ("notes", "")]
+    {
+        fs::remove_dir_all(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join(name), text).unwrap();
+        for refused in [CacheFolder::create(&folder.0).unwrap_err(), CacheFolder::open(&folder.0).unwrap_err()] {
+            assert_eq!(refused.kind(), ErrorKind::Config);
+            assert!(refused.to_string().contains("name another folder"), "{refused}");
+        }
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
+        assert_eq!(fs::read(path.join(name)).unwrap(), text.as_bytes());
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn network_file_systems_are_refused_and_local_ones_are_not() {
+    // NFS, SMB and Lustre; ext4, XFS, Btrfs, overlayfs and tmpfs.
+    assert!([0x6969, 0xfe53_4d42, 0x0bd0_0bd0].into_iter().all(folder::is_network));
+    let local = [0xef53, 0x5846_5342, 0x9123_683e, 0x794c_7630, 0x0102_1994];
+    assert!(!local.into_iter().any(folder::is_network));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_stopped_with_the_lock_stops_writes_and_no_reads() {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let body = random_bytes(1000, 1);
+    let version = bench.put("k", &body).await;
+    bench.whole("k", &body, &version).await;
+    let lock = fs::File::open(bench.config.folder.join("v1/usage")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let other =
+        Bench { store: bench.store.clone(), ..Bench::over(Arc::new(MemoryStore::new("cached")), "", config(&folder)) };
+    assert_eq!(other.whole("k", &body, &version).await, 0);
+    let next = other.put("l", &body).await;
+    assert_eq!(other.whole("l", &body, &next).await, 1);
+    assert_eq!(other.values().cache_dropped, 1);
+    // A damaged file stays, and is not read.
+    let file = bench.files().remove(0);
+    fs::File::options().write(true).open(&file).unwrap().write_all_at(b"damaged", 0).unwrap();
+    assert_eq!(bench.whole("k", &body, &version).await, 1);
+    assert_eq!(bench.files(), [file]);
+    drop(lock);
+    assert_eq!(other.whole("l", &body, &next).await, 1);
+    assert_eq!(other.whole("l", &body, &next).await, 0);
+}
+
+#[test]
+fn a_link_of_another_user_is_refused() {
+    let folder = TestFolder::new();
+    let link = folder.0.join("link");
+    symlink(&folder.0, &link).unwrap();
+    CacheFolder::create(&link).unwrap();
+    // Only the superuser may give a link to another user.
+    if std::os::unix::fs::lchown(&link, Some(65_534), None).is_ok() {
+        let refused = CacheFolder::create(&link).unwrap_err();
+        assert!(refused.kind() == ErrorKind::Config && refused.to_string().contains("another user"), "{refused}");
+    }
 }

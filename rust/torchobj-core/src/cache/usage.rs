@@ -30,19 +30,19 @@ pub(super) fn disk_bytes(length: u64) -> u64 {
 pub(super) struct Counts {
     /// Bytes of all files, temporary ones included; never too low. `u64::MAX` if unknown.
     pub(super) used: u64,
-    /// Sum of the bytes of all files that were ever published, modulo 2^64.
-    pub(super) published: u64,
-    /// When the last scan ended, in seconds since 1970.
+    /// Sum of the bytes of all files that were ever published or deleted, modulo 2^64.
+    pub(super) changed: u64,
+    /// When the last scan began, in seconds since 1970. 0 if the count may be too high.
     pub(super) scanned_s: u64,
 }
 
 impl Counts {
-    const UNKNOWN: Self = Self { used: u64::MAX, published: 0, scanned_s: 0 };
+    const UNKNOWN: Self = Self { used: u64::MAX, changed: 0, scanned_s: 0 };
     const BYTES: usize = 28;
 
     fn encode(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        for (number, to) in [self.used, self.published, self.scanned_s].into_iter().zip(bytes.chunks_exact_mut(8)) {
+        for (number, to) in [self.used, self.changed, self.scanned_s].into_iter().zip(bytes.chunks_exact_mut(8)) {
             to.copy_from_slice(&number.to_le_bytes());
         }
         let sum = crc(&bytes[..24]);
@@ -50,9 +50,20 @@ impl Counts {
         bytes
     }
 
+    /// The counts in a file; unknown if it is damaged.
+    fn read(file: &File) -> Self {
+        let mut bytes = [0; Self::BYTES];
+        let found = file.read_exact_at(&mut bytes, 0).ok().and_then(|()| Self::decode(&bytes));
+        found.unwrap_or(Self::UNKNOWN)
+    }
+
+    fn write(self, file: &File) -> io::Result<()> {
+        file.write_all_at(&self.encode(), 0)
+    }
+
     fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        let found = Self { used: number(0), published: number(8), scanned_s: number(16) };
+        let found = Self { used: number(0), changed: number(8), scanned_s: number(16) };
         (found.encode() == *bytes).then_some(found)
     }
 
@@ -63,6 +74,11 @@ impl Counts {
             self.used += bytes;
         }
         fits
+    }
+
+    /// Records that a file is published or deleted.
+    pub(super) fn change(&mut self, bytes: u64) {
+        self.changed = self.changed.wrapping_add(bytes);
     }
 
     /// Subtracts the bytes of a file that was deleted.
@@ -88,11 +104,50 @@ impl Usage {
     }
 
     /// Calls `change` with the counts, under the lock, and stores them, also after an error. `change` must be short: it may
-    /// rename or delete one file.
+    /// delete one file.
     ///
     /// # Errors
     /// Those of `change`; `TimedOut` if another process holds the lock for 2 s.
     pub(super) fn change<T>(&self, mut change: impl FnMut(&mut Counts) -> io::Result<T>) -> io::Result<T> {
+        self.locked(|file| {
+            let before = Counts::read(file);
+            let mut counts = before;
+            let result = change(&mut counts);
+            if counts != before {
+                counts.write(file)?;
+            }
+            result
+        })
+    }
+
+    /// Stores what `add` adds to the counts, and then calls `act`, which may write or rename one file: a process that is killed in
+    /// between leaves counts that are too high. Restores them if `act` fails. Returns what `add` does, and does not act if that is
+    /// false.
+    ///
+    /// # Errors
+    /// Those of `act`; `TimedOut` if another process holds the lock for 2 s.
+    pub(super) fn add_then(
+        &self,
+        mut add: impl FnMut(&mut Counts) -> bool,
+        mut act: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<bool> {
+        self.locked(|file| {
+            let before = Counts::read(file);
+            let mut counts = before;
+            if !add(&mut counts) {
+                return Ok(false);
+            }
+            counts.write(file)?;
+            if let Err(error) = act() {
+                before.write(file)?;
+                return Err(error);
+            }
+            Ok(true)
+        })
+    }
+
+    /// Calls `act` with the file while it is locked.
+    fn locked<T>(&self, mut act: impl FnMut(&File) -> io::Result<T>) -> io::Result<T> {
         let until = Instant::now() + LOCK_TIMEOUT;
         loop {
             {
@@ -103,7 +158,7 @@ impl Usage {
                 options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
                 let file = options.open(&self.0)?;
                 match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                    Ok(()) => return Self::change_locked(&file, &mut change),
+                    Ok(()) => return act(&file),
                     Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -113,18 +168,6 @@ impl Usage {
             }
             std::thread::sleep(RECHECK_EVERY);
         }
-    }
-
-    fn change_locked<T>(file: &File, change: &mut impl FnMut(&mut Counts) -> io::Result<T>) -> io::Result<T> {
-        let mut bytes = [0; Counts::BYTES];
-        let found = file.read_exact_at(&mut bytes, 0).ok().and_then(|()| Counts::decode(&bytes));
-        let before = found.unwrap_or(Counts::UNKNOWN);
-        let mut counts = before;
-        let result = change(&mut counts);
-        if found != Some(counts) {
-            file.write_all_at(&counts.encode(), 0)?;
-        }
-        result
     }
 }
 
@@ -160,6 +203,24 @@ mod tests {
         };
         usage.change(release).unwrap();
         assert_eq!(usage.counts().unwrap().used, 0);
+    }
+
+    #[test]
+    fn counts_are_stored_before_what_they_count_and_restored_after_an_error() {
+        let folder = TestFolder::new();
+        let usage = Usage::new(folder.0.join("usage"));
+        set(&usage, 5);
+        let stored = || Counts::read(&File::open(&usage.0).unwrap()).used;
+        let mut seen = 0;
+        let act = || {
+            seen = stored();
+            Ok(())
+        };
+        assert!(usage.add_then(|counts| counts.reserve(10, 20), act).unwrap());
+        assert_eq!((seen, stored()), (15, 15));
+        assert!(!usage.add_then(|counts| counts.reserve(10, 20), || panic!("it does not fit")).unwrap());
+        let failed = usage.add_then(|counts| counts.reserve(5, 20), || Err(io::ErrorKind::StorageFull.into()));
+        assert_eq!((failed.unwrap_err().kind(), stored()), (io::ErrorKind::StorageFull, 15));
     }
 
     #[test]
