@@ -30,9 +30,10 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
     }
 
     /// What tells apart stores whose URLs are the same, known before the first request and the same in each process, for the
-    /// names of files of a cache. Contains no secret. `None` if objects must not be kept on a disk.
+    /// names of files of a cache. Contains no secret. `None` if objects must not be kept on a disk, or equal URLs, versions and
+    /// sizes may have different bytes: a file system that is mounted in place of another one has the same inodes and times.
     async fn cache_identity(&self) -> Option<String> {
-        Some(self.identity())
+        None
     }
 
     /// The features and limits of this store.

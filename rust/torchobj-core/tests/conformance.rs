@@ -58,11 +58,12 @@ async fn a_store_with_a_disk_cache_passes_the_suite() {
         ttl: Duration::from_secs(86_400),
         admit: true,
     };
-    let cache = Arc::new(DiskCache::open(config).unwrap());
+    let cache = Arc::new(DiskCache::open(config).unwrap().unwrap());
     // Twice: the second store reads what the first has written, if its versions are the same.
     for (name, check) in SUITE.iter().chain(SUITE) {
         println!("{name}");
-        let cached = Arc::new(CachedStore::new(Arc::new(MemoryStore::new(*name)), cache.clone()));
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new(*name))));
+        let cached = Arc::new(CachedStore::new(store, cache.clone()));
         check(Arc::new(Client::new(Arc::new(PrefixStore::new(cached, "prefix/")), policy()))).await;
     }
     std::fs::remove_dir_all(folder).unwrap();

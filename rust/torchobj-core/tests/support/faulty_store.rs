@@ -216,6 +216,10 @@ impl ObjectStore for FaultyStore {
         self.identity.clone()
     }
 
+    async fn cache_identity(&self) -> Option<String> {
+        Some(self.identity())
+    }
+
     fn capabilities(&self) -> Capabilities {
         let capabilities = self.inner.capabilities();
         match &*self.listings.lock().expect("no holder of this lock panics") {

@@ -69,6 +69,10 @@ impl ObjectStore for GcsStore {
         format!("{}{}", origin.url(), String::from_utf8_lossy(&origin.path))
     }
 
+    async fn cache_identity(&self) -> Option<String> {
+        Some(self.identity())
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             keys: KeyRules::Gcs { reserved: parts::PREFIX },
