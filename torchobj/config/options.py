@@ -362,15 +362,17 @@ class CacheOptions(ConfigBase):
     Objects and ranges that were read stay in files of a local folder, and later reads of them send no request: the
     second epoch reads from the disk. All processes of a user that name the folder share it. Reads of objects whose size
     and version are known from a listing or a manifest are cached, which are those of datasets; checkpoints are not.
-    Objects of `memory://`, and those that are encrypted with a key of the customer, never are.
+    Objects of `file://` and `memory://`, and those that are encrypted with a key of the customer, never are.
 
     Objects are admitted until the cache is full, and stay: each sample is used once per epoch, so that an object that
     replaced the oldest would itself be replaced before its next use. Only those that were not read for `ttl_s` make
     room, the oldest first.
 
     Args:
-        folder: A folder of a local disk, which is created for this user only. None: no cache.
-        max_bytes: Maximum size of all files, of all processes together. 1 MiB..2^50.
+        folder: A folder of a local disk, which is created for this user only. A relative path and `~` are resolved when
+            the options are created, so that all processes use the same folder. None: no cache.
+        max_bytes: Maximum size of the files of all objects, of all processes together. A process with a lower maximum
+            than what the folder has admits nothing, and evicts only what has expired. 1 MiB..2^50.
         min_free_bytes: Nothing is written that would leave less of the disk free. 0..2^50.
         max_object_bytes: Objects are cached if they are read whole, or in parts of at most this size, and so are
             ranges. 1 MiB..5 GiB.
@@ -379,7 +381,8 @@ class CacheOptions(ConfigBase):
 
     Raises:
         ConfigError: A value is not allowed. The first read raises it if other users may write to the folder, if it
-            belongs to another user, or if it is on a network file system.
+            belongs to another user, if it has files of another program, or if it is on a network file system. A folder
+            that cannot be used for another reason, such as a full disk, causes a warning, and reads go to the store.
 
     Example:
         >>> CacheOptions(folder="/nvme/torchobj", max_bytes=500 << 30).ttl_s
@@ -397,6 +400,12 @@ class CacheOptions(ConfigBase):
         folder = self.folder
         is_path = folder is None or (isinstance(folder, (str, os.PathLike)) and os.fspath(folder) != "")
         check("folder", folder if isinstance(folder, str) else type(folder), "a path, or None", ok=is_path)
+        if folder is not None:
+            # A worker may have another working directory.
+            try:
+                object.__setattr__(self, "folder", Path(os.fsdecode(folder)).expanduser().absolute())
+            except RuntimeError as error:
+                raise ConfigError(f"folder={os.fsdecode(folder)!r}: {error}") from None
         check_number("max_bytes", self.max_bytes, MIB, 1 << 50)
         check_number("min_free_bytes", self.min_free_bytes, 0, 1 << 50)
         check_number("max_object_bytes", self.max_object_bytes, MIB, 5 * GIB)
