@@ -1,5 +1,6 @@
 """`torchobj cache`."""
 
+import os
 import time
 
 import pytest
@@ -23,7 +24,7 @@ def folder(bucket, tmp_path):
 
 
 def files_of(folder):
-    return [file for file in folder.rglob("*") if file.is_file() and file.name != "usage"]
+    return [file for file in folder.glob("v1/??/*") if file.is_file()]
 
 
 def test_files_are_listed_with_their_urls_and_sizes(cli, bucket, folder):
@@ -59,6 +60,33 @@ def test_all_files_are_deleted_on_request(cli, folder):
     assert "--yes deletes without a question" in cli.error("cache", "clear", folder)
     assert cli.lines("cache", "clear", folder, "--yes") == ["deleted 2 files, 200 KiB"]
     assert files_of(folder) == []
+
+
+def test_the_files_that_were_read_last_are_kept_up_to_a_size(cli, bucket, folder):
+    old, new = files_of(folder)
+    os.utime(old, (1e9, 1e9))
+    assert cli.lines("cache", "clear", folder, "--yes", "--max-bytes", "204800") == ["deleted 0 files, 0 B"]
+    assert cli.lines("cache", "clear", folder, "--yes", "--max-bytes", "204799") == ["deleted 1 file, 100 KiB"]
+    assert files_of(folder) == [new]
+
+
+def test_files_of_other_programs_are_named_and_kept(cli, folder):
+    others = [folder / "v1" / "notes.txt", files_of(folder)[0].parent / "notes.txt"]
+    for other in others:
+        other.write_text("mine")
+    for command, *arguments in (["ls"], ["verify"], ["clear", "--yes"]):
+        lines = cli.lines("cache", command, folder, *arguments)
+        assert all(f"{other} is not a file of the cache and is kept" in lines for other in others)
+        rows = cli.records("cache", command, folder, *arguments)
+        assert {row["path"] for row in rows if row.get("action") == "keep"} == set(map(str, others))
+    assert files_of(folder) == [others[1]] and all(other.read_text() == "mine" for other in others)
+
+
+def test_a_lost_count_is_found_again(cli, folder):
+    (folder / "v1" / "usage").unlink()
+    assert cli.records("cache", "du", folder)[0]["accounted_bytes"] is None
+    cli.lines("cache", "verify", folder)
+    assert cli.records("cache", "du", folder)[0]["accounted_bytes"] == 204_800
 
 
 def test_a_folder_without_a_cache_is_an_error(cli, tmp_path):

@@ -1,5 +1,7 @@
 """`torchobj cache`: the files of a disk cache. Imports no torch."""
 
+import itertools
+import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +25,8 @@ def cache() -> None:
 @_FOLDER
 def ls(folder: Path) -> None:
     """Lists the files of the cache in FOLDER: time of the last read, size on the disk, URL, and range of a part."""
-    chosen = settings()
-    for found, size, read_s, _ in _torchobj.CacheFiles(folder):
+    chosen, files = settings(), _torchobj.CacheFiles(folder)
+    for found, size, read_s, _ in files:
         read = datetime.fromtimestamp(read_s, UTC)
         fields = {"read": read.isoformat(), "disk_bytes": size}
         name = "damaged"
@@ -33,6 +35,15 @@ def ls(folder: Path) -> None:
             fields |= {"url": url, "start": start, "end": end, "size": object_bytes}
             name = shown(url) if end - start == object_bytes else f"{shown(url)} {start}..{end}"
         chosen.show(fields, f"{time_shown(read)}  {human_size(size):>10}  {name}")
+    _show_others(files)
+
+
+def _show_others(files: _torchobj.CacheFiles) -> None:
+    """Names what is in the folder of the cache and is not of the cache."""
+    for path in files.others():
+        settings().show(
+            {"action": "keep", "path": str(path)}, f"{shown(str(path))} is not a file of the cache and is kept"
+        )
 
 
 @cache.command(cls=Command)
@@ -54,24 +65,41 @@ def du(folder: Path) -> None:
 
 @cache.command(cls=Command)
 @_FOLDER
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Keep the files that were read last, of at most N bytes.",
+)
 @yes_option
-def clear(folder: Path, *, yes: bool) -> None:
-    """Deletes all files of the cache in FOLDER. Jobs that use it read from the store."""
+def clear(folder: Path, *, max_bytes: int, yes: bool) -> None:
+    """Deletes the files of the cache in FOLDER. Jobs that use it read from the store."""
     files = _torchobj.CacheFiles(folder)
     if not yes:
         confirm(f"delete the cache in {folder}?", "--yes deletes without a question")
-    number, total = 0, 0
-    for _, size, _, _ in files:
-        files.remove()
-        number, total = number + 1, total + size
+    number, total, until_s = 0, 0, _newest_to_delete(folder, max_bytes)
+    for _, size, read_s, _ in files:
+        if read_s <= until_s:
+            files.remove()
+            number, total = number + 1, total + size
+    _show_others(files)
     text = f"deleted {counted(number, 'file')}, {human_size(total)}"
     settings().show({"files": number, "disk_bytes": total}, text)
+
+
+def _newest_to_delete(folder: Path, max_bytes: int) -> float:
+    """Time of the last read of the newest file that has to be deleted, so that at most `max_bytes` are left."""
+    found = sorted(((read_s, size) for _, size, read_s, _ in _torchobj.CacheFiles(folder)), reverse=True)
+    sizes = itertools.accumulate(size for _, size in found)
+    newest = (read_s for (read_s, _), size in zip(found, sizes, strict=True) if size > max_bytes)
+    return next(newest, -math.inf) if max_bytes else math.inf
 
 
 @cache.command(cls=Command)
 @_FOLDER
 def verify(folder: Path) -> None:
-    """Compares all bytes of the cache in FOLDER with their checksums, and deletes the damaged files."""
+    """Compares all bytes of the cache in FOLDER with their checksums, deletes damaged files, and counts the others."""
     chosen, files = settings(), _torchobj.CacheFiles(folder, verify=True)
     number, damaged = 0, 0
     for found, size, _, intact in files:
@@ -82,6 +110,8 @@ def verify(folder: Path) -> None:
             url = None if found is None else found[0]
             name = "a damaged file" if url is None else f"the damaged file of {shown(url)}"
             chosen.show({"action": "delete", "url": url, "disk_bytes": size}, f"deleted {name}")
+    files.correct()
+    _show_others(files)
     if damaged:
         raise CommandError(f"{damaged} of {counted(number, 'file')} were damaged and are deleted; check the disk")
     if not chosen.json:
