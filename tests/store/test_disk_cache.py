@@ -1,12 +1,15 @@
 """The disk cache: the second epoch sends no request, whatever happens to its files and processes; checkpoints pass by."""
 
 import contextlib
+import fcntl
 import io
 import os
 import pickle
 import random
 import shutil
 import stat
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -221,6 +224,109 @@ def test_a_folder_that_is_removed_during_an_epoch_is_not_used_any_more(bucket, c
     epoch(loader)
 
 
+def test_a_folder_that_cannot_be_made_is_one_warning_and_all_reads_go_to_the_store(bucket, config, gets, caplog):
+    # No folder can be made in it, even by the superuser.
+    config = config.replaced(cache=options("/proc/self/torchobj"))
+    gets()
+    for _ in range(2):
+        epoch(loader_of(bucket, config))
+    assert gets() == 2 * COUNT
+    assert caplog.text.count("the disk cache is not used by this process") == 1, caplog.text
+
+
+@pytest.fixture
+def read_only(cache):
+    """Makes the folder of the cache read-only, for the superuser by a mount of its own."""
+    with contextlib.ExitStack() as stack:
+
+        def change():
+            if os.geteuid():
+                cache.chmod(0o500)
+                (cache / "v1").chmod(0o500)
+                stack.callback(cache.chmod, 0o700)
+                stack.callback((cache / "v1").chmod, 0o700)
+                return
+            if subprocess.run(["mount", "--bind", cache, cache], stderr=subprocess.DEVNULL).returncode:
+                pytest.skip("no mounts")
+            stack.callback(subprocess.run, ["umount", "--lazy", cache])
+            subprocess.run(["mount", "-o", "remount,ro,bind", cache], check=True)
+
+        yield change
+
+
+#: Reads all objects of a folder twice, and prints the hits.
+TWICE = """
+import pickle, sys, torchobj
+from torchobj import _torchobj
+config = pickle.loads(bytes.fromhex(sys.argv[2]))
+dataset = torchobj.ObjectMapDataset(sys.argv[1], transform=bytes, config=config)
+for _ in range(2):
+    assert [dataset[number] for number in range(len(dataset))] == pickle.load(open(sys.argv[3], "rb"))
+    while _torchobj.request_stats()["cache_pending"]:
+        pass
+print(torchobj.metrics()["torchobj.cache_hits"])
+"""
+
+
+def hits_of_another_process(bucket, config, tmp_path, limits=""):
+    (tmp_path / "right").write_bytes(pickle.dumps([body(number) for number in range(COUNT)]))
+    arguments = [f"{bucket.url}/data/", pickle.dumps(config).hex(), tmp_path / "right"]
+    return int(warm_python.run(["-c", limits + TWICE, *arguments], check=True).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts")
+@pytest.mark.parametrize("admit", [True, False])
+def test_a_cache_that_is_read_only_answers_what_it_has(bucket, config, cache, tmp_path, read_only, admit):
+    epoch(loader_of(bucket, config))
+    for file in sorted(cache.glob("v1/??/*"))[:20]:
+        file.unlink()
+    read_only()
+    config = config.replaced(cache=options(cache, admit=admit))
+    assert hits_of_another_process(bucket, config, tmp_path) == 2 * (COUNT - 20)
+
+
+def test_files_that_the_disk_does_not_take_are_read_from_the_store(bucket, config, tmp_path):
+    limits = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))"
+    small = sum(len(body(number)) < 7500 for number in range(COUNT))
+    # After a file that does not fit, nothing is admitted for a second.
+    assert 0 < hits_of_another_process(bucket, config, tmp_path, limits) <= small + COUNT
+
+
+def test_local_files_are_not_cached(cache, tmp_path):
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "k"
+    for content in (b"old!", b"new!"):
+        # As after another mount: path, inode, size and time are equal.
+        file.write_bytes(content)
+        os.utime(file, (1e9, 1e9))
+        config = torchobj.StoreConfig(cache=options(cache))
+        assert torchobj.ObjectMapDataset(f"file://{tmp_path}/data/", transform=bytes, config=config)[0] == content
+        written()
+    assert not cache.exists()
+
+
+def test_all_processes_use_the_folder_that_was_named_whatever_their_working_directories(
+    bucket, config, cache, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    relative = config.replaced(cache=options("cache"))
+    assert relative.cache == options(Path("~/cache")) == options(cache)
+    with pytest.raises(ConfigError, match="home directory"):
+        options("~no such user/cache")
+    monkeypatch.chdir("/")
+    epoch(loader_of(bucket, relative))
+    assert hits_of_another_process(bucket, relative, tmp_path) == 2 * COUNT
+
+
+def test_a_folder_with_files_of_another_program_is_an_error(bucket, config, cache):
+    (cache / "v1").mkdir(parents=True)
+    (cache / "v1" / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="files of another program"):
+        torchobj.ObjectMapDataset(f"{bucket.url}/data/", config=config)[0]
+    assert (cache / "v1" / "notes").read_text() == "mine"
+
+
 def test_a_folder_that_others_may_write_to_is_an_error(bucket, config, cache):
     cache.mkdir()
     cache.chmod(0o777)
@@ -250,50 +356,137 @@ print("ready", flush=True)
 while True:
     for number in random.sample(range(len(dataset)), len(dataset)):
         assert dataset[number] == open(f"{sys.argv[3]}/{number:02}", "rb").read()
+    assert torchobj.metrics()["torchobj.cache_damaged"] == 0
 """
+
+
+def _sampled(cache, max_bytes, choose):
+    """Compares the count with the files at one moment, and makes some of them expire."""
+    with open(cache / "v1" / "usage", "rb") as usage:
+        # Files are reserved, published and deleted under this lock.
+        fcntl.flock(usage, fcntl.LOCK_EX)
+        used = int.from_bytes(usage.read(8), "little")
+        assert sum(map(_disk_bytes, cache.rglob("*"))) <= used <= max_bytes
+        for file in choose.sample(sorted(cache.glob("v1/??/*")), 4):
+            os.utime(file, (1e9, 1e9))
 
 
 def _killed_readers(bucket, config, cache, tmp_path, kills):
     """Kills readers at random moments while others read; their bytes are right, and so is the space that they use."""
-    right = tmp_path / "right"
+    right, max_bytes, choose = tmp_path / "right", 1 << 20, random.Random(5)
     right.mkdir()
     for number in range(COUNT):
-        (right / f"{number:02}").write_bytes(body(number))
-    max_bytes = 1 << 20
+        # 2 MiB in all.
+        content = body(number) * 3
+        (right / f"{number:02}").write_bytes(content)
+        bucket.write(f"large/{number:02}", content)
     small = config.replaced(cache=options(cache, max_bytes=max_bytes))
-    arguments = ["-c", READER, f"{bucket.url}/data/", pickle.dumps(small).hex(), str(right)]
-    choose = random.Random(5)
-    for _ in range(kills):
-        with warm_python.Process(arguments) as process:
+    arguments = ["-c", READER, f"{bucket.url}/large/", pickle.dumps(small).hex(), str(right)]
+    with contextlib.ExitStack() as stack:
+        running = []
+        for number in range(kills):
+            while len(running) < min(3, kills - number):
+                running.append(warm_python.Process(arguments))
+                stack.callback(running[-1].kill)
+            # One that starts reads and evicts while the oldest is killed.
+            process = running.pop(0)
             assert process.stdout.readline() == "ready\n", process.errors()
-            time.sleep(choose.random() * 0.05)
+            until_s = time.monotonic() + choose.random() * 0.05
+            while time.monotonic() < until_s:
+                if len(list(cache.glob("v1/??/*"))) > 10:
+                    _sampled(cache, max_bytes, choose)
             assert process.poll() is None, process.errors()
-            process.kill()
-            process.wait(30)
-        files, used = _torchobj.CacheFiles(cache, verify=True), 0
-        accounted = files.used_bytes()
-        for _, size, _, intact in files:
-            assert intact
-            used += size
-            # The next process writes again.
-            if choose.random() < 0.5:
-                files.remove()
-        assert used <= accounted <= max_bytes
-    torchobj.ObjectMapDataset(f"{bucket.url}/data/", transform=bytes, config=small)[0]
-    while list((cache / "v1" / "writing").iterdir()):
-        time.sleep(0.001)
-    written()
-    files = _torchobj.CacheFiles(cache)
-    assert sum(size for _, size, _, _ in files) == files.used_bytes()
+            with process:
+                process.kill()
+                process.wait(30)
+    files = _torchobj.CacheFiles(cache, verify=True)
+    files.correct()
+    sizes = [size for _, size, _, intact in files if intact]
+    assert sum(sizes) == files.used_bytes() > 0 and files.others() == []
+    assert len(sizes) == len(list(cache.glob("v1/??/*"))) and list((cache / "v1" / "writing").iterdir()) == []
 
 
 def test_killed_processes_leave_only_right_files(bucket, config, cache, tmp_path):
-    _killed_readers(bucket, config, cache, tmp_path, 8)
+    _killed_readers(bucket, config, cache, tmp_path, 24)
 
 
 @pytest.mark.matrix
 def test_a_thousand_killed_processes_leave_only_right_files(bucket, config, cache, tmp_path):
     _killed_readers(bucket, config, cache, tmp_path, 1000)
+
+
+def _flip(file, other, choose):
+    content = bytearray(file.read_bytes())
+    content[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
+    file.write_bytes(content)
+
+
+def _swap(file, other, choose):
+    file.rename(file.with_name("swap"))
+    other.rename(file)
+    file.with_name("swap").rename(other)
+
+
+def _replace(make):
+    def replace(file, other, choose):
+        file.unlink()
+        make(file)
+
+    return replace
+
+
+#: What happens to a file of the cache, or to two.
+DAMAGES = [
+    _flip,
+    _swap,
+    lambda file, other, choose: os.truncate(file, choose.randrange(file.stat().st_size)),
+    lambda file, other, choose: os.truncate(file, file.stat().st_size + choose.randrange(1, 9000)),
+    lambda file, other, choose: file.write_bytes(other.read_bytes()),
+    lambda file, other, choose: file.write_bytes(bytes(file.stat().st_size)),
+    lambda file, other, choose: other.rename(file),
+    _replace(lambda file: None),
+    _replace(lambda file: file.symlink_to("/etc/hostname")),
+    _replace(os.mkfifo),
+    _replace(Path.mkdir),
+]
+
+
+def _damaged_files(bucket, config, cache, rounds):
+    """Damages a file of the cache, reads all objects, and again."""
+    numbers, choose = range(40, 52), random.Random(7)
+    for number in numbers:
+        bucket.write(f"some/{number:02}", body(number) * 6)
+    dataset = torchobj.ObjectMapDataset(f"{bucket.url}/some/", transform=bytes, config=config)
+    right = [body(number) * 6 for number in numbers]
+    assert [dataset[at] for at in range(12)] == right
+    for damage in range(rounds):
+        written()
+        files = sorted(cache.glob("v1/??/*"))
+        assert len(files) == 12
+        file, other = choose.sample(files, 2)
+        DAMAGES[damage % len(DAMAGES)](file, other, choose)
+        for at in choose.sample(range(12), 12):
+            assert dataset[at] == right[at]
+        written()
+        if file.is_dir():
+            # It is not of the cache, and no file takes its place.
+            file.rmdir()
+        for at in range(12):
+            assert dataset[at] == right[at]
+    written()
+    files = _torchobj.CacheFiles(cache, verify=True)
+    files.correct()
+    assert all(intact for _, _, _, intact in files) and files.others() == []
+    assert files.used_bytes() == sum(map(_disk_bytes, cache.rglob("*")))
+
+
+def test_damaged_files_never_change_what_is_read(bucket, config, cache):
+    _damaged_files(bucket, config, cache, 3 * len(DAMAGES))
+
+
+@pytest.mark.matrix
+def test_a_thousand_damaged_files_never_change_what_is_read(bucket, config, cache):
+    _damaged_files(bucket, config, cache, 1000)
 
 
 #: Reads the objects in an order of its own, once.
@@ -372,7 +565,8 @@ def _disk_bytes(file):
         found = os.lstat(file)
     except FileNotFoundError:
         return 0
-    return found.st_blocks * 512 if stat.S_ISREG(found.st_mode) and file.name != "usage" else 0
+    is_entry = stat.S_ISREG(found.st_mode) and file.name not in ("usage", "CACHEDIR.TAG")
+    return found.st_blocks * 512 if is_entry else 0
 
 
 @pytest.mark.matrix
