@@ -153,7 +153,10 @@ impl DiskCache {
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
         let (writer, scanner) = (shared.clone(), shared.clone());
         named("torchobj-cache").spawn(move || writer.write_all(&queue)).map_err(failed)?;
-        named("torchobj-scan").spawn(move || scanner.correct()).map_err(failed)?;
+        // Without writes, the count is of no use, and the folder may be read-only.
+        if config.admit {
+            named("torchobj-scan").spawn(move || scanner.correct()).map_err(failed)?;
+        }
         Ok(Self { shared, writes })
     }
 
