@@ -361,14 +361,19 @@ while True:
 
 
 def _sampled(cache, max_bytes, choose):
-    """Compares the count with the files at one moment, and makes some of them expire."""
+    """Compares the count with the files at one moment. Makes some of them expire, and deletes others, so that readers write."""
     with open(cache / "v1" / "usage", "rb") as usage:
         # Files are reserved, published and deleted under this lock.
         fcntl.flock(usage, fcntl.LOCK_EX)
         used = int.from_bytes(usage.read(8), "little")
         assert sum(map(_disk_bytes, cache.rglob("*"))) <= used <= max_bytes
-        for file in choose.sample(sorted(cache.glob("v1/??/*")), 4):
-            os.utime(file, (1e9, 1e9))
+        for file in cache.glob("v1/??/*"):
+            if choose.random() < 0.1:
+                os.utime(file, (1e9, 1e9))
+    files = _torchobj.CacheFiles(cache)
+    for _ in files:
+        if choose.random() < 0.3:
+            files.remove()
 
 
 def _killed_readers(bucket, config, cache, tmp_path, kills):
@@ -388,13 +393,12 @@ def _killed_readers(bucket, config, cache, tmp_path, kills):
             while len(running) < min(3, kills - number):
                 running.append(warm_python.Process(arguments))
                 stack.callback(running[-1].kill)
-            # One that starts reads and evicts while the oldest is killed.
-            process = running.pop(0)
-            assert process.stdout.readline() == "ready\n", process.errors()
+                assert running[-1].stdout.readline() == "ready\n", running[-1].errors()
+            # The newest ones write: those that once found no space wait for a second.
+            process = running.pop(choose.randrange(len(running)))
             until_s = time.monotonic() + choose.random() * 0.05
             while time.monotonic() < until_s:
-                if len(list(cache.glob("v1/??/*"))) > 10:
-                    _sampled(cache, max_bytes, choose)
+                _sampled(cache, max_bytes, choose)
             assert process.poll() is None, process.errors()
             with process:
                 process.kill()
