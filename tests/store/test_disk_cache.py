@@ -1,17 +1,14 @@
 """The disk cache: the second epoch sends no request, whatever happens to its files and processes; checkpoints pass by."""
 
 import contextlib
-import fcntl
 import io
 import os
 import pickle
-import random
 import shutil
-import stat
+import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
@@ -19,27 +16,12 @@ import torch
 
 import torchobj
 from tests.support import warm_python
+from tests.support.disk_caches import COUNT, body, disk_bytes, options, written
 from tests.support.long_tables import GCS_IN_MATRIX
 from torchobj import CacheOptions, _torchobj
 from torchobj.config import config_file
 from torchobj.exceptions import ConfigError
 from torchobj.shards import TarIndex
-
-COUNT = 60
-
-
-def body(number):
-    return random.Random(number).randbytes(1000 + 397 * number)
-
-
-def written():
-    """Waits until the files that were admitted are on the disk."""
-    while _torchobj.request_stats()["cache_pending"]:
-        time.sleep(0.001)
-
-
-def options(folder, **settings):
-    return CacheOptions(**{"folder": folder, "max_bytes": 1 << 30, "min_free_bytes": 0, **settings})
 
 
 @pytest.fixture
@@ -292,6 +274,27 @@ def test_files_that_the_disk_does_not_take_are_read_from_the_store(bucket, confi
     assert 0 < hits_of_another_process(bucket, config, tmp_path, limits) <= small + COUNT
 
 
+def test_a_process_that_is_killed_before_its_file_has_a_length_has_counted_it(bucket, config, cache, tmp_path):
+    epoch(loader_of(bucket, config))
+    for file in cache.glob("v1/??/*"):
+        if file.stat().st_size > 8192:
+            file.unlink()
+    _torchobj.CacheFiles(cache).correct()
+    before = _torchobj.CacheFiles(cache).used_bytes()
+    # The signal of a file that would be too long ends the process.
+    limits = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+"""
+    with pytest.raises(AssertionError, match=f"ended with -{int(signal.SIGXFSZ)}"):
+        hits_of_another_process(bucket, config, tmp_path, limits)
+    assert _torchobj.CacheFiles(cache).used_bytes() > before
+    _torchobj.CacheFiles(cache).correct()
+    assert _torchobj.CacheFiles(cache).used_bytes() == before == sum(map(disk_bytes, cache.rglob("*")))
+
+
 def test_local_files_are_not_cached(cache, tmp_path):
     (tmp_path / "data").mkdir()
     file = tmp_path / "data" / "k"
@@ -347,152 +350,6 @@ def test_a_file_of_settings_names_a_cache(bucket, config, cache, gets, tmp_path,
     assert gets() == COUNT
 
 
-#: Reads all objects in random order, again and again, until it is killed.
-READER = """
-import pickle, random, sys, torchobj
-config = pickle.loads(bytes.fromhex(sys.argv[2]))
-dataset = torchobj.ObjectMapDataset(sys.argv[1], transform=bytes, config=config)
-print("ready", flush=True)
-while True:
-    for number in random.sample(range(len(dataset)), len(dataset)):
-        assert dataset[number] == open(f"{sys.argv[3]}/{number:02}", "rb").read()
-    assert torchobj.metrics()["torchobj.cache_damaged"] == 0
-"""
-
-
-def _sampled(cache, max_bytes, choose):
-    """Compares the count with the files at one moment. Makes some of them expire, and deletes others, so that readers write."""
-    with open(cache / "v1" / "usage", "rb") as usage:
-        # Files are reserved, published and deleted under this lock.
-        fcntl.flock(usage, fcntl.LOCK_EX)
-        used = int.from_bytes(usage.read(8), "little")
-        assert sum(map(_disk_bytes, cache.rglob("*"))) <= used <= max_bytes
-        for file in cache.glob("v1/??/*"):
-            if choose.random() < 0.1:
-                os.utime(file, (1e9, 1e9))
-    files = _torchobj.CacheFiles(cache)
-    for _ in files:
-        if choose.random() < 0.3:
-            files.remove()
-
-
-def _killed_readers(bucket, config, cache, tmp_path, kills):
-    """Kills readers at random moments while others read; their bytes are right, and so is the space that they use."""
-    right, max_bytes, choose = tmp_path / "right", 1 << 20, random.Random(5)
-    right.mkdir()
-    for number in range(COUNT):
-        # 2 MiB in all.
-        content = body(number) * 3
-        (right / f"{number:02}").write_bytes(content)
-        bucket.write(f"large/{number:02}", content)
-    small = config.replaced(cache=options(cache, max_bytes=max_bytes))
-    arguments = ["-c", READER, f"{bucket.url}/large/", pickle.dumps(small).hex(), str(right)]
-    with contextlib.ExitStack() as stack:
-        running = []
-        for number in range(kills):
-            while len(running) < min(3, kills - number):
-                running.append(warm_python.Process(arguments))
-                stack.callback(running[-1].kill)
-                assert running[-1].stdout.readline() == "ready\n", running[-1].errors()
-            # The newest ones write: those that once found no space wait for a second.
-            process = running.pop(choose.randrange(len(running)))
-            until_s = time.monotonic() + choose.random() * 0.05
-            while time.monotonic() < until_s:
-                _sampled(cache, max_bytes, choose)
-            assert process.poll() is None, process.errors()
-            with process:
-                process.kill()
-                process.wait(30)
-    files = _torchobj.CacheFiles(cache, verify=True)
-    files.correct()
-    sizes = [size for _, size, _, intact in files if intact]
-    assert sum(sizes) == files.used_bytes() > 0 and files.others() == []
-    assert len(sizes) == len(list(cache.glob("v1/??/*"))) and list((cache / "v1" / "writing").iterdir()) == []
-
-
-def test_killed_processes_leave_only_right_files(bucket, config, cache, tmp_path):
-    _killed_readers(bucket, config, cache, tmp_path, 24)
-
-
-@pytest.mark.matrix
-def test_a_thousand_killed_processes_leave_only_right_files(bucket, config, cache, tmp_path):
-    _killed_readers(bucket, config, cache, tmp_path, 1000)
-
-
-def _flip(file, other, choose):
-    content = bytearray(file.read_bytes())
-    content[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
-    file.write_bytes(content)
-
-
-def _swap(file, other, choose):
-    file.rename(file.with_name("swap"))
-    other.rename(file)
-    file.with_name("swap").rename(other)
-
-
-def _replace(make):
-    def replace(file, other, choose):
-        file.unlink()
-        make(file)
-
-    return replace
-
-
-#: What happens to a file of the cache, or to two.
-DAMAGES = [
-    _flip,
-    _swap,
-    lambda file, other, choose: os.truncate(file, choose.randrange(file.stat().st_size)),
-    lambda file, other, choose: os.truncate(file, file.stat().st_size + choose.randrange(1, 9000)),
-    lambda file, other, choose: file.write_bytes(other.read_bytes()),
-    lambda file, other, choose: file.write_bytes(bytes(file.stat().st_size)),
-    lambda file, other, choose: other.rename(file),
-    _replace(lambda file: None),
-    _replace(lambda file: file.symlink_to("/etc/hostname")),
-    _replace(os.mkfifo),
-    _replace(Path.mkdir),
-]
-
-
-def _damaged_files(bucket, config, cache, rounds):
-    """Damages a file of the cache, reads all objects, and again."""
-    numbers, choose = range(40, 52), random.Random(7)
-    for number in numbers:
-        bucket.write(f"some/{number:02}", body(number) * 6)
-    dataset = torchobj.ObjectMapDataset(f"{bucket.url}/some/", transform=bytes, config=config)
-    right = [body(number) * 6 for number in numbers]
-    assert [dataset[at] for at in range(12)] == right
-    for damage in range(rounds):
-        written()
-        files = sorted(cache.glob("v1/??/*"))
-        assert len(files) == 12
-        file, other = choose.sample(files, 2)
-        DAMAGES[damage % len(DAMAGES)](file, other, choose)
-        for at in choose.sample(range(12), 12):
-            assert dataset[at] == right[at]
-        written()
-        if file.is_dir():
-            # It is not of the cache, and no file takes its place.
-            file.rmdir()
-        for at in range(12):
-            assert dataset[at] == right[at]
-    written()
-    files = _torchobj.CacheFiles(cache, verify=True)
-    files.correct()
-    assert all(intact for _, _, _, intact in files) and files.others() == []
-    assert files.used_bytes() == sum(map(_disk_bytes, cache.rglob("*")))
-
-
-def test_damaged_files_never_change_what_is_read(bucket, config, cache):
-    _damaged_files(bucket, config, cache, 3 * len(DAMAGES))
-
-
-@pytest.mark.matrix
-def test_a_thousand_damaged_files_never_change_what_is_read(bucket, config, cache):
-    _damaged_files(bucket, config, cache, 1000)
-
-
 #: Reads the objects in an order of its own, once.
 ONCE = """
 import pickle, random, sys, torchobj
@@ -520,7 +377,7 @@ def test_eight_processes_never_exceed_the_maximum(bucket, config, cache):
             process.stdin.write("go\n")
             process.stdin.flush()
         while any(process.poll() is None for process in processes):
-            most = max(most, sum(map(_disk_bytes, cache.rglob("*"))))
+            most = max(most, sum(map(disk_bytes, cache.rglob("*"))))
         for process in processes:
             assert process.stdout.readline() == "done\n", process.errors()
     assert 0 < most <= max_bytes
@@ -562,15 +419,6 @@ def test_two_jobs_of_four_ranks_request_each_object_once(bucket, config, cache, 
         for process in processes:
             assert process.stdout.readline() == "done\n", process.errors()
     assert 2000 <= gets() <= 1.02 * 2000
-
-
-def _disk_bytes(file):
-    try:
-        found = os.lstat(file)
-    except FileNotFoundError:
-        return 0
-    is_entry = stat.S_ISREG(found.st_mode) and file.name not in ("usage", "CACHEDIR.TAG")
-    return found.st_blocks * 512 if is_entry else 0
 
 
 @pytest.mark.matrix
