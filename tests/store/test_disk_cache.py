@@ -425,10 +425,10 @@ def test_two_jobs_of_four_ranks_request_each_object_once(bucket, config, cache, 
 def test_a_cache_of_a_million_files_starts_at_once(bucket, config, cache):
     loader = loader_of(bucket, config)
     epoch(loader)
-    for folder in (cache / "v1").iterdir():
-        if len(folder.name) == 2:
-            for number in range(1_000_000 // 256):
-                (folder / f"{number:030x}").touch()
+    for folder in (cache / "v1" / f"{number:02x}" for number in range(256)):
+        folder.mkdir(exist_ok=True)
+        for number in range(1_000_000 // 256):
+            (folder / f"{number:030x}").touch()
     (cache / "v1" / "usage").unlink()
     code = f"""
 import pickle, time, torchobj
