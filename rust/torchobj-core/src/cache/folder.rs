@@ -156,7 +156,7 @@ impl CacheFolder {
         if fs::symlink_metadata(&target).is_ok() {
             return Ok(Written::Existed);
         }
-        let temporary = Temporary::create(self.path.join(WRITING).join(unique_id()))?;
+        let temporary = Temporary::create(&self.path.join(WRITING))?;
         let (length, size) = (key.file_bytes(), disk_bytes(key.file_bytes()));
         // Its length says what is reserved, to a process that finds the file of a killed one.
         let set_length = || temporary.file.set_len(length);
@@ -243,15 +243,20 @@ struct Temporary {
 }
 
 impl Temporary {
-    fn create(path: PathBuf) -> io::Result<Self> {
+    /// A new file in `folder`.
+    fn create(folder: &Path) -> io::Result<Self> {
         let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed();
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        // A sweep between the two calls.
-        if file.metadata()?.nlink() == 0 {
-            return Err(io::ErrorKind::Interrupted.into());
+        loop {
+            let path = folder.join(unique_id());
+            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path)?;
+            // A sweep of a process that starts may find it before it is locked, and deletes it.
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) => {}
+                Err(error) => return Err(error.into()),
+                Ok(()) if file.metadata()?.nlink() == 0 => {}
+                Ok(()) => return Ok(Self { path, file }),
+            }
         }
-        Ok(Self { path, file })
     }
 
     /// Deletes the file. It does not exist if the folder was removed.
