@@ -8,9 +8,10 @@ import mmap
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from benchmarks.lab import origin
@@ -100,7 +101,7 @@ class Timed:
     items: int = 1
     """Number of what was done: keys, samples, bytes, or calls."""
     counters: dict[str, int] = field(default_factory=dict)
-    """Those of the origin, if the server is one."""
+    """Those of the origin, if the server is one, and of the client."""
 
     @property
     def grown_mib(self) -> float | None:
@@ -155,6 +156,11 @@ class Timed:
     def requests(self) -> int | None:
         return self.kinds.total() or None
 
+    @property
+    def requests_per_1000(self) -> float | None:
+        """Requests per 1,000 items."""
+        return None if self.requests is None else self.requests / self.items * 1000
+
 
 class Worker:
     """What a client does. It is made from a location and the fields of a job."""
@@ -163,6 +169,8 @@ class Worker:
     """What its first use imports."""
     before_bytes: int | None = None
     """The resident memory that growth is compared with; that at the start of `run` if None."""
+    counters: Mapping[str, int] = MappingProxyType({})
+    """Requests of each kind in `run`, where the client counts them."""
 
     def warm(self) -> None:
         """Opens connections, which is not measured; by default the work opens them in the time that it takes."""
@@ -188,4 +196,4 @@ def timed(
         items = made.run()
     counters = origin.counters(location) - before
     made.check()
-    return Timed(watch.wall_s, watch.cpu_s, watch.grown_bytes, items, dict(counters))
+    return Timed(watch.wall_s, watch.cpu_s, watch.grown_bytes, items, {**counters, **made.counters})

@@ -1,6 +1,8 @@
 """Clients that read samples of tar shards, or the same objects one by one: `shards.py` measures them with `timed`."""
 
 import io
+import random
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +16,16 @@ from benchmarks.lab.location import Location
 Sample = dict[str, Any]
 #: Passes are repeated for at least this time.
 _LEAST_S = 1.0
+_BLOCK_SAMPLES = 2048
+
+
+def _requests() -> int:
+    """Number of GET requests of torchobj in this process; 0 for other clients."""
+    if "torchobj" not in sys.modules:
+        return 0
+    import torchobj
+
+    return int(torchobj.metrics()["torchobj.requests.get.ok"])
 
 
 def read_tar(path: str) -> Iterator[tuple[str, bytes]]:
@@ -48,9 +60,10 @@ class Reading(Worker):
         self.client = self.form.open(self)
 
     def run(self) -> int:
-        started_s, found = time.perf_counter(), 0
+        started_s, found, before = time.perf_counter(), 0, _requests()
         while not found or time.perf_counter() - started_s < _LEAST_S:
             found += self._one_pass()
+        self.counters = {"get": _requests() - before}
         return found
 
     def _one_pass(self) -> int:
@@ -174,12 +187,25 @@ def _bodies(job: Reading) -> Any:
 
 def _shuffled(job: Reading) -> Iterator[Any]:
     """A shuffled epoch of a map-style dataset by a loader without workers."""
-    import torch
+    return _epoch(job, _in_any_order(range(job.count)))
 
+
+def _shuffled_in_blocks(job: Reading) -> Iterator[Any]:
+    """An epoch of blocks of neighbouring samples: the blocks are shuffled, and each within itself."""
+    starts = _in_any_order(range(0, job.count, _BLOCK_SAMPLES))
+    blocks = (range(start, min(start + _BLOCK_SAMPLES, job.count)) for start in starts)
+    return _epoch(job, [at for block in blocks for at in _in_any_order(block)])
+
+
+def _in_any_order(indices: Sequence[int]) -> list[int]:
+    return random.Random(1).sample(indices, len(indices))
+
+
+def _epoch(job: Reading, order: list[int]) -> Iterator[Any]:
     import torchobj
 
-    order = torch.Generator().manual_seed(1)
-    loader = torchobj.DataLoader(job.client, batch_size=32, shuffle=True, generator=order, collate_fn=list)
+    # An order of the user's is drawn ahead in the process of the loop only if asked.
+    loader = torchobj.DataLoader(job.client, 32, sampler=order, lookahead=len(order), collate_fn=list)
     return (sample for batch in loader for sample in batch)
 
 
@@ -204,6 +230,7 @@ CLIENTS = {
     "webdataset, s3torchconnector": Form(("webdataset", "s3torchconnector"), _by_webdataset(_connected)),
     # `TarMapDataset`, with an index.
     "shuffled shards": Form(_MAP, _shuffled, _indexed, compared=False),
+    "shards shuffled in blocks": Form(_MAP, _shuffled_in_blocks, _indexed, compared=False),
     # The bodies as objects, by `ObjectMapDataset`.
     "shuffled objects": Form(_MAP, _shuffled, _bodies, compared=False),
 }
