@@ -398,3 +398,32 @@ def test_a_ref_is_checked_compared_and_pickled():
         assert said in str(caught.value)
     with pytest.raises(TypeError):
         ObjectRef(3)
+
+
+class Records(torchobj.ObjectDataset):
+    """Records of 100 bytes of one object."""
+
+    def __init__(self, url, count, **settings):
+        super().__init__(**settings)
+        self.url, self.count = url, count
+
+    def __len__(self):
+        return self.count
+
+    def objects_at(self, index):
+        return [ObjectRef(self.url, index * 100, index * 100 + 100)]
+
+    def build(self, index, readers):
+        return index, readers[0].read()
+
+
+def test_shuffled_ranges_of_an_object_take_few_requests(bucket, control):
+    count = 1000
+    bucket.write("records", b"".join(number.to_bytes(2, "big") * 50 for number in range(count)))
+    control.clear_requests()
+    records = Records(f"{bucket.url}/records", count, config=bucket.config)
+    loader = torchobj.DataLoader(records, batch_size=10, shuffle=True, collate_fn=list)
+    read = [sample for batch in loader for sample in batch]
+    assert sorted(read) == [(number, number.to_bytes(2, "big") * 50) for number in range(count)]
+    # Reads start while later records are still drawn.
+    assert len(control.requests("GetObject")) <= count // 2

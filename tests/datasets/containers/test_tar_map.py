@@ -103,6 +103,22 @@ def test_shuffled_samples_are_those_of_webdataset_and_all_are_announced(pattern,
     assert (stats.misses, stats.samples) == (0, SAMPLES)
 
 
+@pytest.mark.providers("s3")
+def test_shuffled_samples_of_a_shard_take_few_requests(bucket, control):
+    count = 1000
+    with torchobj.ShardWriter(f"{bucket.url}/shard-%d.tar", maxcount=count, config=bucket.config) as writer:
+        for number in range(count):
+            writer.write({"__key__": f"{number:04d}", "bin": number.to_bytes(2, "big") * 500})
+    dataset = torchobj.TarMapDataset(f"{bucket.url}/shard-0.tar", config=bucket.config)
+    assert len(dataset) == count
+    control.clear_requests()
+    loader = torchobj.DataLoader(dataset, batch_size=10, shuffle=True, collate_fn=list)
+    read = [bytes(sample["bin"]) for batch in loader for sample in batch]
+    assert sorted(read) == [number.to_bytes(2, "big") * 500 for number in range(count)]
+    # Reads start while later samples are still drawn.
+    assert len(control.requests("GetObject")) <= count // 2
+
+
 def test_fields_are_decoded_and_the_sample_is_transformed(pattern):
     dataset = torchobj.TarMapDataset(
         pattern, decode={"json": torchobj.decode.json, "absent": int}, transform=lambda sample: sample["json"]["n"]

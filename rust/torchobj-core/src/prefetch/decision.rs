@@ -79,9 +79,8 @@ pub(crate) struct EntryRead {
 /// A read to run.
 #[derive(Debug)]
 pub(crate) struct CoalescedRead {
-    pub(super) first: EntryRead,
-    /// Entries that are read with the same request.
-    pub(super) neighbours: Vec<EntryRead>,
+    /// The entry that was chosen, and those that are read with the same request.
+    pub(super) entries: Vec<EntryRead>,
     /// The read is demanded and exceeds the budget.
     pub(super) exceeds_budget: bool,
     pub(super) needed: Arc<Needed>,

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::decision::ObjectId;
 use super::names::{ClientOf, Names};
 use super::shortage::Shortage;
-use super::sources::{ListedSource, RegisteredSource, Sources, number};
+use super::sources::{ListedSource, RegisteredSource, Sources, named_range, number};
 use super::stats::{AllCounters, Stats, WaitTimer};
 use super::window::{Delivery, Window};
 use crate::arena::{Answers, Arena, Segment};
@@ -173,11 +173,14 @@ impl Prefetcher {
     pub fn announce(self: &Arc<Self>, iterator: u64, objects: &[ObjectId]) {
         {
             let _inside = fork::enter();
-            let charges: Vec<u64> =
-                objects.iter().map(|object| self.sources.charge(&self.sources.lock(), *object)).collect();
+            let measured = |object: &ObjectId| {
+                let sources = self.sources.lock();
+                (self.sources.charge(&sources, *object), named_range(&sources, *object).is_some())
+            };
+            let measured: Vec<(u64, bool)> = objects.iter().map(measured).collect();
             let mut window = self.window();
-            for (object, charge) in objects.iter().zip(charges) {
-                window.announce(iterator, *object, charge);
+            for (object, (charge, is_range)) in objects.iter().zip(measured) {
+                window.announce(iterator, *object, charge, is_range);
             }
         }
         pump(self);

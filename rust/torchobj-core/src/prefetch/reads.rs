@@ -9,9 +9,10 @@ use std::time::Instant;
 use futures_util::FutureExt;
 
 use super::decision::{CoalescedRead, Decision, EntryRead, ObjectId, Reservation};
+use super::names::range_of;
 use super::prefetcher::{FilledSegment, Prefetcher, Waiter};
 use super::shortage::Holders;
-use super::sources::{RegisteredSource, named_range, range_of, unknown_object};
+use super::sources::{RegisteredSource, named_range, unknown_object};
 use super::stats::AllCounters;
 use crate::arena::{Arena, Segment, Usage};
 use crate::buffer::{Memory, PendingBuffer};
@@ -19,37 +20,12 @@ use crate::client::Client;
 use crate::engine::{Allocate, Halt, RequestSource, Tasks, pump};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
-use crate::object_ref::ObjectRef;
 use crate::read::{RangeGroup, ReadRequest, ReadResult};
 use crate::types::ByteRange;
 
 /// Maximum size of a read of several ranges: about what a connection receives in 20 ms, the time to a first byte. Larger
 /// ones save little, and their first range arrives later.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// Ranges that are read with one request.
-struct Span {
-    first: Arc<ObjectRef>,
-    group: RangeGroup,
-    start: u64,
-    max_bytes: u64,
-}
-
-impl Span {
-    /// A span of one range; `None` if `first` is not a range whose length is known.
-    fn new(first: Arc<ObjectRef>, max_bytes: u64) -> Option<Self> {
-        let range = range_of(&first)?;
-        Some(Self { start: range.start, group: RangeGroup::new(&range), first, max_bytes })
-    }
-
-    /// Adds a range. Returns false if it is of another object or version, too far away, or if the span becomes too large.
-    fn join(&mut self, next: &ObjectRef) -> bool {
-        let Self { first, group, start, max_bytes } = self;
-        let is_same = next.url() == first.url() && next.version() == first.version() && next.size() == first.size();
-        let Some(range) = range_of(next).filter(|_| is_same) else { return false };
-        range.end <= start.saturating_add(*max_bytes) && group.join(&range)
-    }
-}
 
 impl RequestSource for Prefetcher {
     type Item = CoalescedRead;
@@ -119,16 +95,16 @@ impl RequestSource for Prefetcher {
 
     /// Reads the objects of a read and delivers them to their waiters. Returns their loader if one of them was read.
     async fn run(self: &Arc<Self>, read: CoalescedRead) -> Option<u64> {
-        let CoalescedRead { first, neighbours, needed, .. } = read;
-        let loader = first.loader;
-        let mut readings = Vec::with_capacity(1 + neighbours.len());
+        let CoalescedRead { entries: reads, needed, .. } = read;
+        let loader = reads.first()?.loader;
+        let mut readings = Vec::with_capacity(reads.len());
         // Dropped at the end, after the locks are released.
         let mut abandoned = Vec::new();
-        let mut ends = Vec::with_capacity(1 + neighbours.len());
+        let mut ends = Vec::with_capacity(reads.len());
         {
             let _inside = fork::enter();
             let mut window = self.window();
-            for reading in std::iter::once(first).chain(neighbours) {
+            for reading in reads {
                 let (number, object) = (reading.number, reading.object);
                 match window.remove_abandoned(number, Waiter::is_closed) {
                     Some(waiter) => {
@@ -299,18 +275,38 @@ impl Prefetcher {
         Ok(FilledSegment { result: ReadResult { buffer, size: result.size, version: result.version.clone() }, segment })
     }
 
-    /// Adds the entries to `read` that are read with the same request.
+    /// Adds the entries to `read` that are read with the same request: their ranges are ascending.
     pub(super) fn extend(&self, mut read: CoalescedRead) -> CoalescedRead {
         let _inside = fork::enter();
-        let ObjectId { source, index } = read.first.object;
+        let [EntryRead { number, object: ObjectId { source, index }, .. }] = read.entries[..] else { return read };
         let sources = self.sources.lock();
         let Some(RegisteredSource::Named(names)) = sources.get(&source) else { return read };
-        let Some(first) = names.get(index) else { return read };
+        let Some((first, range)) = names.get(index).and_then(|first| Some((first, range_of(first)?))) else {
+            return read;
+        };
         let max_bytes = names.part_bytes(first).map_or(MAX_BYTES, |part_bytes| part_bytes.min(MAX_BYTES));
-        let Some(mut span) = Span::new(first.clone(), max_bytes) else { return read };
-        let joins =
-            |object: ObjectId| object.source == source && names.get(object.index).is_some_and(|name| span.join(name));
-        self.window().extend(&mut read, joins, |charge, reserved| self.arena.fits(charge, reserved));
+        let mut group = RangeGroup::new(&range, max_bytes);
+        let fits = |charge, reserved| self.arena.fits(charge, reserved);
+        let mut window = self.window();
+        match window.extends(number) {
+            Some(true) => {
+                let joins = |object: ObjectId| {
+                    let range = names.range_within(first, object.index).filter(|_| object.source == source);
+                    range.is_some_and(|range| group.join(&range))
+                };
+                window.extend_demanded(&mut read, joins, fits);
+            }
+            Some(false) => {
+                let object = |(index, range)| (ObjectId { source, index }, range);
+                window.extend_announced(&mut read, &mut group, names.after(first).map(object), fits);
+                window.extend_announced(&mut read, &mut group, names.before(first).map(object), fits);
+            }
+            None => {}
+        }
+        drop(window);
+        if read.entries.len() > 1 {
+            read.entries.sort_by_cached_key(|entry| names.get(entry.object.index).map(|name| name.start()));
+        }
         read
     }
 

@@ -52,7 +52,7 @@ impl Shortage {
         };
         let started_at = *self.started_at.get_or_insert(now);
         let holders = holders();
-        let charge = read.first.reservation.bytes;
+        let charge: u64 = read.entries.iter().map(|entry| entry.reservation.bytes).sum();
         if charge > holders.budget && !self.warned_large {
             self.warned_large = true;
             let budget = holders.budget;
@@ -94,7 +94,7 @@ mod tests {
     fn start(charge: u64, exceeds_budget: bool) -> Decision<()> {
         let reservation = Reservation::new(&Arc::default(), charge);
         let first = EntryRead { number: 1, object: ObjectId { source: 1, index: 1 }, loader: 0, reservation };
-        Decision::Read(CoalescedRead { first, neighbours: Vec::new(), exceeds_budget, needed: Needed::new() })
+        Decision::Read(CoalescedRead { entries: vec![first], exceeds_budget, needed: Needed::new() })
     }
 
     fn holders() -> Holders {

@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::decision::ObjectId;
-use super::names::Names;
+use super::names::{Names, range_of};
 use crate::arena::Arena;
 use crate::client::Client;
 use crate::engine::add_once;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::manifest::Manifest;
-use crate::object_ref::ObjectRef;
 use crate::policy::{ConcurrencyLimit, Metrics, MetricsSnapshot};
 use crate::read::ReadRequest;
 use crate::source_key::SourceKey;
@@ -189,12 +188,6 @@ impl Sources {
 pub(super) fn named_range(sources: &SourceMap, object: ObjectId) -> Option<Range<u64>> {
     let Some(RegisteredSource::Named(names)) = sources.get(&object.source) else { return None };
     range_of(names.get(object.index)?)
-}
-
-/// The range of a reference, if it has an end, is not empty, and is within the object as far as its size is known.
-pub(super) fn range_of(name: &ObjectRef) -> Option<Range<u64>> {
-    let range = name.start()..name.end()?;
-    (!range.is_empty() && name.size().is_none_or(|size| range.end <= size)).then_some(range)
 }
 
 /// Bytes of the budget that an object of a manifest takes. `mean` is the assumed size if the manifest has none.

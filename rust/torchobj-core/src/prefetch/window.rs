@@ -13,23 +13,32 @@
 //! it would read the same objects repeatedly.
 //!
 //! How far an iterator reads ahead is limited further while entries are ready in time, see [`ReadAheadLimit`].
+//!
+//! Ranges of one object are read with one request, whatever their place in the order. So that there are some, the later
+//! half of the announced ranges is read only together with earlier ones. Demanded entries are read without those that
+//! are only announced, which would delay them.
 
 mod iterator;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use self::iterator::{IteratorState, ReadAheadLimit};
 use super::decision::{CoalescedRead, Decision, EntryRead, Needed, ObjectId, Reservation, TakeOutcome};
 use crate::error::{Error, Result};
+use crate::read::RangeGroup;
 
 /// Iterator of entries that were not announced.
 const UNANNOUNCED: u64 = 0;
 
-/// Maximum number of entries that are added to a read: their results are handed over one after the other.
-const MAX_NEIGHBOURS: usize = 255;
+/// Maximum number of entries of a read: their results are handed over one after the other.
+const MAX_ENTRIES: usize = 256;
+
+/// Maximum number of ranges on each side of an entry that are considered for its read.
+const MAX_CANDIDATES: usize = 512;
 
 #[derive(Debug)]
 struct WindowEntry<B, W> {
@@ -38,6 +47,8 @@ struct WindowEntry<B, W> {
     /// The loader that the object is read for: that of its iterator, or that of the caller.
     loader: u64,
     charge: u64,
+    /// Bytes of the entries of the iterator that were announced before it, if it may be read together with others.
+    position: Option<u64>,
     /// Not read together with other entries, because such a read failed.
     alone: bool,
     state: EntryState<B>,
@@ -93,16 +104,19 @@ impl<B, W> Default for Window<B, W> {
 pub(super) type Delivery<B, W> = (W, Result<B>);
 
 impl<B, W> Window<B, W> {
-    /// Appends an entry to the order of `iterator`. `charge` is the number of bytes that it takes of the budget.
-    pub(super) fn announce(&mut self, iterator: u64, object: ObjectId, charge: u64) {
-        let loader = self.iterators.get(&iterator).map_or(0, |iterator_state| iterator_state.loader);
-        let number = self.add(iterator, loader, object, charge, None);
+    /// Appends an entry to the order of `iterator`. `charge` is the number of bytes that it takes of the budget; `is_range`
+    /// whether it may be read together with others.
+    pub(super) fn announce(&mut self, iterator: u64, object: ObjectId, charge: u64, is_range: bool) {
+        let (loader, position) =
+            self.iterators.get(&iterator).map_or((0, 0), |iterator_state| (iterator_state.loader, iterator_state.end));
+        let number = self.add(iterator, loader, object, charge, is_range.then_some(position), None);
         self.untaken.entry(object).or_default().push_back(number);
         let clock = self.clock;
         let iterator_state =
             self.iterators.entry(iterator).or_insert_with(|| IteratorState { last_used: clock, ..Default::default() });
         iterator_state.queued.insert(number);
         iterator_state.announced += charge;
+        iterator_state.end += charge;
         iterator_state.limited_by_memory = false;
     }
 
@@ -113,14 +127,24 @@ impl<B, W> Window<B, W> {
         }
     }
 
-    /// Returns whether no entry of a loader is queued because no further one was announced for lack of memory.
+    /// Returns whether no entry of a loader is to be read because no further one was announced for lack of memory.
     pub(super) fn is_limited_by_memory(&self, loader: u64) -> bool {
         let mut own = self.iterators.values().filter(|iterator_state| iterator_state.loader == loader);
-        own.clone().all(|iterator_state| iterator_state.queued.is_empty())
+        let is_due = |number: &u64, of: &IteratorState| of.is_due(self.entries[number].position);
+        own.clone()
+            .all(|iterator_state| !iterator_state.queued.first().is_some_and(|next| is_due(next, iterator_state)))
             && own.any(|iterator_state| iterator_state.limited_by_memory)
     }
 
-    fn add(&mut self, iterator: u64, loader: u64, object: ObjectId, charge: u64, waiter: Option<W>) -> u64 {
+    fn add(
+        &mut self,
+        iterator: u64,
+        loader: u64,
+        object: ObjectId,
+        charge: u64,
+        position: Option<u64>,
+        waiter: Option<W>,
+    ) -> u64 {
         self.next += 1;
         self.entries.insert(
             self.next,
@@ -129,6 +153,7 @@ impl<B, W> Window<B, W> {
                 iterator,
                 loader,
                 charge,
+                position,
                 alone: false,
                 state: EntryState::Queued,
                 reservation: None,
@@ -150,7 +175,7 @@ impl<B, W> Window<B, W> {
         self.clock += 1;
         self.read_ahead_limit.on_take(charge);
         let Some(number) = self.first_untaken(object, loader) else {
-            let number = self.add(UNANNOUNCED, loader, object, charge, Some(waiter));
+            let number = self.add(UNANNOUNCED, loader, object, charge, None, Some(waiter));
             self.demanded.push_back(number);
             return (TakeOutcome::Unannounced, None);
         };
@@ -269,8 +294,9 @@ impl<B, W> Window<B, W> {
         let mut out_of_memory = false;
         for (last_used, iterator) in by_last_use {
             while let Some(number) = self.iterators[&iterator].queued.first().copied() {
-                let (object, charge) = (self.entries[&number].object, self.entries[&number].charge);
-                if !self.iterators[&iterator].may_read(charge, &self.read_ahead_limit) {
+                let WindowEntry { object, charge, position, .. } = self.entries[&number];
+                let iterator_state = &self.iterators[&iterator];
+                if !iterator_state.may_read(charge, &self.read_ahead_limit) || !iterator_state.is_due(position) {
                     break;
                 }
                 if !fits(charge, self.reserved()) {
@@ -295,8 +321,8 @@ impl<B, W> Window<B, W> {
 
     fn start(&mut self, number: u64, exceeds_budget: bool) -> CoalescedRead {
         let needed = Needed::new();
-        let first = self.read(number, &needed);
-        CoalescedRead { first, neighbours: Vec::new(), exceeds_budget, needed }
+        let entries = vec![self.read(number, &needed)];
+        CoalescedRead { entries, exceeds_budget, needed }
     }
 
     fn read(&mut self, number: u64, needed: &Arc<Needed>) -> EntryRead {
@@ -430,25 +456,16 @@ impl<B, W> Window<B, W> {
         }
     }
 
-    /// Adds the entries to `read` that are next in its order, as long as `joins` returns true for their objects and the
-    /// budget has space for them. The limit of read-ahead is not observed: near it, each read would be of one entry.
-    /// `fits` as in [`next_demanded`](Self::next_demanded).
-    pub(super) fn extend(
+    /// Adds the entries to a demanded read that are demanded next, as long as `joins` returns true for their objects and
+    /// the budget has space for them. `fits` as in [`next_demanded`](Self::next_demanded).
+    pub(super) fn extend_demanded(
         &mut self,
         read: &mut CoalescedRead,
         mut joins: impl FnMut(ObjectId) -> bool,
         fits: impl Fn(u64, u64) -> bool,
     ) {
-        let Some(first) = self.entries.get(&read.first.number).filter(|first| !first.alone) else { return };
-        let (iterator, demanded) = (first.iterator, first.waiter.is_some());
-        while read.neighbours.len() < MAX_NEIGHBOURS {
-            let next = match demanded {
-                true => self.demanded.front().copied(),
-                false => self
-                    .iterators
-                    .get(&iterator)
-                    .and_then(|iterator_state| iterator_state.queued.range(read.first.number..).next().copied()),
-            };
+        while read.entries.len() < MAX_ENTRIES {
+            let next = self.demanded.front().copied();
             let Some((number, entry)) = next.and_then(|number| Some((number, self.entries.get(&number)?))) else {
                 return;
             };
@@ -456,15 +473,63 @@ impl<B, W> Window<B, W> {
             if is_separate || !fits(entry.charge, self.reserved()) || !joins(entry.object) {
                 return;
             }
-            if demanded {
-                self.demanded.pop_front();
-            } else {
-                self.unqueue(iterator, number);
-            }
-            read.needed.add();
-            let neighbour = self.read(number, &read.needed);
-            read.neighbours.push(neighbour);
+            self.demanded.pop_front();
+            self.join(read, number);
         }
+    }
+
+    /// Adds announced entries to a read that is not demanded, whatever their place in the order: those whose objects and
+    /// ranges are `candidates`, in the order of their distance, until `group` or the budget has no space for one. The limit
+    /// of read-ahead is not observed: near it, each read would be of one entry. `fits` as in
+    /// [`next_demanded`](Self::next_demanded).
+    pub(super) fn extend_announced(
+        &mut self,
+        read: &mut CoalescedRead,
+        group: &mut RangeGroup,
+        candidates: impl Iterator<Item = (ObjectId, Range<u64>)>,
+        fits: impl Fn(u64, u64) -> bool,
+    ) {
+        let Some(first) = read.entries.first().and_then(|first| self.entries.get(&first.number)) else { return };
+        let Some(position) = first.position else { return };
+        let (iterator, last_position) = (first.iterator, position.saturating_add(self.read_ahead_limit.reach()));
+        for (object, range) in candidates.take(MAX_CANDIDATES) {
+            if read.entries.len() == MAX_ENTRIES {
+                return;
+            }
+            if group.overlaps(&range) {
+                continue;
+            }
+            let Some(joined) = group.joined(&range) else { return };
+            let Some(number) = self.joinable(object, iterator, last_position) else { continue };
+            if !fits(self.entries[&number].charge, self.reserved()) {
+                return;
+            }
+            *group = joined;
+            self.unqueue(iterator, number);
+            self.join(read, number);
+        }
+    }
+
+    /// Returns whether a caller waits for an entry, and whether it may be read together with others.
+    pub(super) fn extends(&self, number: u64) -> Option<bool> {
+        self.entries.get(&number).filter(|entry| !entry.alone).map(|entry| entry.waiter.is_some())
+    }
+
+    /// The first queued entry of an object that may be read with others of its iterator, and is not after `last_position`.
+    fn joinable(&self, object: ObjectId, iterator: u64, last_position: u64) -> Option<u64> {
+        let joins = |number: &&u64| {
+            let entry = &self.entries[number];
+            let is_queued = matches!(entry.state, EntryState::Queued) && !entry.alone;
+            is_queued && entry.iterator == iterator && entry.position.is_some_and(|position| position <= last_position)
+        };
+        let untaken = self.untaken.get(&object).filter(|_| !self.reading.contains_key(&object))?;
+        untaken.iter().find(joins).copied()
+    }
+
+    fn join(&mut self, read: &mut CoalescedRead, number: u64) {
+        read.needed.add();
+        let entry = self.read(number, &read.needed);
+        read.entries.push(entry);
     }
 
     /// Queues an entry again whose read together with others failed. It is read alone then.

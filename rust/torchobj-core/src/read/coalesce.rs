@@ -41,12 +41,12 @@ impl CoalescedPart {
 pub(super) fn parts(ranges: &[Range<u64>], part_bytes: u64) -> Vec<CoalescedPart> {
     let mut order: Vec<usize> = (0..ranges.len()).filter(|index| !ranges[*index].is_empty()).collect();
     order.sort_by_key(|index| ranges[*index].start);
-    let (mut parts, mut group) = (Vec::<CoalescedPart>::new(), RangeGroup::default());
+    let (mut parts, mut group) = (Vec::<CoalescedPart>::new(), None::<RangeGroup>);
     for index in order {
         let mut rest = ranges[index].clone();
-        let joined = group.join(&rest);
+        let joined = group.as_mut().is_some_and(|group| group.join(&rest));
         if !joined {
-            group = RangeGroup::new(&rest);
+            group = Some(RangeGroup::new(&rest, u64::MAX));
         }
         let mut open = joined;
         while !rest.is_empty() {
@@ -74,33 +74,44 @@ pub(super) fn parts(ranges: &[Range<u64>], part_bytes: u64) -> Vec<CoalescedPart
     parts
 }
 
-/// Ascending ranges whose gaps are read.
-#[derive(Debug, Default)]
+/// Ranges whose gaps are read.
+#[derive(Debug)]
 pub(crate) struct RangeGroup {
-    end: u64,
+    /// From the first range to the last.
+    span: Range<u64>,
     range_bytes: u64,
     /// Total of the gaps above `SMALL_GAP_BYTES`.
     gap_bytes: u64,
+    max_bytes: u64,
 }
 
 impl RangeGroup {
-    /// A group of one range.
-    pub(crate) fn new(range: &Range<u64>) -> Self {
-        Self { end: range.end, range_bytes: range.end - range.start, gap_bytes: 0 }
+    /// A group of one range. From its first range to the last there are at most `max_bytes`, if this one is not larger.
+    pub(crate) fn new(range: &Range<u64>, max_bytes: u64) -> Self {
+        Self { span: range.clone(), range_bytes: range.end - range.start, gap_bytes: 0, max_bytes }
     }
 
-    /// Adds a range, which starts no earlier than those before it. Returns false if its gap is too large or it
+    /// Returns whether a range overlaps the span of the group.
+    pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
+        range.start < self.span.end && self.span.start < range.end
+    }
+
+    /// The group with another range, before or after the others; `None` if its gap or the group is too large, or it
     /// overlaps them.
-    pub(crate) fn join(&mut self, range: &Range<u64>) -> bool {
-        let length = range.end - range.start;
-        let Some(gap) = range.start.checked_sub(self.end).filter(|_| self.range_bytes > 0) else { return false };
+    pub(crate) fn joined(&self, range: &Range<u64>) -> Option<Self> {
+        let before = self.span.start.checked_sub(range.end);
+        let gap = range.start.checked_sub(self.span.end).or(before)?;
         let gap_bytes = self.gap_bytes + if gap <= SMALL_GAP_BYTES { 0 } else { gap };
-        let range_bytes = self.range_bytes + length;
-        if gap > MAX_GAP_BYTES || gap_bytes * MIN_RANGE_TO_GAP_RATIO > range_bytes {
-            return false;
-        }
-        *self = Self { end: range.end, range_bytes, gap_bytes };
-        true
+        let range_bytes = self.range_bytes + (range.end - range.start);
+        let span = self.span.start.min(range.start)..self.span.end.max(range.end);
+        let is_small = gap <= MAX_GAP_BYTES && gap_bytes * MIN_RANGE_TO_GAP_RATIO <= range_bytes;
+        let max_bytes = self.max_bytes;
+        (is_small && span.end - span.start <= max_bytes).then_some(Self { span, range_bytes, gap_bytes, max_bytes })
+    }
+
+    /// Adds a range. Returns false if it is not [`joined`](Self::joined).
+    pub(crate) fn join(&mut self, range: &Range<u64>) -> bool {
+        self.joined(range).map(|joined| *self = joined).is_some()
     }
 }
 

@@ -32,6 +32,12 @@ impl ReadAheadLimit {
         self.taken = self.taken.saturating_add(charge);
     }
 
+    /// How many bytes after the next entry of an iterator others are read with it. Half of the limit stays for the entries
+    /// before them.
+    pub(super) fn reach(&self) -> u64 {
+        self.bytes / 2
+    }
+
     /// An entry was taken before it was ready, while its iterator held `held` bytes.
     pub(super) fn on_late(&mut self, held: u64) {
         if held >= self.bytes / 2 {
@@ -50,6 +56,8 @@ pub(super) struct IteratorState {
     pub(super) queued: BTreeSet<u64>,
     /// Bytes that its entries hold, or will hold once they are read.
     pub(super) announced: u64,
+    /// Bytes of all entries that were announced, also of those that were taken.
+    pub(super) end: u64,
     /// Bytes of its entries that are ready or being read.
     pub(super) held: u64,
     /// Number of its entries that are ready or being read.
@@ -65,6 +73,14 @@ impl IteratorState {
     /// Returns whether the next entry may be read ahead.
     pub(super) fn reads_ahead(&self) -> bool {
         !self.paused && !self.queued.is_empty()
+    }
+
+    /// Returns whether an entry is to be read now, and not only together with an earlier one: it has no neighbours
+    /// (`position` is `None`), or is in the first half of the announced bytes.
+    pub(super) fn is_due(&self, position: Option<u64>) -> bool {
+        let taken = self.end - self.announced;
+        let is_near = |position: u64| position.saturating_sub(taken) <= self.announced / 2;
+        self.held_entries < MIN_ENTRIES || position.is_none_or(is_near)
     }
 
     /// Returns whether an entry of `charge` bytes may be read ahead, as far as the budget allows it.
@@ -98,6 +114,14 @@ mod tests {
         assert_eq!(limit(0, &[START_BYTES]), START_BYTES);
         assert_eq!(limit(40, &[START_BYTES, START_BYTES]), START_BYTES + 10);
         assert_eq!(limit(u64::MAX, &[u64::MAX; 300]), START_BYTES + u64::MAX / 4);
+    }
+
+    #[test]
+    fn the_later_half_of_the_ranges_waits_for_earlier_ones() {
+        let state = IteratorState { end: 1100, announced: 1000, held_entries: MIN_ENTRIES, ..Default::default() };
+        assert!(state.is_due(None) && state.is_due(Some(0)) && state.is_due(Some(600)) && !state.is_due(Some(601)));
+        let few = IteratorState { held_entries: MIN_ENTRIES - 1, ..state };
+        assert!(few.is_due(Some(1099)));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::*;
 use crate::error::{ErrorKind, Operation};
 
 const BUDGET: u64 = 12;
+const MAX_READ_BYTES: u64 = 9;
 const LIMIT: usize = 3;
 const OBJECTS: u64 = 6;
 const ITERATORS: u64 = 3;
@@ -80,9 +81,19 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The entries of a read.
-fn readings(read: &CoalescedRead) -> impl Iterator<Item = &EntryRead> {
-    std::iter::once(&read.first).chain(&read.neighbours)
+/// The place of an object in a file that has all of them, without gaps.
+fn range(object: ObjectId) -> Range<u64> {
+    let start = (0..object.index).map(|index| charge(self::object(index))).sum();
+    start..start + charge(object)
+}
+
+/// The objects before and after another, the nearest ones first.
+fn neighbours(of: ObjectId) -> [Vec<(ObjectId, Range<u64>)>; 2] {
+    let within = |index: u64| (object(index), range(object(index)));
+    let is_known = of.source == 1 && of.index < OBJECTS;
+    let known = if is_known { of.index + 1..OBJECTS } else { 0..0 };
+    let before = if is_known { 0..of.index } else { 0..0 };
+    [before.rev().map(within).collect(), known.map(within).collect()]
 }
 
 /// A prefetcher without threads.
@@ -105,7 +116,9 @@ impl Simulation {
 
     fn step(&mut self, step: Step) {
         match step {
-            Step::Announce { iterator, index } => self.window.announce(iterator, object(index), charge(object(index))),
+            Step::Announce { iterator, index } => {
+                self.window.announce(iterator, object(index), charge(object(index)), true)
+            }
             Step::Take { index } => self.take(object(index)),
             Step::Pump => self.pump(),
             Step::Finish { which, end } if !self.reading.is_empty() => {
@@ -145,19 +158,12 @@ impl Simulation {
             let available = BUDGET.saturating_sub(self.used.get() + self.window.reserved());
             match self.window.next(fits) {
                 Decision::Read(mut read) => {
-                    let mut last = read.first.object;
-                    let joins = |next: ObjectId| {
-                        let joined = (next.source, next.index) == (last.source, last.index + 1);
-                        last = if joined { next } else { last };
-                        joined
-                    };
-                    self.window.extend(&mut read, joins, self.fits());
-                    assert!(readings(&read).is_sorted_by(|one, next| one.object.index + 1 == next.object.index));
-                    let charged: u64 = readings(&read).map(|reading| charge(reading.object)).sum();
-                    let exceeds_budget = read.exceeds_budget && read.neighbours.is_empty();
+                    self.extend(&mut read);
+                    let charged: u64 = read.entries.iter().map(|reading| charge(reading.object)).sum();
+                    let exceeds_budget = read.exceeds_budget && read.entries.len() == 1;
                     assert!(exceeds_budget || charged <= available, "announced work exceeds the budget");
-                    let is_new = |other: &EntryRead| readings(&read).all(|reading| reading.object != other.object);
-                    assert!(self.reading.iter().flat_map(readings).all(is_new), "it is being read");
+                    let is_new = |other: &EntryRead| read.entries.iter().all(|reading| reading.object != other.object);
+                    assert!(self.entries_read().all(is_new), "it is being read");
                     self.reading.push(read);
                 }
                 Decision::Evict(body, _) => {
@@ -177,12 +183,47 @@ impl Simulation {
         }
     }
 
+    /// Adds entries to a read, and checks that they are neighbours.
+    fn extend(&mut self, read: &mut CoalescedRead) {
+        let EntryRead { number, object: first, .. } = read.entries[0];
+        let mut group = RangeGroup::new(&range(first), MAX_READ_BYTES);
+        let fits = self.fits();
+        let [before, after] = neighbours(first);
+        let is_demanded = self.window.extends(number);
+        match is_demanded {
+            Some(true) => self.window.extend_demanded(read, |next| group.join(&range(next)), fits),
+            Some(false) => {
+                self.window.extend_announced(read, &mut group, after.into_iter(), &fits);
+                self.window.extend_announced(read, &mut group, before.into_iter(), &fits);
+            }
+            None => {}
+        }
+        assert!(is_demanded.is_some() || read.entries.len() == 1, "it is read alone");
+        let of_first = self.window.entries[&number].iterator;
+        for entry in &read.entries {
+            let entry = &self.window.entries[&entry.number];
+            assert_eq!(entry.waiter.is_some(), self.window.entries[&number].waiter.is_some());
+            assert!(entry.waiter.is_some() || entry.iterator == of_first);
+        }
+        let ranges = || read.entries.iter().map(|entry| range(entry.object));
+        let start = ranges().map(|range| range.start).min().expect("a read has an entry");
+        let end = ranges().map(|range| range.end).max().expect("a read has an entry");
+        assert!(read.entries.len() == 1 || end - start <= MAX_READ_BYTES, "the read is too large");
+        let bytes: u64 = ranges().map(|range| range.end - range.start).sum();
+        assert!(bytes <= end - start, "the ranges overlap");
+    }
+
+    /// The entries that are being read.
+    fn entries_read(&self) -> impl Iterator<Item = &EntryRead> {
+        self.reading.iter().flat_map(|read| &read.entries)
+    }
+
     /// Does what `Source::run` of the prefetcher does.
     fn finish(&mut self, which: usize, end: End) {
-        let CoalescedRead { first, neighbours, needed, .. } = self.reading.swap_remove(which);
+        let CoalescedRead { entries, needed, .. } = self.reading.swap_remove(which);
         let is_needed = needed.none().now_or_never().is_none();
-        let end = if end == End::Separate && neighbours.is_empty() { End::Failed } else { end };
-        for reading in std::iter::once(first).chain(neighbours) {
+        let end = if end == End::Separate && entries.len() == 1 { End::Failed } else { end };
+        for reading in entries {
             self.finish_entry(reading, end, is_needed);
         }
     }
@@ -264,19 +305,16 @@ impl Simulation {
         for (number, used) in entries.iter().filter(|(_, used)| used.waiter.is_some()) {
             let will_be_read = match used.state {
                 EntryState::Queued => demanded.contains(number),
-                EntryState::Filling(_) => {
-                    self.reading.iter().flat_map(readings).any(|reading| reading.number == *number)
-                }
+                EntryState::Filling(_) => self.entries_read().any(|reading| reading.number == *number),
                 EntryState::Following => reading[&used.object].contains(number),
                 EntryState::Ready(_) | EntryState::Failed(_) => false,
             };
             assert!(will_be_read, "{used:?}");
         }
-        let is_read =
-            |object: &ObjectId| self.reading.iter().flat_map(readings).any(|reading| reading.object == *object);
+        let is_read = |object: &ObjectId| self.entries_read().any(|reading| reading.object == *object);
         assert!(reading.keys().all(is_read));
         let following = sum(&|used| matches!(used.state, EntryState::Following));
-        let reading: u64 = self.reading.iter().flat_map(readings).map(|reading| reading.reservation.bytes).sum();
+        let reading: u64 = self.entries_read().map(|reading| reading.reservation.bytes).sum();
         assert_eq!(self.window.reserved(), following + reading);
     }
 
@@ -334,7 +372,7 @@ fn iterators_used_in_turn_do_not_evict_each_other() {
     // Objects of one byte, each announced once.
     let nth = |iterator: u64, number: u64| ObjectId { source: iterator, index: OBJECTS * number };
     for iterator in [1, 2] {
-        (0..60).for_each(|number| simulation.window.announce(iterator, nth(iterator, number), 1));
+        (0..60).for_each(|number| simulation.window.announce(iterator, nth(iterator, number), 1, true));
     }
     let mut read = settle(&mut simulation);
     for number in 0..60 {
@@ -354,7 +392,7 @@ fn iterators_used_in_turn_do_not_evict_each_other() {
 fn entries_of_an_idle_iterator_are_reread_at_most_once_per_use() {
     let mut simulation = Simulation::default();
     let nth = |iterator: u64, number: u64| ObjectId { source: iterator, index: OBJECTS * number };
-    (0..BUDGET).for_each(|number| simulation.window.announce(1, nth(1, number), 1));
+    (0..BUDGET).for_each(|number| simulation.window.announce(1, nth(1, number), 1, true));
     assert_eq!(settle(&mut simulation), BUDGET);
     // Unannounced objects take memory from the idle iterator too.
     for number in 0..20 {
@@ -364,7 +402,7 @@ fn entries_of_an_idle_iterator_are_reread_at_most_once_per_use() {
         assert_eq!(settle(&mut simulation), 0, "object {number}");
     }
     for used in 0..3 {
-        (0..40).for_each(|number| simulation.window.announce(2, nth(2, number), 1));
+        (0..40).for_each(|number| simulation.window.announce(2, nth(2, number), 1, true));
         let mut read = 0;
         for number in 0..40 {
             simulation.take(nth(2, number));
@@ -385,10 +423,67 @@ fn entries_of_an_idle_iterator_are_reread_at_most_once_per_use() {
 #[test]
 fn following_entries_are_reserved_before_their_copies_exist() {
     let mut simulation = Simulation::default();
-    (0..9).for_each(|_| simulation.window.announce(1, object(2), charge(object(2))));
+    (0..9).for_each(|_| simulation.window.announce(1, object(2), charge(object(2)), true));
     simulation.pump();
     assert_eq!(simulation.window.reserved(), BUDGET);
     simulation.finish(0, End::Read);
     assert_eq!((simulation.used.get(), simulation.window.reserved()), (BUDGET, 0));
     simulation.end();
+}
+
+/// The objects of the read that is started next.
+fn started(window: &mut Window<FilledSegment, u64>) -> Option<Vec<u64>> {
+    let Decision::Read(mut read) = window.next(|_, _| true) else { return None };
+    let EntryRead { number, object: first, .. } = read.entries[0];
+    let mut group = RangeGroup::new(&range(first), MAX_READ_BYTES);
+    if window.extends(number) == Some(false) {
+        for neighbours in neighbours(first) {
+            window.extend_announced(&mut read, &mut group, neighbours.into_iter(), |_, _| true);
+        }
+    }
+    Some(read.entries.iter().map(|entry| entry.object.index).collect())
+}
+
+#[test]
+fn neighbours_are_read_together_in_any_order() {
+    let mut window = Window::default();
+    for index in [1, 4, 3, 0] {
+        window.announce(1, object(index), charge(object(index)), true);
+    }
+    assert_eq!(started(&mut window), Some(vec![1, 0]));
+    assert_eq!(started(&mut window), Some(vec![4]));
+    assert_eq!(started(&mut window), Some(vec![3]));
+    assert_eq!(started(&mut window), None);
+}
+
+#[test]
+fn a_demanded_entry_is_not_read_with_others_that_are_only_announced() {
+    let mut window = Window::default();
+    (0..3).for_each(|index| window.announce(1, object(index), charge(object(index)), true));
+    let _ = window.take(object(1), 0, charge(object(1)), 7);
+    assert_eq!(started(&mut window), Some(vec![1]));
+}
+
+#[test]
+fn an_entry_far_behind_in_the_order_is_read_by_itself() {
+    let mut window = Window::default();
+    let reach = ReadAheadLimit::default().reach();
+    window.announce(1, object(0), charge(object(0)), true);
+    window.announce(1, object(9), reach, true);
+    window.announce(1, object(1), charge(object(1)), true);
+    assert_eq!(started(&mut window), Some(vec![0]));
+}
+
+#[test]
+fn the_later_half_of_many_ranges_is_left_for_reads_of_the_earlier_half() {
+    let mut window = Window::<FilledSegment, u64>::default();
+    let nth = |source, index| ObjectId { source, index };
+    for source in [2, 3] {
+        (0..200).for_each(|index| window.announce(source, nth(source, index), 1, source == 2));
+    }
+    let mut counts = [0, 0];
+    while let Decision::Read(read) = window.next(|_, _| true) {
+        counts[usize::from(read.entries[0].object.source == 3)] += 1;
+    }
+    assert_eq!(counts, [101, 200]);
 }
