@@ -18,6 +18,7 @@
 //! half of the announced ranges is read only together with earlier ones. Demanded entries are read without those that
 //! are only announced, which would delay them.
 
+mod entry;
 mod iterator;
 
 use std::cmp::Reverse;
@@ -26,9 +27,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use self::entry::{EntryState, WindowEntry};
 use self::iterator::{IteratorState, ReadAheadLimit};
 use super::decision::{CoalescedRead, Decision, EntryRead, Needed, ObjectId, Reservation, TakeOutcome};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::read::RangeGroup;
 
 /// Iterator of entries that were not announced.
@@ -39,32 +41,6 @@ const MAX_ENTRIES: usize = 256;
 
 /// Maximum number of ranges on each side of an entry that are considered for its read.
 const MAX_CANDIDATES: usize = 512;
-
-#[derive(Debug)]
-struct WindowEntry<B, W> {
-    object: ObjectId,
-    iterator: u64,
-    /// The loader that the object is read for: that of its iterator, or that of the caller.
-    loader: u64,
-    charge: u64,
-    /// Bytes of the entries of the iterator that were announced before it, if it may be read together with others.
-    position: Option<u64>,
-    /// Not read together with other entries, because such a read failed.
-    alone: bool,
-    state: EntryState<B>,
-    /// Reserves memory for the copy of a following entry.
-    reservation: Option<Reservation>,
-    waiter: Option<W>,
-}
-
-#[derive(Debug)]
-enum EntryState<B> {
-    Queued,
-    Filling(Arc<Needed>),
-    Following,
-    Ready(B),
-    Failed(Error),
-}
 
 /// The state of a prefetcher. `B` is the result of a read, `W` a waiter.
 #[derive(Debug)]
@@ -146,20 +122,10 @@ impl<B, W> Window<B, W> {
         waiter: Option<W>,
     ) -> u64 {
         self.next += 1;
-        self.entries.insert(
-            self.next,
-            WindowEntry {
-                object,
-                iterator,
-                loader,
-                charge,
-                position,
-                alone: false,
-                state: EntryState::Queued,
-                reservation: None,
-                waiter,
-            },
-        );
+        let state = EntryState::Queued;
+        let (alone, reservation) = (false, None);
+        let entry = WindowEntry { object, iterator, loader, charge, position, alone, state, reservation, waiter };
+        self.entries.insert(self.next, entry);
         self.next
     }
 
@@ -519,8 +485,7 @@ impl<B, W> Window<B, W> {
     fn joinable(&self, object: ObjectId, iterator: u64, last_position: u64) -> Option<u64> {
         let joins = |number: &&u64| {
             let entry = &self.entries[number];
-            let is_queued = matches!(entry.state, EntryState::Queued) && !entry.alone;
-            is_queued && entry.iterator == iterator && entry.position.is_some_and(|position| position <= last_position)
+            entry.iterator == iterator && entry.joins() && entry.position <= Some(last_position)
         };
         let untaken = self.untaken.get(&object).filter(|_| !self.reading.contains_key(&object))?;
         untaken.iter().find(joins).copied()

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
-use crate::error::{ErrorKind, Operation};
+use crate::error::{Error, ErrorKind, Operation};
 
 const BUDGET: u64 = 12;
 const MAX_READ_BYTES: u64 = 9;
