@@ -161,11 +161,16 @@ def _tar_samples(bucket, config, folder):
     urls = [f"{bucket.url}/shards/0.tar"]
     TarIndex.build(urls, config=bucket.config).save(folder / "index.parquet")
     dataset = torchobj.TarMapDataset(urls, folder / "index.parquet", config=config)
-    return lambda: sorted(bytes(sample["bin"]) for batch in _batches(dataset) for sample in batch)
+    return lambda: sorted(bytes(sample["bin"]) for sample in _samples(dataset))
 
 
-def _batches(dataset, shuffle=False):
-    return torchobj.DataLoader(dataset, batch_size=4, shuffle=shuffle, collate_fn=list)
+def _samples(dataset):
+    """The samples of an epoch of its own order: other neighbours are read with one request."""
+    return [
+        sample
+        for batch in torchobj.DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=list)
+        for sample in batch
+    ]
 
 
 def _columns(bucket, config, folder):
@@ -182,7 +187,7 @@ def _versions(bucket):
 
 def _ranges(bucket, config, folder):
     dataset = Halves(f"{bucket.url}/data/", _versions(bucket), config=config)
-    return lambda: [sample for batch in _batches(dataset) for sample in batch]
+    return lambda: sorted(_samples(dataset))
 
 
 def _many(bucket, config, folder):
@@ -197,7 +202,7 @@ KINDS = {"TarMapDataset": _tar_samples, "Parquet": _columns, "ObjectDataset": _r
 RIGHT = {
     "TarMapDataset": lambda: sorted(map(body, range(20))),
     "Parquet": lambda: [(number, str(number)) for number in range(2000)],
-    "ObjectDataset": lambda: list(map(body, range(COUNT))),
+    "ObjectDataset": lambda: sorted(map(body, range(COUNT))),
     "get_many": lambda: list(map(body, range(COUNT))),
 }
 
