@@ -16,6 +16,12 @@ use crate::engine::Allocate;
 use crate::error::{ErrorKind, Operation, Result};
 use crate::types::{ByteRange, GetRequest};
 
+/// Ranges that are read with one request, or one that is on the local disk, and what opened it there.
+struct Group<A> {
+    first: Option<First>,
+    ranges: Vec<(Range<u64>, A)>,
+}
+
 impl Client {
     /// Reads `ranges` of the object of `read`, whose range is ignored, with one request from the first range to the
     /// last; bytes between them are discarded. Ranges that are on the local disk are read there, and divide the others
@@ -32,27 +38,25 @@ impl Client {
         let ReadRequest { key, size, version, .. } = read;
         self.store().check_key(Operation::Get, &key)?;
         let expected = Expected { size, version };
-        // The ranges of each request, or one that is on the local disk.
-        let mut groups: Vec<(Option<First>, Vec<(Range<u64>, A)>)> = Vec::with_capacity(1);
+        let mut groups: Vec<Group<A>> = Vec::with_capacity(1);
         for (range, allocator) in ranges {
             let request = expected.request(&key, Some(ByteRange::Bounded(range.clone())));
             let local = self.open_local(&request).await?;
             match groups.last_mut() {
-                Some((None, group)) if local.is_none() => group.push((range, allocator)),
-                _ => groups.push((local, vec![(range, allocator)])),
+                Some(group) if group.first.is_none() && local.is_none() => group.ranges.push((range, allocator)),
+                _ => groups.push(Group { first: local, ranges: vec![(range, allocator)] }),
             }
         }
-        let read = |(first, group)| self.get_group(&key, expected.clone(), first, group);
+        let read = |group| self.get_group(&key, expected.clone(), group);
         Ok(try_join_all(groups.into_iter().map(read)).await?.into_iter().flatten().collect())
     }
 
-    /// Reads ranges from `first`, or with one request.
+    /// Reads the ranges of a group.
     async fn get_group<A: Allocate>(
         self: &Arc<Self>,
         key: &str,
         expected: Expected,
-        first: Option<First>,
-        ranges: Vec<(Range<u64>, A)>,
+        Group { first, ranges }: Group<A>,
     ) -> Result<Vec<(ReadResult, A::Handle)>> {
         let parts: Vec<_> = ranges.iter().map(|(range, _)| range.clone()).collect();
         let (Some(start), Some(end)) = (parts.first(), parts.last()) else { return Ok(Vec::new()) };
