@@ -140,12 +140,13 @@ def in_job() -> bool:
     return _rank() is not None
 
 
-def first_value(name: str, kind: str, number: int, value: str) -> str | None:
+def first_value(name: str, kind: str, number: int, value: str, *, waits: bool = False) -> str | None:
     """The value that the first rank gave for this kind and number, which may be this one's.
 
-    None outside of a job, before the ranks of the process group have used a listing, and if its store cannot compare.
+    None outside of a job, and if its store cannot compare; also before the ranks of the process group have used a
+    listing, unless it `waits` for rank 0 to use one, or to call this.
     """
-    job = _job() if _jobs else None
+    job = _job(name) if waits or _jobs else None
     if job is None:
         return None
     try:

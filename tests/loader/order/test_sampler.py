@@ -4,15 +4,16 @@ import itertools
 import pickle
 
 import pytest
+import torch.distributed as dist
 import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 
 import torchobj
 from tests.support.permutations import permuted, sampler
+from tests.support.ranks import on_one_machine, run_ranks
 from torchobj import ElasticDistributedSampler
 from torchobj.exceptions import ConfigError
-from torchobj.ranks import broadcast
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -265,10 +266,17 @@ def test_locality_needs_the_number_of_ranks_of_a_host(monkeypatch):
         next(iter(ours))
 
 
-def test_ranks_that_find_different_hosts_are_an_error(local_ranks, monkeypatch):
-    monkeypatch.setattr(broadcast, "first_value", lambda *_: "0 2")
-    local_ranks(2)
-    assert len(list(sampler(24, 4, 3, locality="host"))) == 6
-    local_ranks(1)
-    with pytest.raises(ConfigError, match="this rank finds 4 hosts by LOCAL_WORLD_SIZE, rank 0 finds 2"):
-        next(iter(sampler(24, 4, 3, locality="host")))
+def _error_of_unequal_hosts(rank):
+    on_one_machine(0, [2, 2, 1, 1][rank])
+    dist.init_process_group("gloo")
+    try:
+        return list(ElasticDistributedSampler(range(100), locality="host"))
+    except ConfigError as error:
+        return str(error)
+
+
+def test_hosts_of_unequal_size_are_an_error_also_for_a_dataset_without_a_listing():
+    found = run_ranks(_error_of_unequal_hosts, size=4)
+    # Those that find the same as the first that begins go on, and the job ends with the error of the others.
+    errors = [each for each in found if isinstance(each, str)]
+    assert len(errors) >= 2 and all("all hosts must have the same number of ranks" in error for error in errors)

@@ -279,7 +279,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
 
     def _confirm_hosts(self, plan: PassPlan) -> None:
         hosts = host_count(plan.num_replicas)
-        found = broadcast.first_value(type(self).__name__, "hosts", 0, str(hosts))
+        found = broadcast.first_value(type(self).__name__, "hosts", 0, str(hosts), waits=True)
         if found is not None and (first := found.split())[1] != str(hosts):
             raise ConfigError(
                 f"locality='host': this rank finds {hosts} hosts by LOCAL_WORLD_SIZE, rank {first[0]} finds {first[1]};"
