@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures_util::future::try_join_all;
 
-use super::response::{Expected, First};
+use super::response::Expected;
 use super::scatter_list::{FragmentSink, ScatterList};
 use super::{ReadRequest, ReadResult};
 use crate::buffer::ReceivedBytes;
@@ -15,12 +15,6 @@ use crate::client::Client;
 use crate::engine::Allocate;
 use crate::error::{ErrorKind, Operation, Result};
 use crate::types::{ByteRange, GetRequest};
-
-/// Ranges that are read with one request, or one that is on the local disk, and what opened it there.
-struct Group<A> {
-    first: Option<First>,
-    ranges: Vec<(Range<u64>, A)>,
-}
 
 impl Client {
     /// Reads `ranges` of the object of `read`, whose range is ignored, with one request from the first range to the
@@ -38,36 +32,34 @@ impl Client {
         let ReadRequest { key, size, version, .. } = read;
         self.store().check_key(Operation::Get, &key)?;
         let expected = Expected { size, version };
-        let mut groups: Vec<Group<A>> = Vec::with_capacity(1);
+        let mut groups: Vec<Vec<(Range<u64>, A)>> = Vec::with_capacity(1);
+        let mut joins = false;
         for (range, allocator) in ranges {
             let request = expected.request(&key, Some(ByteRange::Bounded(range.clone())));
-            let local = self.open_local(&request).await?;
+            // It is opened again when it is read: one descriptor at a time.
+            let is_local = self.store().open_local(&request).await.is_some();
             match groups.last_mut() {
-                Some(group) if group.first.is_none() && local.is_none() => group.ranges.push((range, allocator)),
-                _ => groups.push(Group { first: local, ranges: vec![(range, allocator)] }),
+                Some(group) if joins && !is_local => group.push((range, allocator)),
+                _ => groups.push(vec![(range, allocator)]),
             }
+            joins = !is_local;
         }
-        let read = |group| self.get_group(&key, expected.clone(), group);
+        let read = |ranges| self.get_group(&key, expected.clone(), ranges);
         Ok(try_join_all(groups.into_iter().map(read)).await?.into_iter().flatten().collect())
     }
 
-    /// Reads the ranges of a group.
+    /// Reads ranges with one request, or one that is on the local disk.
     async fn get_group<A: Allocate>(
         self: &Arc<Self>,
         key: &str,
         expected: Expected,
-        Group { first, ranges }: Group<A>,
+        ranges: Vec<(Range<u64>, A)>,
     ) -> Result<Vec<(ReadResult, A::Handle)>> {
         let parts: Vec<_> = ranges.iter().map(|(range, _)| range.clone()).collect();
         let (Some(start), Some(end)) = (parts.first(), parts.last()) else { return Ok(Vec::new()) };
         let span = start.start..end.end;
-        let first = match first {
-            Some(first) => first,
-            None => {
-                let request = expected.request(key, Some(ByteRange::Bounded(span.clone())));
-                self.open_first(GetRequest { parts: &parts, ..request }, span.end - span.start).await?
-            }
-        };
+        let request = expected.request(key, Some(ByteRange::Bounded(span.clone())));
+        let first = self.open_first(GetRequest { parts: &parts, ..request }, span.end - span.start).await?;
         let size = first.result.size();
         if size < span.end {
             let message = format!("requested bytes {span:?}, the object has {size}");

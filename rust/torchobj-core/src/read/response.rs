@@ -46,18 +46,12 @@ impl Client {
 
     /// One attempt to open a read of about `bytes` bytes, on the local disk if the object is there.
     pub(crate) async fn open_once(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
-        match self.open_local(&request).await? {
-            Some(first) => Ok(first),
-            None => self.request_once(request, bytes).await,
-        }
-    }
-
-    /// Opens a read on the local disk. `None` if the object is not there.
-    pub(super) async fn open_local(&self, request: &GetRequest<'_>) -> Result<Option<First>> {
-        let Some(result) = self.store().open_local(request).await else { return Ok(None) };
-        self.check(request, &*result)?;
+        let Some(result) = self.store().open_local(&request).await else {
+            return self.request_once(request, bytes).await;
+        };
+        self.check(&request, &*result)?;
         let now = Instant::now();
-        Ok(Some(First { result, requested_at: now, response_at: now, permit: None }))
+        Ok(First { result, requested_at: now, response_at: now, permit: None })
     }
 
     /// One attempt to request a read of about `bytes` bytes from the store.
