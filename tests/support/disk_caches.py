@@ -20,6 +20,13 @@ def written():
         time.sleep(0.001)
 
 
+def new_gets(control):
+    """Returns the number of reads of objects that the server received since the last call."""
+    number = sum(request.method == "GET" and bool(request.key) for request in control.requests())
+    control.clear_requests()
+    return number
+
+
 def options(folder, **settings):
     return CacheOptions(**{"folder": folder, "max_bytes": 1 << 30, "min_free_bytes": 0, **settings})
 

@@ -193,7 +193,7 @@ class AnnouncingLoader(torch.utils.data.DataLoader[Batch_co]):
             self.stats(),
             unread,
             max_in_flight_of(self.dataset),
-            self._meter.requests.last,
+            self._meter.requests.latest(),
             prices_of(self.dataset),
             start_method=self._start_method,
             persistent_workers=self.persistent_workers,

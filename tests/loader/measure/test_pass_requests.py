@@ -1,11 +1,12 @@
 """A loader counts the billed requests of its epochs, and reports what the last one cost."""
 
-import time
+import re
 
 import pytest
 import torch.utils.data
 
 import torchobj
+from tests.support.disk_caches import written
 from torchobj import CacheOptions, PriceOptions
 from torchobj.datasets.wrappers import prices_of
 from torchobj.telemetry.billing import Billed
@@ -70,9 +71,29 @@ def test_an_epoch_from_the_disk_cache_costs_nothing(bucket, config, tmp_path):
     for dollars in ("40 GET; 2.5 MiB received ($0.018)", "none; 0.0 MiB received ($0.00)"):
         loader = loader_of(bucket, config.replaced(cache=cache))
         assert sum(map(len, loader)) == COUNT
-        while torchobj.metrics()["torchobj.cache_pending"]:
-            time.sleep(0.001)
+        written()
         assert f"in the last epoch: {dollars}." in loader.report()
+
+
+def test_the_hits_of_the_last_epoch_are_beside_its_requests(bucket, config, tmp_path):
+    loader = loader_of(bucket, config.replaced(cache=CacheOptions(folder=tmp_path / "cache", min_free_bytes=0)))
+    for hits in ("", " The disk cache answered 40 reads, 2.5 MiB."):
+        assert sum(map(len, loader)) == COUNT
+        written()
+        [line] = [line for line in loader.report().splitlines() if line.startswith("Requests")]
+        assert line.partition("($")[2].partition(").")[2] == hits
+    sent, hits = loader.stats().billed_gets, loader.stats().cache_hits
+    assert (sent, hits) == (COUNT, COUNT)
+
+
+def test_what_the_first_epoch_has_read_so_far_has_its_hits(bucket, config, tmp_path):
+    config = config.replaced(cache=CacheOptions(folder=tmp_path / "cache", min_free_bytes=0))
+    assert sum(map(len, loader_of(bucket, config))) == COUNT
+    written()
+    loader = loader_of(bucket, config)
+    next(iter(loader))
+    line = r"this process so far: none; 0\.0 MiB received \(\$0\.00\)\. The disk cache answered \d+ reads, \d\.\d MiB\."
+    assert re.search(line, loader.report())
 
 
 def test_without_prices_or_with_several_no_dollars_are_named(bucket, config):

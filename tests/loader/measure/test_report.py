@@ -185,6 +185,18 @@ CASES = {
         ["The network or the store is the limit", "same region"],
         ["max_in_flight"],
     ),
+    "a slow disk": (
+        dataclasses.replace(READS, cache_hits=640, request_limited_share=0.9),
+        {"max_in_flight": 8},
+        ["from the disk cache.", "40% for the disk cache,", "The disk cache is the limit", "A faster disk"],
+        ["network", "the store", "first byte", "max_in_flight"],
+    ),
+    "a first epoch, and one from the disk cache": (
+        dataclasses.replace(READS, cache_hits=320, billed_gets=320),
+        {},
+        ["from the disk cache and the store.", "The network, the store or the disk cache is the limit", "same region"],
+        [],
+    ),
     "a slow network, with few requests": (
         dataclasses.replace(READS, request_limited_share=0.9, in_flight_limit=8),
         {"max_in_flight": 8},

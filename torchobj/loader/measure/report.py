@@ -4,8 +4,9 @@ import re
 
 from torchobj.config import PriceOptions
 from torchobj.loader.measure.exposed import Exposed, SlowestRank
-from torchobj.telemetry.billing import Billed, shown_dollars
-from torchobj.telemetry.table import CAUSES, OF_LOADER, LoaderStats
+from torchobj.loader.measure.pass_requests import PassReads
+from torchobj.telemetry.billing import shown_dollars
+from torchobj.telemetry.table import CAUSES, OF_LOADER, LoaderStats, capitalized
 
 #: Minimum measured time, without startup, before the report names the limit: a short pass has few batches
 #: and begins with nothing read ahead.
@@ -18,9 +19,8 @@ _LONG_STARTUP = 0.1
 _THROTTLED = 0.02
 #: Share of the time from which a cause of waiting is listed.
 _LISTED = 0.005
-#: What the loop waits for, in the words of the report.
+#: What the loop waits for, in the words of the report, if it is not reads.
 _WORDS = {
-    "store": "the network or the store",
     "budget": "the memory budget",
     "decode": "decoding",
     "collate": "collation",
@@ -32,8 +32,8 @@ def report(
     stats: LoaderStats,
     unread: str | None = None,
     max_in_flight: int | None = None,
-    last_epoch: Billed | None = None,
-    prices: PriceOptions | None = None,
+    latest: PassReads | None = None,
+    prices: PriceOptions = PriceOptions(),
     *,
     start_method: str = "fork",
     persistent_workers: bool = False,
@@ -45,8 +45,8 @@ def report(
         stats: The statistics of the loader.
         unread: The reason why nothing is read ahead; None if objects are read ahead.
         max_in_flight: `StoreConfig.max_in_flight`; None for "auto".
-        last_epoch: The requests of the last whole epoch; None before its end.
-        prices: What they cost; None if that is unknown.
+        latest: What was read in the last whole epoch, or in the first one so far; None if that was not counted.
+        prices: What requests cost.
         start_method: How workers are started.
         persistent_workers: Whether they are kept between epochs.
         slowest: The rank that waited longest, if ranks were compared.
@@ -61,7 +61,14 @@ def report(
     else:
         limit = _limit(stats, unread, max_in_flight, starts_slowly=bool(startup))
     return "\n".join(
-        [*_done(stats), *startup, *limit, *_slowest(slowest), *_requests(stats, last_epoch, prices), *_failures(stats)]
+        [
+            *_done(stats),
+            *startup,
+            *limit,
+            *_slowest(stats, slowest),
+            *_requests(stats, latest, prices),
+            *_failures(stats),
+        ]
     )
 
 
@@ -80,7 +87,7 @@ def _done(stats: LoaderStats) -> list[str]:
     read = f", {stats.bytes_per_s / 1e6:.1f} MB/s from {_origin(stats)}" if stats.bytes_per_s else ""
     measured_s = _measured_s(stats)
     shares = [
-        f"{seconds / measured_s:.0%} for {_WORDS[cause]}"
+        f"{seconds / measured_s:.0%} for {_words(stats, cause)}"
         for cause, seconds in zip(CAUSES, _waited_for(stats), strict=True)
         if seconds >= _LISTED * measured_s > 0
     ]
@@ -93,12 +100,25 @@ def _done(stats: LoaderStats) -> list[str]:
     ]
 
 
+def _is_cached(stats: LoaderStats) -> bool:
+    """Whether the disk cache answered all reads."""
+    return stats.cache_hits > 0 and not stats.billed_gets
+
+
 def _origin(stats: LoaderStats) -> str:
-    """Where objects were read from, with the share of the bytes that the disk cache had."""
-    if not stats.cache_hit_bytes:
+    """Where objects were read from."""
+    if not stats.cache_hits:
         return "the store"
-    share = min(1.0, stats.cache_hit_bytes / max(1.0, stats.bytes_per_s * stats.elapsed_s))
-    return f"the disk cache ({share:.0%}) and the store"
+    return "the disk cache" if _is_cached(stats) else "the disk cache and the store"
+
+
+def _words(stats: LoaderStats, cause: str) -> str:
+    """What the loop waits for."""
+    if cause != "store":
+        return _WORDS[cause]
+    if not stats.cache_hits:
+        return "the network or the store"
+    return "the disk cache" if _is_cached(stats) else "the network, the store or the disk cache"
 
 
 def _waited_for(stats: LoaderStats) -> Exposed:
@@ -111,28 +131,36 @@ def _waited_for(stats: LoaderStats) -> Exposed:
     )
 
 
-def _slowest(slowest: SlowestRank | None) -> list[str]:
+def _slowest(stats: LoaderStats, slowest: SlowestRank | None) -> list[str]:
     if slowest is None:
         return []
     return [
         (
             f"Of {_count(slowest.ranks, 'rank')}, rank {slowest.rank} waited longest: {slowest.share:.0%} of its time, "
-            f"mostly for {_WORDS[slowest.cause]}."
+            f"mostly for {_words(stats, slowest.cause)}."
         )
     ]
 
 
-def _requests(stats: LoaderStats, last_epoch: Billed | None, prices: PriceOptions | None) -> list[str]:
-    """What was requested and what it costs. Empty for reads of workers that are not counted here."""
-    if not stats.bytes_per_s:
+def _requests(stats: LoaderStats, latest: PassReads | None, prices: PriceOptions) -> list[str]:
+    """What was requested, what it costs, and what the disk cache had. Empty for reads of workers that are not counted
+    here.
+    """
+    if not stats.bytes_per_s or latest is None:
         return []
-    counted = last_epoch or Billed(*(getattr(stats, name) for name in Billed._fields))
+    counted = latest.requests
     numbers = zip(("GET", "LIST", "PUT"), counted, strict=False)
     requests = ", ".join(f"{number:,} {name}" for name, number in numbers if number) or "none"
-    received = f"{counted.received_bytes / (1 << 20):,.1f} MiB received"
-    cost = f" ({shown_dollars(counted.dollars(prices))})" if prices not in (None, PriceOptions()) else ""
-    when = "so far" if last_epoch is None else "in the last epoch"
-    return [f"Requests of this process {when}: {requests}; {received}{cost}."]
+    received = f"{_mib(counted.received_bytes)} received"
+    cost = f" ({shown_dollars(counted.dollars(prices))})" if prices != PriceOptions() else ""
+    when = "in the last epoch" if latest.is_whole else "so far"
+    hits = (
+        f" The disk cache answered {latest.cache_hits:,} {'read' if latest.cache_hits == 1 else 'reads'}, "
+        f"{_mib(latest.cache_hit_bytes)}."
+        if latest.cache_hits
+        else ""
+    )
+    return [f"Requests of this process {when}: {requests}; {received}{cost}.{hits}"]
 
 
 def _startup(stats: LoaderStats, start_method: str, *, persistent_workers: bool) -> list[str]:
@@ -241,8 +269,11 @@ def _budget(stats: LoaderStats) -> list[str]:
 
 
 def _network(stats: LoaderStats, max_in_flight: int | None) -> list[str]:
+    limit = f"{capitalized(_words(stats, 'store'))} is the limit."
+    if _is_cached(stats):
+        return [limit, "A faster disk helps, or more memory for the kernel's cache of files."]
     return [
-        "The network or the store is the limit.",
+        limit,
         (
             f"The median time to first byte is {_time(stats.first_byte_p50_s)}, its 99th percentile "
             f"{_time(stats.first_byte_p99_s)}."
@@ -271,6 +302,10 @@ def _count(number: int, one: str) -> str:
 
 def _size(size: int) -> str:
     return f"{size / (1 << 20):.0f} MiB"
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.1f} MiB"
 
 
 def _time(seconds: float | None) -> str:

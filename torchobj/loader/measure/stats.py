@@ -32,7 +32,7 @@ class Meter:
     Attributes:
         loader: The number under which the prefetcher counts for this loader.
         imports_s: Time in which the process of the loop imported decoders for it.
-        requests: The billed requests of its passes.
+        requests: The billed requests of its passes, and the hits of the disk cache.
     """
 
     def __init__(self) -> None:
