@@ -64,6 +64,7 @@ def test_dollars_are_products():
     prices = PriceOptions(get_per_1000=0.0004, list_per_1000=0.005, put_per_1000=0.006, egress_per_gib=0.09)
     assert Billed(2000, 1000, 500, 2 << 30).dollars(prices) == pytest.approx(0.0008 + 0.005 + 0.003 + 0.18)
     assert Billed(2000, 1000, 500, 2 << 30).dollars(PriceOptions()) == 0
+    assert prices.are_given and not PriceOptions().are_given
     assert [shown_dollars(amount) for amount in (0, 4.8e-6, 0.00494, 0.5, 12.345)] == [
         "$0.00",
         "$0.0000048",
@@ -73,8 +74,8 @@ def test_dollars_are_products():
     ]
 
 
-def test_a_price_with_an_unknown_name_is_refused_with_a_similar_one():
-    with pytest.raises(TypeError, match="PriceOptions has no field 'get'"):
+def test_a_price_with_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(TypeError, match="PriceOptions has no field 'get': its fields are egress_per_gib, get_per_1000"):
         PriceOptions(get=1)
     with pytest.raises(ConfigError, match="get_per_1000: is in PriceOptions: StoreConfig"):
         torchobj.StoreConfig(get_per_1000=1)

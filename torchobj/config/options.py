@@ -448,3 +448,8 @@ class PriceOptions(ConfigBase):
     def __post_init__(self) -> None:
         for name in ("get_per_1000", "list_per_1000", "put_per_1000", "egress_per_gib"):
             check_number(name, getattr(self, name), 0, 1000, " dollars", whole=False)
+
+    @property
+    def are_given(self) -> bool:
+        """Whether any price is not 0."""
+        return self != PriceOptions()

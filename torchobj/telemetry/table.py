@@ -192,15 +192,6 @@ class LoaderStats:
     billed_gets: int = _counter(
         "{request}", "requests that S3 bills as GET, and Google Cloud Storage in class B: reads and HEAD", _REQUESTS
     )
-    billed_lists: int = _counter(
-        "{request}", "requests that S3 bills as LIST, and Google Cloud Storage in class A", _REQUESTS
-    )
-    billed_puts: int = _counter(
-        "{request}",
-        "requests that S3 bills as PUT, COPY or POST, and Google Cloud Storage in class A: writes and copies of "
-        "objects, and parts of uploads",
-        _REQUESTS,
-    )
     received_bytes: int = _counter("By", "bytes of objects that were received", _REQUESTS)
     cache_hits: int = _counter("{read}", "reads that the disk cache answered, without a request", _REQUESTS)
     cache_hit_bytes: int = _counter("By", "bytes that were read from the disk cache", _REQUESTS)
@@ -293,6 +284,21 @@ DURATIONS = (
 )
 
 _OF_PROCESS_ONLY = (
+    _of_process(
+        "billed_lists",
+        "counter",
+        "{request}",
+        "requests that S3 bills as LIST, and Google Cloud Storage in class A",
+        _REQUESTS,
+    ),
+    _of_process(
+        "billed_puts",
+        "counter",
+        "{request}",
+        "requests that S3 bills as PUT, COPY or POST, and Google Cloud Storage in class A: writes and copies of "
+        "objects, and parts of uploads",
+        _REQUESTS,
+    ),
     _of_process("cache_admitted", "counter", "{file}", "files that were written to the disk cache", _REQUESTS),
     _of_process("cache_admitted_bytes", "counter", "By", "bytes of objects in these files", _REQUESTS),
     _of_process(

@@ -19,6 +19,8 @@ _LONG_STARTUP = 0.1
 _THROTTLED = 0.02
 #: Share of the time from which a cause of waiting is listed.
 _LISTED = 0.005
+_NO_PRICES = PriceOptions()
+
 #: What the loop waits for, in the words of the report, if it is not reads.
 _WORDS = {
     "budget": "the memory budget",
@@ -33,7 +35,7 @@ def report(
     unread: str | None = None,
     max_in_flight: int | None = None,
     latest: PassReads | None = None,
-    prices: PriceOptions = PriceOptions(),
+    prices: PriceOptions = _NO_PRICES,
     *,
     start_method: str = "fork",
     persistent_workers: bool = False,
@@ -60,16 +62,8 @@ def report(
         limit = [f"{measured} are too short to tell what limits the loader: {_MIN_MEASURED_S:.0f} s are needed."]
     else:
         limit = _limit(stats, unread, max_in_flight, starts_slowly=bool(startup))
-    return "\n".join(
-        [
-            *_done(stats),
-            *startup,
-            *limit,
-            *_slowest(stats, slowest),
-            *_requests(stats, latest, prices),
-            *_failures(stats),
-        ]
-    )
+    requests = _requests(stats, latest, prices)
+    return "\n".join([*_done(stats), *startup, *limit, *_slowest(stats, slowest), *requests, *_failures(stats)])
 
 
 def _measured_s(stats: LoaderStats) -> float:
@@ -152,7 +146,7 @@ def _requests(stats: LoaderStats, latest: PassReads | None, prices: PriceOptions
     numbers = zip(("GET", "LIST", "PUT"), counted, strict=False)
     requests = ", ".join(f"{number:,} {name}" for name, number in numbers if number) or "none"
     received = f"{_mib(counted.received_bytes)} received"
-    cost = f" ({shown_dollars(counted.dollars(prices))})" if prices != PriceOptions() else ""
+    cost = f" ({shown_dollars(counted.dollars(prices))})" if prices.are_given else ""
     when = "in the last epoch" if latest.is_whole else "so far"
     hits = (
         f" The disk cache answered {latest.cache_hits:,} {'read' if latest.cache_hits == 1 else 'reads'}, "

@@ -195,7 +195,9 @@ class Meter:
             "memory_limited_share": totals.memory_limited_share,
             "request_limited_share": totals.request_limited_share,
         }
-        return LoaderStats(**of_prefetcher | computed | self.requests.total()._asdict())
+        billed = self.requests.total()
+        requests = {"billed_gets": billed.billed_gets, "received_bytes": billed.received_bytes}
+        return LoaderStats(**of_prefetcher | computed | requests)
 
     def _totals(self, found: dict[str, Any]) -> Totals:
         """What was counted so far, with the statistics `found` of the prefetcher."""
