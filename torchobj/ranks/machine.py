@@ -43,14 +43,14 @@ def host_count(ranks: int) -> int:
         return 1
     if given["LOCAL_WORLD_SIZE"] is None:
         raise ConfigError(
-            f"locality='host': which of the {ranks} ranks are on one host is not known; set LOCAL_WORLD_SIZE to the "
+            f"which of the {ranks} ranks are on one host is not known; set LOCAL_WORLD_SIZE to the "
             "number of ranks of each host, as torchrun does"
         )
     local, world = int(given["LOCAL_WORLD_SIZE"]), int(given["WORLD_SIZE"] or ranks)
     hosts = world // local
     if world % local or ranks % hosts:
         raise ConfigError(
-            f"locality='host': {ranks} ranks cannot be divided among the hosts of WORLD_SIZE={world} and "
+            f"{ranks} ranks cannot be divided among the hosts of WORLD_SIZE={world} and "
             f"LOCAL_WORLD_SIZE={local}; all hosts must have the same number of ranks that get samples"
         )
     return hosts

@@ -193,7 +193,7 @@ def test_with_locality_any_hosts_read_the_rest_of_a_state_once(data, size, shape
             for each in jobs:
                 if state is not None:
                     each.load_state_dict(pickle.loads(pickle.dumps(state)))
-                    assert each.state_dict() == state
+                    assert {"hosts": None} | each.state_dict() == {"hosts": None} | state
             left = size - len(read)
             steps = -(-left // ranks) if is_last else data.draw(st.integers(0, left // ranks))
             iterators = [iter(each) for each in jobs]
@@ -212,7 +212,7 @@ def test_a_state_of_as_many_hosts_keeps_locality(local_ranks):
     for each in before:
         list(itertools.islice(each, 2))
     state = before[0].state_dict()
-    assert state == {"seed": 5, "epoch": 0, "done": 8, "length": 24, "shuffle": 2}
+    assert state == {"seed": 5, "epoch": 0, "done": 8, "length": 24, "shuffle": True, "hosts": 2}
     local_ranks(1)
     after, rest = local(24, 2, state=state)
     for host, samples in enumerate(rest):
@@ -250,10 +250,29 @@ def test_a_loader_resumes_with_locality_on_other_ranks_and_hosts(local_ranks):
         assert again == [[*itertools.chain(*loader)] for loader in loaders(ranks)]
 
 
+@pytest.mark.parametrize("hosts", [0, -2, 25, 2.0, "2", True])
+def test_a_state_with_an_invalid_number_of_hosts_is_refused(hosts):
+    with pytest.raises(ConfigError, match="hosts="):
+        sampler().load_state_dict(sampler().state_dict() | {"hosts": hosts, "done": 4})
+
+
 @pytest.mark.parametrize("shuffle", [0, 1, -2, 25, 2.0, "2", None])
-def test_a_state_with_an_invalid_number_of_hosts_is_refused(shuffle):
+def test_a_state_with_an_invalid_shuffle_is_refused(shuffle):
     with pytest.raises(ConfigError, match="shuffle="):
         sampler().load_state_dict(sampler().state_dict() | {"shuffle": shuffle, "done": 4})
+
+
+def test_the_rest_of_an_epoch_with_locality_keeps_its_hosts_without_it(local_ranks):
+    local_ranks(1)
+    ours = sampler(24, 2, 0, locality="host")
+    assert ours.state_dict()["hosts"] is None
+    next(iter(ours))
+    state = ours.state_dict()
+    assert (state["done"], state["hosts"], state["shuffle"]) == (2, 2, True)
+    other = sampler(24, 1, 0)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert len(list(other)) == 22 and "hosts" not in sampler(24, 1, 0).state_dict()
 
 
 def test_locality_needs_the_number_of_ranks_of_a_host(monkeypatch):
@@ -262,7 +281,7 @@ def test_locality_needs_the_number_of_ranks_of_a_host(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     ours = sampler(24, 4, 0, locality="host")
     assert len(ours) == 6 and "locality='host'" in repr(ours)
-    with pytest.raises(ConfigError, match="set LOCAL_WORLD_SIZE"):
+    with pytest.raises(ConfigError, match="locality='host': .*set LOCAL_WORLD_SIZE"):
         next(iter(ours))
 
 

@@ -29,6 +29,14 @@ def _samples_of_rank(samples: int, num_replicas: int, *, drop_last: bool) -> int
     return samples // num_replicas if drop_last else -(-samples // num_replicas)
 
 
+def _hosts(ranks: int) -> int:
+    """The number of hosts of an order with locality."""
+    try:
+        return host_count(ranks)
+    except ConfigError as error:
+        raise ConfigError(f"locality='host': {error}") from None
+
+
 class PassPlan(NamedTuple):
     """The parameters that determine the indices of one pass."""
 
@@ -249,7 +257,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         """The plan of a pass that would start now."""
         num_replicas, rank = self._group()
         start, length = self._start, len(self.dataset)
-        hosts = 1 if self.locality is None else host_count(num_replicas)
+        hosts = 1 if self.locality is None else _hosts(num_replicas)
         # Fewer samples than hosts cannot be divided.
         order_hosts = self._order_hosts or (hosts if hosts <= length else 1)
         turn = rank
@@ -278,7 +286,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         return plan
 
     def _confirm_hosts(self, plan: PassPlan) -> None:
-        hosts = host_count(plan.num_replicas)
+        hosts = _hosts(plan.num_replicas)
         found = broadcast.first_value(type(self).__name__, "hosts", 0, str(hosts), waits=True)
         if found is not None and (first := found.split())[1] != str(hosts):
             raise ConfigError(
@@ -312,14 +320,17 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
 
         Returns:
             A dict of plain values: `seed`, `epoch`, `done` (number of samples of the epoch's global order that all
-            ranks together have received), `length` and `shuffle` (with `locality="host"` on several hosts, their
-            number).
+            ranks together have received), `length`, `shuffle`, and with `locality="host"` also `hosts` (number of hosts
+            of the order of these samples; None of one host, and before the first sample).
         """
         done, hosts, latest = self._start, self._order_hosts, self._latest
+        seed, epoch, length = self.seed, self.epoch, len(self.dataset)
         if not done and latest is not None and latest.plan is not None and latest.plan.epoch == self.epoch:
             done, hosts = latest.done(), latest.plan.hosts
-        shuffle = hosts if self.shuffle and done and hosts is not None and hosts > 1 else self.shuffle
-        return {"seed": self.seed, "epoch": self.epoch, "done": done, "length": len(self.dataset), "shuffle": shuffle}
+        state = {"seed": seed, "epoch": epoch, "done": done, "length": length, "shuffle": self.shuffle}
+        hosts = hosts if self.shuffle and done and hosts != 1 else None
+        # Also where the rest of such an epoch is read without locality.
+        return state | {"hosts": hosts} if self.locality is not None or hosts is not None else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues after the position of `state_dict`, with the current number of ranks; the next pass yields the
@@ -338,12 +349,12 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
                 f"length={state_dict['length']}: in the state; the dataset of this sampler has "
                 f"{len(self.dataset)} samples, and therefore another order"
             )
-        shuffle, hosts = state_dict.get("shuffle"), 1
-        if self.shuffle and type(shuffle) is int and 1 < shuffle <= state_dict["length"]:
-            shuffle, hosts = True, shuffle
+        shuffle, hosts = state_dict.get("shuffle"), state_dict.get("hosts")
         if shuffle is not self.shuffle:
             raise ConfigError(f"shuffle={shuffle!r}: in the state; this sampler has {self.shuffle}")
+        if hosts is not None and not (type(hosts) is int and 1 <= hosts <= max(1, state_dict["length"])):
+            raise ConfigError(f"hosts={hosts!r}: in the state; must be the number of hosts of its order, or None")
         self.seed, self.epoch = state_dict["seed"], state_dict["epoch"]
         self._start, self._latest = min(state_dict["done"], state_dict["length"]), None
         # Where nothing was read, the order is that of this job.
-        self._order_hosts = hosts if self._start and self.shuffle else None
+        self._order_hosts = (hosts or 1) if self._start and self.shuffle else None
