@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -171,6 +172,21 @@ def test_a_value_of_an_unknown_type_is_refused_with_the_name_of_its_field(kind):
         (torchobj.FileOptions, {"sync": "no"}, "sync='no': must be True or False"),
         (torchobj.CacheOptions, {"folder": 3}, "folder=<class 'int'>: must be a path, or None"),
         (torchobj.CacheOptions, {"folder": ""}, "folder='': must be a path, or None"),
+        (
+            torchobj.CacheOptions,
+            {"folder": "s3://b/c"},
+            "folder='s3://b/c': must be a path of a local disk, such as '/nvme/torchobj'",
+        ),
+        (
+            torchobj.CacheOptions,
+            {"folder": "file:///b/c"},
+            "folder='file:///b/c': must be a path of a local disk, such as '/nvme/torchobj'",
+        ),
+        (
+            torchobj.CacheOptions,
+            {"folder": Path("gs://b/c")},
+            "folder='gs:/b/c': must be a path of a local disk, such as '/nvme/torchobj'",
+        ),
         (torchobj.CacheOptions, {"max_bytes": 1 << 19}, "max_bytes=524288: must be 1 MiB..1125899906842624"),
         (torchobj.CacheOptions, {"ttl_s": 1}, "ttl_s=1: must be 60..31536000 s"),
         (torchobj.CacheOptions, {"admit": 1}, "admit=1: must be True or False"),

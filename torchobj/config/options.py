@@ -401,6 +401,9 @@ class CacheOptions(ConfigBase):
         is_path = folder is None or (isinstance(folder, (str, os.PathLike)) and os.fspath(folder) != "")
         check("folder", folder if isinstance(folder, str) else type(folder), "a path, or None", ok=is_path)
         if folder is not None:
+            # A Path has one slash.
+            is_local = not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fsdecode(folder))
+            check("folder", os.fsdecode(folder), "a path of a local disk, such as '/nvme/torchobj'", ok=is_local)
             # A worker may have another working directory.
             try:
                 object.__setattr__(self, "folder", Path(os.fsdecode(folder)).expanduser().absolute())
