@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from torchobj._torchobj import ObjectRef
 from torchobj.cli.estimate import estimate
@@ -212,7 +213,8 @@ def bench(
     cores; and the settings of a loader that follow. The reads are billed as those of a loader are.
 
     With --estimate, lists all objects once and prints how many requests an epoch of a rank that reads all of them
-    sends, without and with a disk cache, and what they cost at the prices of the configuration file.
+    sends, and what they cost at the prices of the configuration file; with a disk cache in that file, also in later
+    epochs.
     """
     chosen = settings()
     target = parse_target(url, raw=raw)
@@ -220,6 +222,10 @@ def bench(
     if columns is not None and not is_estimate:
         raise click.UsageError("--columns: needs --estimate")
     if is_estimate:
+        context = click.get_current_context()
+        for name in ("concurrency", "seconds", "limit"):
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{name}: not with --estimate, which reads no samples and lists all objects")
         estimate(target, config, None if columns is None else columns.split(","), chosen)
         return
     store, prefix = target.open(config)

@@ -5,7 +5,7 @@ Parquet files also need their footers, and tar shards in any order their indexes
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchobj._torchobj import ObjectRef
 from torchobj.cli.options import Settings
@@ -19,6 +19,7 @@ from torchobj.shards.shard_urls import TAR_SUFFIXES, compression, is_data
 from torchobj.store import Store
 from torchobj.telemetry import metrics
 from torchobj.telemetry.billing import Billed, shown_dollars
+from torchobj.urls import CLOUD_SCHEMES
 
 #: Maximum number of files whose footers or indexes are read: the others are assumed to be alike.
 _SOME = 64
@@ -30,10 +31,11 @@ _TABLES = (".parquet", ".pq")
 #: those of `read/plan.rs` and `policy/settings.rs`.
 _MIN_PART_BYTES, _IN_FLIGHT = 4 << 20, 64
 
-#: A file of the disk cache fills whole blocks, and has a trailer.
-_BLOCK_BYTES, _TRAILER_BYTES = 4096, 256
+#: A file of the disk cache fills whole pages, and has a trailer: those of `cache/usage.rs` and `cache/entry.rs`.
+_PAGE_BYTES, _BLOCK_BYTES, _CRC_BYTES, _END_BYTES = 4 << 10, 64 << 10, 4, 72
 
-_ROW = "{:<28}  {:>12}  {:>14}  {:>10}  {:>12}  {:>14}  {:>12}"
+#: Length of the URL in a trailer, which is not known of each object.
+_URL_BYTES = 100
 
 
 class Reads(NamedTuple):
@@ -46,24 +48,36 @@ class Reads(NamedTuple):
     """Requests of an epoch without a cache."""
     bytes: int
     """Bytes of an epoch."""
+    admitted_gets: int
+    """Requests that a disk cache admits."""
+    admitted_bytes: int
+    """Bytes of these requests."""
     disk_bytes: int
     """Bytes of the disk cache that they fill."""
     is_bound: bool
     """Whether an epoch may need fewer requests, because neighbours are read together."""
 
-    def missed(self, max_bytes: int) -> float:
-        """The share of an epoch that a disk cache of this size does not have after the first one."""
-        return 1 - min(1.0, max_bytes / max(1, self.disk_bytes))
+    def later(self, max_bytes: int) -> Billed:
+        """What an epoch requests after the first one, with a disk cache of this size."""
+        kept = min(1.0, max_bytes / max(1, self.disk_bytes))
+        gets, received = self.gets - kept * self.admitted_gets, self.bytes - kept * self.admitted_bytes
+        return Billed(billed_gets=round(gets), received_bytes=round(received))
 
 
-def gets_of(length: int, config: StoreConfig) -> int:
-    """Number of requests of one read of this many bytes, whose size is known."""
+def parts_of(length: int, config: StoreConfig) -> list[int]:
+    """The bytes of each request of one read of this many bytes, whose size is known."""
     if length < config.advanced.whole_below_bytes:
-        return 1
-    rest = length - config.part_bytes
+        return [length]
+    rest = max(0, length - config.part_bytes)
     in_flight = _IN_FLIGHT if config.max_in_flight == "auto" else config.max_in_flight
     part_bytes = min(max(_divided(rest, in_flight), min(_MIN_PART_BYTES, config.part_bytes)), config.part_bytes)
-    return 1 + _divided(max(0, rest), part_bytes)
+    return [length - rest, *(min(part_bytes, rest - begin) for begin in range(0, rest, part_bytes))]
+
+
+def _disk_bytes(length: int) -> int:
+    """Bytes of the disk that a file of the cache fills."""
+    file_bytes = length + _divided(length, _BLOCK_BYTES) * _CRC_BYTES + _URL_BYTES + _END_BYTES
+    return _divided(file_bytes, _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _divided(length: int, by: int) -> int:
@@ -75,13 +89,15 @@ def _reads(
     name: str, lengths: Sequence[int], config: StoreConfig, *, scale: float = 1, starts: int = 0, is_bound: bool = False
 ) -> Reads:
     """Reads of these lengths, a share of all that `scale` multiplies, after `starts` other requests."""
-    disk = sum(_divided(length + _TRAILER_BYTES, _BLOCK_BYTES) * _BLOCK_BYTES for length in lengths)
-    gets = sum(gets_of(length, config) for length in lengths)
-    counts = [round(scale * count) for count in (starts, gets, sum(lengths), disk)]
-    return Reads(name, counts[0], counts[1], counts[2], counts[3], is_bound)
+    parts = [part for length in lengths for part in parts_of(length, config)]
+    max_part_bytes = min(config.cache.max_object_bytes, config.cache.max_bytes)
+    admitted = [part for part in parts if part <= max_part_bytes]
+    disk_bytes = sum(map(_disk_bytes, admitted))
+    numbers = [starts, len(parts), sum(parts), len(admitted), sum(admitted), disk_bytes]
+    return Reads(name, *(round(scale * number) for number in numbers), is_bound)
 
 
-class Listed(NamedTuple):
+class Listing(NamedTuple):
     """The objects of a listing, by what reads them."""
 
     sizes: "array[int]"
@@ -92,9 +108,9 @@ class Listed(NamedTuple):
     """URLs of shards with an index beside them."""
 
 
-def listed(target: Target, store: Store, prefix: str) -> Listed:
+def list_target(target: Target, store: Store, prefix: str) -> Listing:
     """Lists the target, without markers of folders. Names that begin with `_` or `.` are no shards and no tables."""
-    found = Listed(array("q"), [], [], set())
+    found = Listing(array("q"), [], [], set())
     for info in target.objects(store, prefix):
         url, size = f"{store.url}/{info.key}", info.size or 0
         if url.endswith(SUFFIX):
@@ -108,7 +124,7 @@ def listed(target: Target, store: Store, prefix: str) -> Listed:
     return found
 
 
-def estimates(found: Listed, store: Store, config: StoreConfig, columns: Sequence[str] | None) -> Iterator[Reads]:
+def ways_to_read(found: Listing, store: Store, config: StoreConfig, columns: Sequence[str] | None) -> Iterator[Reads]:
     """The ways in which datasets read these objects, each for one rank that reads all of them.
 
     Args:
@@ -175,62 +191,86 @@ def _some(refs: Sequence[ObjectRef]) -> Sequence[ObjectRef]:
     return refs[:: _divided(len(refs), _SOME)]
 
 
+def _is_cached(target: Target, config: StoreConfig) -> bool:
+    """Whether a disk cache has what earlier epochs read."""
+    has_customer_key = target.url.scheme == "s3" and config.s3.customer_key_file is not None
+    has_cache = config.cache.folder is not None and config.cache.admit
+    return has_cache and target.url.scheme in CLOUD_SCHEMES and not has_customer_key
+
+
 def estimate(target: Target, config: StoreConfig, columns: Sequence[str] | None, chosen: Settings) -> None:
-    """Lists the target, and prints the requests and the price of an epoch, without and with a disk cache.
+    """Lists the target, and prints the requests and the price of an epoch, and of later ones with the disk cache.
 
     Raises:
         CommandError: There are no objects.
-        ConfigError, ParquetError, TarIndexError, StoreError: As `estimates` raises.
+        ConfigError, ParquetError, TarIndexError, StoreError: As `ways_to_read` raises.
     """
     store, prefix = target.open(config)
     config = resolve(str(target.url), config)
     before = metrics()["torchobj.billed_lists"]
-    found = listed(target, store, prefix)
+    found = list_target(target, store, prefix)
     files = [*found.shards, *found.tables]
     count, total = len(found.sizes) + len(files), sum(found.sizes) + sum(ref.size or 0 for ref in files)
     if not count:
         raise target.nothing()
     lists, prices = Billed(billed_lists=int(metrics()["torchobj.billed_lists"] - before)), config.prices
+    # An error precedes all that is printed.
+    ways = list(ways_to_read(found, store, config, columns))
     fields = {"objects": count, "bytes": total, "lists": lists.billed_lists, **_dollars("dollars", lists, prices)}
-    requests = f"{counted(lists.billed_lists, 'request')} ({_shown(lists, prices)})"
+    requests = " ".join([counted(lists.billed_lists, "request"), *(f"({cost})" for cost in _costs(lists, prices))])
     what = f"{counted(count, 'object')}, {human_size(total)}, listed with {requests}"
     chosen.show(fields, f"{shown(target.text)}: {what}")
-    max_bytes = config.cache.max_bytes
+    max_bytes = config.cache.max_bytes if _is_cached(target, config) else None
+    dollars = ["dollars"] if prices.are_given else []
+    table = [["", "at the start", "each epoch", "", *("" for _ in dollars)], ["reads", "GET", "GET", "bytes", *dollars]]
+    if max_bytes is not None:
+        table[0] += [f"later, cache of {human_size(max_bytes)}", *("" for _ in dollars)]
+        table[1] += ["GET", *dollars]
+    rows = [_row(reads, prices, max_bytes) for reads in ways]
+    lines = _aligned([*table, *(cells for _, cells in rows)])
     if not chosen.json:
-        later = f"later, cache of {human_size(max_bytes)}"
-        print_line(f"\n{'':<28}  {'once per job':>12}  {'each epoch':^40}  {later:^28}")
-        print_line(_ROW.format("reads", "GET", "GET", "bytes", "dollars", "GET", "dollars"))
-    for reads in estimates(found, store, config, columns):
-        _show(reads, prices, max_bytes, chosen)
-    if prices == PriceOptions():
+        print_line("\n" + "\n".join(lines[:2]))
+    for (fields, _), line in zip(rows, lines[2:], strict=True):
+        chosen.show(fields, line)
+    if not prices.are_given:
         chosen.note("for dollars, set prices in the configuration file: prices = { get_per_1000 = 0.0004, ... }")
 
 
-def _show(reads: Reads, prices: PriceOptions, max_bytes: int, chosen: Settings) -> None:
-    missed = reads.missed(max_bytes)
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row: the first column begins at the left, the others end at the right."""
+    first, *others = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        f"{row[0]:<{first}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], others, strict=True))
+        for row in table
+    ]
+
+
+def _row(reads: Reads, prices: PriceOptions, max_bytes: int | None) -> tuple[dict[str, Any], list[str]]:
+    """The fields and the cells of one way to read."""
+
+    def cell(requests: Billed) -> str:
+        return f"{'<= ' if reads.is_bound and requests.billed_gets else ''}{requests.billed_gets:,}"
+
     epoch = Billed(billed_gets=reads.gets, received_bytes=reads.bytes)
-    later = Billed(billed_gets=round(missed * reads.gets), received_bytes=round(missed * reads.bytes))
-    fields = {
+    fields: dict[str, Any] = {
         "reads": reads.name,
         "is_bound": reads.is_bound,
         "start_gets": reads.start_gets,
         "gets": reads.gets,
         "bytes": reads.bytes,
-        "cached_gets": later.billed_gets,
         **_dollars("dollars", epoch, prices),
-        **_dollars("cached_dollars", later, prices),
     }
-    numbers = [f"{'<= ' if reads.is_bound and each.billed_gets else ''}{each.billed_gets:,}" for each in (epoch, later)]
-    costs = [_shown(each, prices) for each in (epoch, later)]
-    row = _ROW.format(
-        reads.name, f"{reads.start_gets:,}", numbers[0], human_size(reads.bytes), costs[0], numbers[1], costs[1]
-    )
-    chosen.show(fields, row)
+    cells = [reads.name, f"{reads.start_gets:,}", cell(epoch), human_size(reads.bytes), *_costs(epoch, prices)]
+    if max_bytes is not None:
+        later = reads.later(max_bytes)
+        fields |= {"cached_gets": later.billed_gets, **_dollars("cached_dollars", later, prices)}
+        cells += [cell(later), *_costs(later, prices)]
+    return fields, cells
 
 
 def _dollars(name: str, requests: Billed, prices: PriceOptions) -> dict[str, float]:
-    return {} if prices == PriceOptions() else {name: requests.dollars(prices)}
+    return {name: requests.dollars(prices)} if prices.are_given else {}
 
 
-def _shown(requests: Billed, prices: PriceOptions) -> str:
-    return "no prices" if prices == PriceOptions() else shown_dollars(requests.dollars(prices))
+def _costs(requests: Billed, prices: PriceOptions) -> list[str]:
+    return [shown_dollars(requests.dollars(prices))] if prices.are_given else []
