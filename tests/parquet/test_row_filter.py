@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
     ids=["first", "lists", "nested", "dot", "text", "tensor", "none"],
 )
 def test_its_columns_are_those_without_which_it_cannot_be_evaluated(filters, columns):
-    assert set(RowFilter(filters).columns(SCHEMA, "file:///x")) == columns
+    assert set(RowFilter(filters).columns(SCHEMA, "file:///x", pa.schema([]))) == columns
 
 
 def test_the_digest_depends_on_all_values_and_not_on_the_order_of_a_set():
@@ -51,9 +51,9 @@ def test_the_digest_depends_on_all_values_and_not_on_the_order_of_a_set():
 
 def test_a_name_that_two_columns_have_is_ambiguous():
     schema = pa.schema([("a", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
-    assert RowFilter([("b", ">", 1)]).columns(schema, "file:///x") == ["b"]
+    assert RowFilter([("b", ">", 1)]).columns(schema, "file:///x", pa.schema([])) == ["b"]
     with pytest.raises(ConfigError, match="file:///x: Multiple matches for FieldRef.Name.a."):
-        RowFilter([("a", ">", 1)]).columns(schema, "file:///x")
+        RowFilter([("a", ">", 1)]).columns(schema, "file:///x", pa.schema([]))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_statistics_count_the_rows_of_row_groups_that_they_decide(filters, rows)
 def rows_of(data, filters):
     file = open_file("file:///x", data, len(data), None)
     schema, chosen = pa.schema([*file.schema, ("year", pa.int32())]), RowFilter(filters)
-    schema = pa.schema([schema.field(name) for name in chosen.columns(schema, "file:///x")])
+    schema = pa.schema([schema.field(name) for name in chosen.columns(schema, "file:///x", pa.schema([]))])
     return chosen.rows_of(file, data, schema, ds.field("year") == 2024)
 
 

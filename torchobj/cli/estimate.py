@@ -42,6 +42,8 @@ class Reads(NamedTuple):
     """What one rank requests to read all that was listed, in one way."""
 
     name: str
+    is_bound: bool
+    """Whether an epoch may need fewer requests, because neighbours are read together."""
     start_gets: int
     """Requests at the start of a job, for footers or indexes."""
     gets: int
@@ -54,8 +56,6 @@ class Reads(NamedTuple):
     """Bytes of these requests."""
     disk_bytes: int
     """Bytes of the disk cache that they fill."""
-    is_bound: bool
-    """Whether an epoch may need fewer requests, because neighbours are read together."""
 
     def later(self, max_bytes: int) -> Billed:
         """What an epoch requests after the first one, with a disk cache of this size."""
@@ -94,7 +94,7 @@ def _reads(
     admitted = [part for part in parts if part <= max_part_bytes]
     disk_bytes = sum(map(_disk_bytes, admitted))
     numbers = [starts, len(parts), sum(parts), len(admitted), sum(admitted), disk_bytes]
-    return Reads(name, *(round(scale * number) for number in numbers), is_bound)
+    return Reads(name, is_bound, *(round(scale * number) for number in numbers))
 
 
 class Listing(NamedTuple):

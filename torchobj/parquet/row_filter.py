@@ -57,12 +57,13 @@ class RowFilter:
         # Not its empty_table, which some types do not have.
         self.kept(import_arrow().Table.from_batches([], schema))
 
-    def columns(self, schema: Any, url: str) -> list[str]:
+    def columns(self, schema: Any, url: str, folders: Any) -> list[str]:
         """Names of the columns that it uses. pyarrow does not tell them: without one, the expression is not bound.
 
         Args:
             schema: The `pyarrow.Schema` of all columns.
             url: URL of the file, for messages.
+            folders: The `pyarrow.Schema` of those that the names of folders contain, for messages.
 
         Raises:
             ConfigError: It cannot be evaluated with these columns.
@@ -71,7 +72,13 @@ class RowFilter:
             self._bind(schema)
         except import_arrow().ArrowException as error:
             reason = str(error).partition("\n")[0]
-            raise ConfigError(f"filters={self}: {url}: {reason}; its columns are {', '.join(schema.names)}") from error
+            columns = f"its columns are {', '.join(schema.names)}"
+            if typed := [f"{field.name} ({field.type})" for field in folders if field.name in str(self)]:
+                columns += (
+                    f"; the names of folders give {', '.join(typed)}: compare with values of this type, such as 1 for int32, "
+                    "or pass a pyarrow.dataset.HivePartitioning with another one as partitioning="
+                )
+            raise ConfigError(f"filters={self}: {url}: {reason}; {columns}") from error
         fields, found = list(schema), list[Any]()
         arrow = import_arrow()
         while not self.is_bound_by(arrow.schema(found)):

@@ -274,6 +274,18 @@ def test_filters_that_cannot_be_evaluated_are_refused(tmp_path, case):
         next(iter(torchobj.ParquetIterableDataset(f"file://{tmp_path}/", filters=filters)))
 
 
+def test_a_filter_of_another_type_than_that_of_the_folders_names_this_type_and_the_way(tmp_path):
+    for month in ("01", "02"):
+        (tmp_path / f"month={month}").mkdir()
+        pq.write_table(pa.table({"id": [int(month)]}), tmp_path / f"month={month}" / "rows.parquet")
+    with pytest.raises(ConfigError, match=r"folders give month \(int32\): compare .* 1 for int32.*HivePartitioning"):
+        next(iter(dataset(tmp_path, filters=[("month", "=", "01")])))
+    assert [row["id"] for row in dataset(tmp_path, filters=[("month", "=", 1)])] == [1]
+    texts = ds.HivePartitioning(pa.schema([("month", pa.string())]))
+    rows = torchobj.ParquetIterableDataset(f"file://{tmp_path}/", partitioning=texts, filters=[("month", "=", "01")])
+    assert list(rows) == [{"id": 1, "month": "01"}]
+
+
 def test_a_filter_of_a_column_that_is_selected_in_part_is_refused(folder):
     with pytest.raises(ConfigError, match="column 's': columns= selects only a part of it"):
         next(iter(dataset(folder, columns=["s.a"], filters=ds.field("s", "b") > "1")))

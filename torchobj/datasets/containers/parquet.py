@@ -257,7 +257,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         schema: Any = None
         if filters is not None:
             known = arrow.schema([*first.metadata.schema.to_arrow_schema(), *partitions.schema])
-            used = arrow.schema([known.field(name) for name in filters.columns(known, first.url)])
+            used = arrow.schema([known.field(name) for name in filters.columns(known, first.url, partitions.schema)])
             if partitions.schema.names:
                 files = partitions.files_of(filters.expression, used) or files[:1]
         filtered = [name for name in used.names if name not in partitions.schema.names]
