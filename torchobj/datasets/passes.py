@@ -13,7 +13,7 @@ import torch.utils.data
 from torchobj.config.checks import check
 from torchobj.datasets.failures import SKIPPED, FailurePolicy, OnIterableError
 from torchobj.datasets.rank_passes import RankPasses
-from torchobj.datasets.samples import Sample_co
+from torchobj.datasets.samples import Sample_co, is_overridden
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks, callers
 from torchobj.ranks.sharding import Shard
@@ -91,9 +91,9 @@ class DatasetPass(Iterator[Any]):
         }
 
 
-def is_overridden(dataset: "PassDataset[Any]") -> bool:
+def has_own_samples(dataset: "PassDataset[Any]") -> bool:
     """Whether a subclass of users yields other samples, or has a length of its own."""
-    return isinstance(dataset, Sized) or not type(dataset).__iter__.__module__.startswith("torchobj.")
+    return isinstance(dataset, Sized) or is_overridden(dataset, "__iter__")
 
 
 def warn_of_replay(dataset: Any, samples: str) -> None:
@@ -225,6 +225,9 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         Raises:
             TypeError: The samples are not counted before they are read, their numbers vary from epoch to epoch, or this
                 call would wait for another rank or for a pass that is listing.
+            ConfigError: There are no objects, or a setting does not fit them.
+            ParquetError: A footer is damaged.
+            StoreError: The listing, a footer or an index cannot be read.
         """
         self._check()
         if not self._is_countable():

@@ -204,7 +204,7 @@ class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
         """The samples of a batch, read concurrently. Called by DataLoader."""
-        if is_overridden(self):
+        if is_overridden(self, "__getitem__"):
             return [self[index] for index in indices]
         return _samples_at(self, indices, is_batch=True)
 
@@ -214,9 +214,10 @@ class MapStyleDataset(torch.utils.data.Dataset[Sample_co]):
         return self._torchobj.failures.count
 
 
-def is_overridden(dataset: MapStyleDataset[Any]) -> bool:
-    """Whether a subclass of users returns other samples."""
-    return type(dataset).__getitem__ is not MapStyleDataset.__getitem__
+def is_overridden(dataset: torch.utils.data.Dataset[Any], method: str) -> bool:
+    """Whether a subclass of users has its own method, and may return other samples by it."""
+    defined_by = next(cls for cls in type(dataset).__mro__ if method in vars(cls))
+    return not defined_by.__module__.startswith("torchobj.")
 
 
 def _samples_at(dataset: MapStyleDataset[Sample_co], indices: Sequence[Any], *, is_batch: bool) -> list[Sample_co]:

@@ -113,7 +113,7 @@ def objects_are_known(dataset: Any) -> bool:
         return False
     if isinstance(dataset, MapStyleDataset):
         # A subclass of users may return other samples, but of the objects that it names.
-        return isinstance(dataset, ObjectDataset) or not is_overridden(dataset)
+        return isinstance(dataset, ObjectDataset) or not is_overridden(dataset, "__getitem__")
     parts = parts_of(dataset)
     return parts is not None and parts.is_announced and any(map(objects_are_known, parts.datasets))
 

@@ -15,7 +15,7 @@ import torch.utils.data
 from typing_extensions import TypeVar
 
 from torchobj.datasets.base import PerObjectDataset
-from torchobj.datasets.passes import PassDataset, is_overridden
+from torchobj.datasets.passes import PassDataset, has_own_samples
 from torchobj.datasets.wrappers import manifest_digest, max_in_flight_of, objects_are_known, prepare_workers, prices_of
 from torchobj.decode import libraries
 from torchobj.exceptions import ConfigError
@@ -335,9 +335,12 @@ class DataLoader(AnnouncingLoader[Batch_co]):
         Raises:
             TypeError: The samples of the dataset are not counted before they are read, or their number varies from
                 epoch to epoch; the ranks of a job have not listed them yet; a subclass has its own `__iter__`.
+            ConfigError: There are no objects, or a setting does not fit them.
+            ParquetError: A footer that is read to count is damaged.
+            StoreError: What is read to count cannot be read.
         """
         dataset = self.dataset
-        if not isinstance(dataset, PassDataset) or is_overridden(dataset):
+        if not isinstance(dataset, PassDataset) or has_own_samples(dataset):
             # torch warns of an iterable dataset that yields more than it says, also of batches that are skipped.
             return super().__len__()
         running = None if self._pass is None or self._pass.ended or self._tracked is None else self._tracked.epoch

@@ -39,7 +39,7 @@ DICTIONARY_PAGE = 2
 _TEXT, _FIXED, _WIDTHS = 6, 7, {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 
 #: The fields of minimum and maximum in statistics, and of the numbers of values by their levels.
-_LIMITS, _HISTOGRAMS = (1, 2, 5, 6), (2, 3)
+_BOUNDS, _HISTOGRAMS = (1, 2, 5, 6), (2, 3)
 
 #: Lists and structs in one another: row groups, columns, metadata and their statistics need 8.
 _MAX_DEPTH = 16
@@ -124,8 +124,8 @@ def has_sound_statistics(tail: memoryview, levels: Mapping[int, tuple[int, int]]
 def _is_sound(metadata: dict[tuple[int, int], Any], leaf: dict[tuple[int, int], Any], levels: tuple[int, int]) -> bool:
     kind = leaf[1, _I32]
     width = leaf.get((2, _I32)) if kind == _FIXED else _WIDTHS.get(kind)
-    limits, sizes = metadata.get((12, _STRUCT), {}), metadata.get((16, _STRUCT), {})
-    lengths = [limits.get((number, _BINARY), 0) for number in _LIMITS]
+    bounds, sizes = metadata.get((12, _STRUCT), {}), metadata.get((16, _STRUCT), {})
+    lengths = [bounds.get((number, _BINARY), 0) for number in _BOUNDS]
     histograms = [sizes.get((number, _LIST)) for number in _HISTOGRAMS]
     return (
         metadata.get((1, _I32)) == kind

@@ -13,7 +13,7 @@ from typing import Any
 from torchobj.exceptions import ConfigError, ParquetError
 from torchobj.parquet.arrow import import_arrow
 from torchobj.parquet.pages import has_sound_statistics
-from torchobj.parquet.row_groups import LIMITS, ParquetFile
+from torchobj.parquet.row_groups import FOOTER_LIMITS, ParquetFile
 
 
 class RowFilter:
@@ -75,8 +75,8 @@ class RowFilter:
             columns = f"its columns are {', '.join(schema.names)}"
             if typed := [f"{field.name} ({field.type})" for field in folders if field.name in str(self)]:
                 columns += (
-                    f"; the names of folders give {', '.join(typed)}: compare with values of this type, such as 1 for int32, "
-                    "or pass a pyarrow.dataset.HivePartitioning with another one as partitioning="
+                    f"; the names of folders give {', '.join(typed)}: compare with values of this type, such as 1 for "
+                    "int32, or pass a pyarrow.dataset.HivePartitioning with another one as partitioning="
                 )
             raise ConfigError(f"filters={self}: {url}: {reason}; {columns}") from error
         fields, found = list(schema), list[Any]()
@@ -118,7 +118,7 @@ class RowFilter:
         if not has_sound_statistics(memoryview(footer), _levels(file, schema.names)):
             return [count and None for count in rows]
         arrow, dataset = import_arrow(), import_arrow("pyarrow.dataset")
-        options = dataset.ParquetFragmentScanOptions(**LIMITS)
+        options = dataset.ParquetFragmentScanOptions(**FOOTER_LIMITS)
         parquet = dataset.ParquetFileFormat(default_fragment_scan_options=options)
         try:
             found = parquet.make_fragment(arrow.py_buffer(footer), partition_expression=partition)

@@ -26,7 +26,7 @@ _MAX_GAP_BYTES = 64 << 10
 _MAX_FOOTER_BYTES = 256 << 20
 
 #: pyarrow's own limits for parts of a footer, 100 MB and a million, are lower.
-LIMITS = {"thrift_string_size_limit": _MAX_FOOTER_BYTES, "thrift_container_size_limit": _MAX_FOOTER_BYTES}
+FOOTER_LIMITS = {"thrift_string_size_limit": _MAX_FOOTER_BYTES, "thrift_container_size_limit": _MAX_FOOTER_BYTES}
 
 #: The first version of parquet-mr whose columns are as long as its footer says, and how much longer earlier ones are:
 #: pyarrow's limit for the header of a dictionary.
@@ -141,7 +141,7 @@ def open_file(
     """
     parquet = import_arrow("pyarrow.parquet")
     try:
-        reader = parquet.ParquetFile(io.BytesIO(footer), **LIMITS).reader
+        reader = parquet.ParquetFile(io.BytesIO(footer), **FOOTER_LIMITS).reader
         metadata, described = reader.metadata, read_footer(memoryview(footer))
         kinds, names, writer = metadata.schema, reader.schema_arrow.names, metadata.created_by
     except Exception as error:
@@ -321,7 +321,7 @@ def read_row_group(file: ParquetFile, number: int, buffers: Sequence[Any], size:
     group = file.row_groups[number]
     source = RangesFile(group.ranges, buffers, size)
     try:
-        reader = parquet.ParquetFile(source, metadata=file.metadata, **LIMITS).reader
+        reader = parquet.ParquetFile(source, metadata=file.metadata, **FOOTER_LIMITS).reader
         _check_decoded(file, number, source, reader)
         table = reader.read_row_group(number, column_indices=[leaf.number for leaf in file.leaves], use_threads=False)
     except Exception as error:

@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj.config.checks import check
-from torchobj.datasets.containers.shuffle_buffer import mixed_seed, mixed_word
 from torchobj.datasets.mixing.member_passes import IterableMember, MapMember, Member, samples_of
 from torchobj.datasets.passes import PassDataset, PassIterator
-from torchobj.datasets.samples import MapStyleDataset, Sample_co, positions_of
+from torchobj.datasets.samples import MapStyleDataset, Sample_co, is_overridden, positions_of
+from torchobj.datasets.splitmix import mixed_seed, mixed_word
 from torchobj.datasets.wrappers import Parts, parts_of
 from torchobj.exceptions import ConfigError
 from torchobj.ranks.sample_ranks import SampleRanks
@@ -235,7 +235,7 @@ class MapInterleaveDataset(_InterleaveDataset[Sample_co]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
         """The samples of a batch. Each dataset reads its part concurrently. Called by DataLoader."""
-        if _is_overridden(self):
+        if is_overridden(self, "__getitem__"):
             return [self[index] for index in indices]
         located = self.located(indices)
         parts: dict[int, list[int]] = {}
@@ -250,17 +250,12 @@ class MapInterleaveDataset(_InterleaveDataset[Sample_co]):
         return list(zip(members.tolist(), numbers.tolist(), strict=True))
 
 
-def _is_overridden(dataset: MapInterleaveDataset[Any]) -> bool:
-    """Whether a subclass of users returns other samples."""
-    return type(dataset).__getitem__ is not MapInterleaveDataset.__getitem__
-
-
 @parts_of.register
 def _parts_of_map_style(dataset: MapInterleaveDataset) -> Parts:
     def located(positions: Order) -> tuple[Order, Order]:
         return dataset.mixture.located(positions)
 
-    is_exact = not _is_overridden(dataset)
+    is_exact = not is_overridden(dataset, "__getitem__")
     return Parts(dataset.datasets, located, is_exact, is_exact, lambda: dataset.mixture)
 
 

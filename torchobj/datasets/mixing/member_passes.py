@@ -184,7 +184,7 @@ def ordered_samples(dataset: Any, order: Order) -> Iterator[Any]:
             return ordered_samples(parts.datasets[0], positions)
         samples = [ordered_samples(part, positions[members == at]) for at, part in enumerate(parts.datasets)]
         return _Merged(samples, members)
-    if isinstance(dataset, MapStyleDataset) and not is_overridden(dataset):
+    if isinstance(dataset, MapStyleDataset) and not is_overridden(dataset, "__getitem__"):
         return dataset._torchobj.in_order(order)
     return _Requested(dataset, order)
 

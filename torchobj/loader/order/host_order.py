@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from torchobj.datasets.containers.shuffle_buffer import mixed_word
+from torchobj.datasets.splitmix import mixed_word
 from torchobj.loader.order.permutation import Numbers, Permutation
 
 #: Numbers of the words that are drawn from a seed: for the parts of the hosts, and for the order within the first part.

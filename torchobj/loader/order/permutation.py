@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from torchobj.datasets.containers.shuffle_buffer import FIRST_FACTOR, SECOND_FACTOR, mixed_word
+from torchobj.datasets.splitmix import FIRST_FACTOR, SECOND_FACTOR, mixed_word
 
 #: Rounds of the Feistel network. Four are pseudo-random for large halves (Luby and Rackoff); small halves need more.
 _ROUNDS, _ROUNDS_OF_SMALL = 8, 24
