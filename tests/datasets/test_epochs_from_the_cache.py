@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import tarfile
-import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,8 +18,9 @@ import torchobj
 import torchobj.fsspec
 from tests.servers import launch
 from tests.support.buckets import new_s3_bucket
+from tests.support.disk_caches import new_gets, options, written
 from tests.support.ranks import on_one_machine, run_ranks
-from torchobj import CacheOptions, ObjectRef, _torchobj
+from torchobj import ObjectRef, _torchobj
 from torchobj.shards import TarIndex
 
 COUNT, SIZE = 100, 30_000
@@ -30,16 +30,9 @@ def body(number):
     return random.Random(number).randbytes(SIZE)
 
 
-def written():
-    """Waits until the files that were admitted are on the disk."""
-    while _torchobj.request_stats()["cache_pending"]:
-        time.sleep(0.001)
-
-
 def with_cache(config, folder, **settings):
     """The configuration with a cache. Hedged reads would be more requests."""
-    cache = CacheOptions(**{"folder": folder, "max_bytes": 1 << 30, "min_free_bytes": 0, **settings})
-    return config.replaced(cache=cache, hedge=False)
+    return config.replaced(cache=options(folder, **settings), hedge=False)
 
 
 @pytest.fixture
@@ -47,18 +40,6 @@ def objects(bucket):
     for number in range(COUNT):
         bucket.write(f"data/{number:03}", body(number))
     return bucket
-
-
-@pytest.fixture
-def gets(control):
-    """Returns the number of reads of objects since the last call."""
-
-    def count():
-        number = sum(request.method == "GET" and bool(request.key) for request in control.requests())
-        control.clear_requests()
-        return number
-
-    return count
 
 
 def key_and_bytes(reader):
@@ -79,16 +60,16 @@ def epoch(loader):
     written()
 
 
-def test_a_cache_with_room_for_half_of_the_data_answers_half_of_the_reads(objects, gets, tmp_path):
+def test_a_cache_with_room_for_half_of_the_data_answers_half_of_the_reads(objects, control, tmp_path):
     config = with_cache(objects.config, tmp_path / "all")
     epoch(loader_of(objects, config, shuffle=True))
     all_bytes = _torchobj.CacheFiles(tmp_path / "all").used_bytes()
     config = with_cache(objects.config, tmp_path / "half", max_bytes=all_bytes // 2)
     loader = loader_of(objects, config, shuffle=True)
-    gets()
+    new_gets(control)
     for number in range(3):
         epoch(loader)
-        sent = gets()
+        sent = new_gets(control)
         assert sent == COUNT if number == 0 else 0.49 * COUNT <= COUNT - sent <= 0.51 * COUNT
     assert 0.49 * all_bytes <= _torchobj.CacheFiles(tmp_path / "half").used_bytes() <= 0.5 * all_bytes
 
@@ -115,19 +96,19 @@ def _hits_of_a_rank(rank, bucket, folder, locality):
     return found
 
 
-def test_with_locality_hosts_read_the_second_epoch_from_their_caches(objects, gets, tmp_path):
-    gets()
+def test_with_locality_hosts_read_the_second_epoch_from_their_caches(objects, control, tmp_path):
+    new_gets(control)
     ranks = run_ranks(_hits_of_a_rank, objects, tmp_path, "host", size=4)
     assert [sum(hits) for hits in zip(*ranks, strict=True)] == [0, COUNT, COUNT]
-    assert gets() == COUNT
+    assert new_gets(control) == COUNT
 
 
-def test_without_locality_each_of_two_hosts_has_half_of_the_second_epoch(objects, gets, tmp_path):
-    gets()
+def test_without_locality_each_of_two_hosts_has_half_of_the_second_epoch(objects, control, tmp_path):
+    new_gets(control)
     ranks = run_ranks(_hits_of_a_rank, objects, tmp_path, None, size=4)
     first, second, third = (sum(hits) / COUNT for hits in zip(*ranks, strict=True))
     assert first == 0 and 0.4 < second < 0.6 and 0.65 < third < 0.85
-    assert gets() == pytest.approx(COUNT * (3 - second - third))
+    assert new_gets(control) == pytest.approx(COUNT * (3 - second - third))
 
 
 class Halves(torchobj.ObjectDataset):
@@ -208,13 +189,13 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_second_pass_sends_no_request(objects, gets, tmp_path, kind):
+def test_the_second_pass_sends_no_request(objects, control, tmp_path, kind):
     read = KINDS[kind](objects, with_cache(objects.config, tmp_path / "cache"), tmp_path)
-    gets()
+    new_gets(control)
     for number in range(3):
         assert read() == RIGHT[kind]()
         written()
-        assert (gets() == 0) == (number > 0)
+        assert (new_gets(control) == 0) == (number > 0)
 
 
 #: Two contents of 128 bytes with the same MD5 (Wang and Yu, "How to Break MD5 and Other Hash Functions", 2005), which is
@@ -259,14 +240,14 @@ def mounted(folder, options):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 @pytest.mark.parametrize("options", ["size=1m", "size=64m,nr_inodes=100"])
-def test_a_disk_that_is_full_during_an_epoch_ends_no_epoch(objects, gets, tmp_path, options):
+def test_a_disk_that_is_full_during_an_epoch_ends_no_epoch(objects, control, tmp_path, options):
     with mounted(tmp_path / "disk", options):
         config = with_cache(objects.config, tmp_path / "disk" / "cache")
         loader = loader_of(objects, config, shuffle=True)
-        gets()
+        new_gets(control)
         for number in range(3):
             epoch(loader)
-            sent = gets()
+            sent = new_gets(control)
             assert sent == COUNT if number == 0 else 0 < sent < COUNT
         # What is on the disk stays right when another program fills it.
         with contextlib.suppress(OSError):
@@ -275,7 +256,7 @@ def test_a_disk_that_is_full_during_an_epoch_ends_no_epoch(objects, gets, tmp_pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
-def test_a_disk_that_becomes_read_only_during_an_epoch_ends_no_epoch(objects, gets, tmp_path, caplog):
+def test_a_disk_that_becomes_read_only_during_an_epoch_ends_no_epoch(objects, control, tmp_path, caplog):
     with mounted(tmp_path / "disk", "size=64m"):
         config = with_cache(objects.config, tmp_path / "disk" / "cache")
         loader = loader_of(objects, config, shuffle=True, lookahead=0)

@@ -111,7 +111,7 @@ def test_a_worker_without_any_samples_is_an_error(folder):
 
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True, "9"])
-def test_a_number_that_is_none_is_refused(folder, samples):
+def test_an_invalid_number_is_refused(folder, samples):
     with pytest.raises(ConfigError, match="epoch_samples=.*must be 1 or more, or None"):
         mixed(folder, samples)
     with pytest.raises(ConfigError, match="epoch_samples=.*must be 1 or more, or None"):
