@@ -77,7 +77,7 @@ def test_an_epoch_from_the_disk_cache_costs_nothing(bucket, config, tmp_path):
 
 def test_the_hits_of_the_last_epoch_are_beside_its_requests(bucket, config, tmp_path):
     loader = loader_of(bucket, config.replaced(cache=CacheOptions(folder=tmp_path / "cache", min_free_bytes=0)))
-    for hits in ("", " The disk cache answered 40 reads, 2.5 MiB."):
+    for hits in ("", " From the disk cache (no requests): 40 reads, 2.5 MiB."):
         assert sum(map(len, loader)) == COUNT
         written()
         [line] = [line for line in loader.report().splitlines() if line.startswith("Requests")]
@@ -92,7 +92,7 @@ def test_what_the_first_epoch_has_read_so_far_has_its_hits(bucket, config, tmp_p
     written()
     loader = loader_of(bucket, config)
     next(iter(loader))
-    line = r"this process so far: none; 0\.0 MiB received \(\$0\.00\)\. The disk cache answered \d+ reads, \d\.\d MiB\."
+    line = r"this process so far: none; 0\.0 MiB received \(\$0\.00\)\. From the disk cache \(no requests\): \d+ reads, \d\.\d MiB\."
     assert re.search(line, loader.report())
 
 

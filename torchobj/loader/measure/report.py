@@ -149,7 +149,7 @@ def _requests(stats: LoaderStats, latest: PassReads | None, prices: PriceOptions
     cost = f" ({shown_dollars(counted.dollars(prices))})" if prices.are_given else ""
     when = "in the last epoch" if latest.is_whole else "so far"
     hits = (
-        f" The disk cache answered {latest.cache_hits:,} {'read' if latest.cache_hits == 1 else 'reads'}, "
+        f" From the disk cache (no requests): {latest.cache_hits:,} {'read' if latest.cache_hits == 1 else 'reads'}, "
         f"{_mib(latest.cache_hit_bytes)}."
         if latest.cache_hits
         else ""
