@@ -60,7 +60,7 @@ pub(super) async fn a_get_has_the_attributes_and_the_checksum_of_the_object(subj
     subject.put("k", body.clone().into(), &options).await.unwrap();
     let attributes = subject.head("k").await.unwrap().attributes;
     for range in [None, Some(ByteRange::Bounded(10..20))] {
-        let request = GetRequest { key: "k", range, size: None, version: None, checksum: false, parts: &[] };
+        let request = GetRequest { range, ..GetRequest::whole("k") };
         let mut result = subject.store().open(request).await.unwrap();
         let checksum = result.checksum();
         match checksum {

@@ -28,13 +28,14 @@ impl Version {
         Self { text: text.into(), selected: true, found: false }
     }
 
-    /// The same version, of a response to a read that had named none: other requests of the read must have it.
+    /// The same version, for the other requests of a read that had named none, and of a download: they must have it, and the disk
+    /// cache neither answers nor admits them.
     #[must_use]
     pub fn found(self) -> Self {
         Self { found: true, ..self }
     }
 
-    /// Whether a read found this version, instead of getting it from a listing or its caller.
+    /// Whether this is a version for the requests of one read or download only: see [`found`](Self::found).
     pub fn is_found(&self) -> bool {
         self.found
     }
@@ -109,6 +110,13 @@ pub struct GetRequest<'a> {
     pub checksum: bool,
     /// The ranges that the caller keeps, ascending; it discards the bytes between them. Empty if it keeps all of `range`.
     pub parts: &'a [Range<u64>],
+}
+
+impl<'a> GetRequest<'a> {
+    /// A request for a whole object, of any version.
+    pub fn whole(key: &'a str) -> Self {
+        Self { key, range: None, size: None, version: None, checksum: false, parts: &[] }
+    }
 }
 
 /// Headers and metadata of an object. Metadata names are lower case.

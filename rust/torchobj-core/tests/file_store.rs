@@ -64,10 +64,7 @@ async fn a_file_that_is_truncated_while_it_is_read_is_an_error_after_the_bytes_t
     let folder = Folder::new("shorter");
     let store = FileStore::new(&folder.0);
     store.put("k", &bytes::Bytes::from(vec![7; 6 << 20]).into(), &Default::default()).await.unwrap();
-    let mut result = store
-        .open(GetRequest { key: "k", range: None, size: None, version: None, checksum: false, parts: &[] })
-        .await
-        .unwrap();
+    let mut result = store.open(GetRequest::whole("k")).await.unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(folder.0.join("k")).unwrap();
     file.set_len(1_000_000).unwrap();
     let (_pending, mut dest) = PendingBuffer::new(Memory::allocate(6 << 20).unwrap());

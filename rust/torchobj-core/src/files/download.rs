@@ -210,7 +210,7 @@ impl Client {
         };
         let bytes = size.unwrap_or(self.policy().part_bytes);
         let version = download.version.as_ref();
-        let request = GetRequest { key: &download.key, range, size: None, version, checksum: true, parts: &[] };
+        let request = GetRequest { range, version, checksum: true, ..GetRequest::whole(&download.key) };
         let first = match self.open_first(request.clone(), bytes).await {
             // Every range of an empty object is refused.
             Err(error) if error.kind() == ErrorKind::Range => {

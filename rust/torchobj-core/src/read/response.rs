@@ -19,7 +19,7 @@ pub(crate) struct Expected {
 impl Expected {
     /// A request for `range` of the expected object.
     pub(crate) fn request<'a>(&'a self, key: &'a str, range: Option<ByteRange>) -> GetRequest<'a> {
-        GetRequest { key, range, size: self.size, version: self.version.as_ref(), checksum: false, parts: &[] }
+        GetRequest { range, size: self.size, version: self.version.as_ref(), ..GetRequest::whole(key) }
     }
 
     /// What the other responses to the read must match after the first one, which has the expected version if there is one.

@@ -169,11 +169,7 @@ mod tests {
             let account = Account::with_dialer(Arc::new(Dialer::through(&url)), config, None);
             let store = S3Store::new(Arc::new(account), "b");
             store.delete(&["k".to_owned()]).await.unwrap();
-            let error = store
-                .open(GetRequest { key: "k", range: None, size: None, version: None, checksum: false, parts: &[] })
-                .await
-                .err()
-                .unwrap();
+            let error = store.open(GetRequest::whole("k")).await.err().unwrap();
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
             store.0.find_region(Operation::Get).await.unwrap();
         }

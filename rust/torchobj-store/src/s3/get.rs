@@ -191,8 +191,7 @@ mod tests {
                 let endpoint_url = Some(fake.url.clone());
                 let config = S3Config { endpoint_url, anonymous: true, force_sdk: *force_sdk, ..S3Config::default() };
                 let store = S3Store::new(Arc::new(Account::new(config).unwrap()), "b");
-                let get =
-                    GetRequest { key: "k", range: None, size: Some(1), version: None, checksum: false, parts: &[] };
+                let get = GetRequest { size: Some(1), ..GetRequest::whole("k") };
                 let mut result = store.open(get).await.unwrap();
                 let (_pending, mut dest) = PendingBuffer::new(Memory::allocate(1).unwrap());
                 result.read_into(&mut dest).await.unwrap();

@@ -226,7 +226,7 @@ mod tests {
         let part = PartReceipt { number: 1, size: 1, version: Version::new("\"e\""), checksum: None };
         let (payload, options) = (Payload::from(bytes::Bytes::from_static(b"x")), PutOptions::default());
         let source = ObjectUrl::parse("s3://b/from").unwrap();
-        let get = GetRequest { key: "k", range: None, size: None, version: None, checksum: false, parts: &[] };
+        let get = GetRequest::whole("k");
         let both = ["a".to_owned(), "c".to_owned()];
         [
             store.open(get).await.err(),
@@ -289,10 +289,7 @@ mod tests {
         let endpoint_url = Some(format!("http://s3.localhost:{port}"));
         let config = S3Config { endpoint_url, anonymous: true, ..S3Config::default() };
         let store = S3Store::new(Arc::new(Account::new(config).unwrap()), "b");
-        let result = store
-            .open(GetRequest { key: "folder/k", range: None, size: None, version: None, checksum: false, parts: &[] })
-            .await
-            .unwrap();
+        let result = store.open(GetRequest::whole("folder/k")).await.unwrap();
         assert_eq!(result.size(), 1);
         let lines: Vec<_> = fake.heads().iter().map(|head| head.lines().next().unwrap().to_owned()).collect();
         assert_eq!(lines, ["GET /b/folder/k HTTP/1.1", "GET /folder/k HTTP/1.1"]);
