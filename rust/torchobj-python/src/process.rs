@@ -69,7 +69,7 @@ struct Clients {
     clients: HashMap<StoreKey, Arc<Client>>,
     memory: HashMap<String, Arc<MemoryStore>>,
     /// `None` for one that cannot be used.
-    caches: HashMap<CacheConfig, Arc<Option<Arc<DiskCache>>>>,
+    caches: HashMap<CacheConfig, Option<Arc<DiskCache>>>,
 }
 
 static CLIENTS: Mutex<Option<Local<Clients>>> = Mutex::new(None);
@@ -85,11 +85,11 @@ pub(crate) fn client(key: &StoreKey) -> Result<Arc<Client>> {
         return Ok(client.clone());
     }
     let mut store = clients.store(key)?;
-    if let (Some(config), ProviderConfig::S3(_) | ProviderConfig::Gcs(_)) = (&key.cache, &key.provider) {
-        let open = |config| DiskCache::open(config).map(|cache| cache.map(Arc::new));
-        if let Some(cache) = &*cached(&mut clients.caches, config, open)? {
-            store = Arc::new(CachedStore::new(store, cache.clone()));
-        }
+    // Other stores have no `cache_identity`: they create no folder.
+    if let (Some(config), ProviderConfig::S3(_) | ProviderConfig::Gcs(_)) = (&key.cache, &key.provider)
+        && let Some(cache) = clients.cache(config)?
+    {
+        store = Arc::new(CachedStore::new(store, cache));
     }
     if !key.prefix.is_empty() {
         store = Arc::new(PrefixStore::new(store, &key.prefix));
@@ -122,9 +122,19 @@ impl Clients {
             }
         }
     }
+
+    /// The disk cache of a configuration; `None` if it cannot be used.
+    fn cache(&mut self, config: &CacheConfig) -> Result<Option<Arc<DiskCache>>> {
+        if let Some(cache) = self.caches.get(config) {
+            return Ok(cache.clone());
+        }
+        let cache = DiskCache::open(config.clone())?.map(Arc::new);
+        self.caches.insert(config.clone(), cache.clone());
+        Ok(cache)
+    }
 }
 
-/// Returns the account or disk cache of a configuration, or makes it.
+/// Returns the account of a configuration, or makes it.
 fn cached<C: Clone + Eq + Hash, A>(
     accounts: &mut HashMap<C, Arc<A>>,
     config: &C,
@@ -189,7 +199,7 @@ fn measured() -> (MetricsSnapshot, CacheValues, Vec<Arc<ConcurrencyLimit>>) {
     let clients = CLIENTS.lock().expect("no holder of this lock panics");
     let (mut found, mut cached) = (MetricsSnapshot::default(), CacheValues::default());
     let Some(clients) = clients.as_ref().and_then(Local::get) else { return (found, cached, Vec::new()) };
-    clients.caches.values().filter_map(|cache| cache.as_ref().as_ref()).for_each(|cache| cache.add_to(&mut cached));
+    clients.caches.values().flatten().for_each(|cache| cache.add_to(&mut cached));
     clients.clients.values().for_each(|client| client.metrics().add_to(&mut found));
     (found, cached, clients.first.values().map(|client| client.permits().clone()).collect())
 }
