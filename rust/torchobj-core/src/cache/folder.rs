@@ -335,11 +335,22 @@ fn check_file_system(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a magic number of statfs(2) is one of NFS, SMB, SMB2, CIFS, Lustre, Ceph, BeeGFS or 9P.
+/// Whether a magic number of statfs(2) is one of NFS, SMB, SMB2, CIFS, Lustre, Ceph, BeeGFS, 9P, GPFS or FUSE (sshfs, gcsfuse,
+/// mountpoint-s3).
 #[cfg(target_os = "linux")]
 fn is_network(magic: u32) -> bool {
-    const NETWORK: [u32; 8] =
-        [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0bd0_0bd0, 0x00c3_6400, 0x1983_0326, 0x0102_1997];
+    const NETWORK: [u32; 10] = [
+        0x6969,
+        0x517b,
+        0xfe53_4d42,
+        0xff53_4d42,
+        0x0bd0_0bd0,
+        0x00c3_6400,
+        0x1983_0326,
+        0x0102_1997,
+        0x4750_4653,
+        0x6573_5546,
+    ];
     NETWORK.contains(&magic)
 }
 
@@ -406,8 +417,8 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn network_file_systems_are_refused_and_local_ones_are_not() {
-        // NFS, SMB and Lustre; ext4, XFS, Btrfs, overlayfs and tmpfs.
-        assert!([0x6969, 0xfe53_4d42, 0x0bd0_0bd0].into_iter().all(is_network));
+        // NFS, SMB, Lustre, GPFS and FUSE; ext4, XFS, Btrfs, overlayfs and tmpfs.
+        assert!([0x6969, 0xfe53_4d42, 0x0bd0_0bd0, 0x4750_4653, 0x6573_5546].into_iter().all(is_network));
         let local = [0xef53, 0x5846_5342, 0x9123_683e, 0x794c_7630, 0x0102_1994];
         assert!(!local.into_iter().any(is_network));
     }
