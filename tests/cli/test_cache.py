@@ -90,4 +90,5 @@ def test_a_lost_count_is_found_again(cli, folder):
 
 
 def test_a_folder_without_a_cache_is_an_error(cli, tmp_path):
-    assert "there is no cache in this folder" in cli.error("cache", "ls", tmp_path)
+    error = cli.error("cache", "ls", tmp_path)
+    assert "there is no cache in this folder" in error and error.count("os error") == 1

@@ -60,7 +60,7 @@ impl CacheFolder {
         let failed = |source: io::Error| {
             let is_file = matches!(source.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory);
             let kind = if is_file { ErrorKind::Config } else { ErrorKind::Io };
-            refusal(kind, folder, &format!("the cache folder cannot be created: {source}")).with_source(source)
+            refusal(kind, folder, "the cache folder cannot be created").with_source(source)
         };
         private_folder().recursive(true).create(folder).map_err(failed)?;
         check_owner(folder, &fs::metadata(folder).map_err(failed)?)?;
@@ -85,13 +85,14 @@ impl CacheFolder {
     /// The cache in `folder`, which must exist.
     ///
     /// # Errors
-    /// As [`create`](Self::create), and `NotFound`.
+    /// As [`create`](Self::create), and `NotFound` if it contains no cache.
     pub fn open(folder: &Path) -> Result<Self> {
         Self::check_link(folder)?;
         let path = folder.join(FORMAT);
         let missing = |source: io::Error| {
-            let message = format!("there is no cache in this folder: {source}");
-            refusal(ErrorKind::NotFound, folder, &message).with_source(source)
+            let is_missing = source.kind() == io::ErrorKind::NotFound;
+            let kind = if is_missing { ErrorKind::NotFound } else { ErrorKind::Io };
+            refusal(kind, folder, "there is no cache in this folder").with_source(source)
         };
         check_owner(folder, &fs::metadata(folder).map_err(missing)?)?;
         check_owner(&path, &fs::symlink_metadata(&path).map_err(missing)?)?;
@@ -386,7 +387,9 @@ mod tests {
         assert!(refused(&own).contains("symbolic link"));
         fs::write(folder.0.join("file"), "").unwrap();
         assert!(CacheFolder::create(&folder.0.join("file")).is_err());
-        assert_eq!(CacheFolder::open(&folder.0.join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+        let none = CacheFolder::open(&folder.0.join("none")).unwrap_err();
+        assert_eq!(none.kind(), ErrorKind::NotFound);
+        assert_eq!(none.to_string().matches("os error").count(), 1, "{none}");
     }
 
     #[test]
