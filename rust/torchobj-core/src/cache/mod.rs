@@ -20,7 +20,8 @@
 //!
 //! Each sample is used once per epoch, so the least recently used object is the one that is used next: recency evicts what
 //! is needed. Objects are admitted until the folder is full, and stay. Only those that were not read for `ttl` are evicted,
-//! the oldest first, when there is no space. The time of the last read is the mtime of the file, set at most once an hour.
+//! the oldest first, when there is no space. The time of the last read is the mtime of the file, set at most once an hour, or once
+//! in half of `ttl` if that is shorter.
 
 mod admission;
 mod cached_store;
