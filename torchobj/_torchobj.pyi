@@ -971,6 +971,16 @@ class CacheFiles:
     def correct(self) -> None:
         """Deletes what killed processes left, and counts the files."""
 
+    def evict(self, max_bytes: int) -> tuple[int, int]:
+        """Counts the files, and deletes those that were read longest ago.
+
+        Args:
+            max_bytes: The others have at most this many bytes.
+
+        Returns:
+            Number of the deleted files, and their bytes on the disk.
+        """
+
     def __iter__(self) -> Self: ...
     def __next__(self) -> tuple[tuple[str, int, int, int] | None, int, int, bool]: ...
     def remove(self) -> None:

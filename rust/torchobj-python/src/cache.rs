@@ -55,6 +55,18 @@ impl CacheFiles {
         Ok(py.detach(|| self.entries.correct())?)
     }
 
+    /// Counts the files, and deletes those that were read longest ago.
+    ///
+    /// Args:
+    ///     max_bytes: The others have at most this many bytes.
+    ///
+    /// Returns:
+    ///     Number of the deleted files, and their bytes on the disk.
+    fn evict(&self, py: Python<'_>, max_bytes: u64) -> PyResult<(u64, u64)> {
+        let evicted = py.detach(|| self.entries.evict(max_bytes))?;
+        Ok((evicted.files, evicted.disk_bytes))
+    }
+
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }
@@ -62,12 +74,13 @@ impl CacheFiles {
     fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<File>> {
         let (entries, verify) = (&mut self.entries, self.verify);
         let found = py.detach(|| {
-            let entry = entries.next().transpose()?;
-            let intact = entry.as_ref().is_some_and(|entry| match verify {
-                true => entries.is_intact(entry),
-                false => entry.object.is_some(),
-            });
-            std::io::Result::Ok(entry.map(|entry| (entry, intact)))
+            while let Some(entry) = entries.next().transpose()? {
+                let intact = if verify { entries.is_intact(&entry)? } else { Some(entry.object.is_some()) };
+                if let Some(intact) = intact {
+                    return std::io::Result::Ok(Some((entry, intact)));
+                }
+            }
+            Ok(None)
         })?;
         let Some((entry, intact)) = found else { return Ok(None) };
         let shown = (entry.object.clone(), entry.disk_bytes, entry.read_s, intact);

@@ -317,7 +317,7 @@ impl Shared {
         let now_s = seconds(self.now());
         let before_s = seconds(self.now() - self.config.ttl.min(Duration::from_secs(u32::MAX.into())));
         let target = max_bytes.saturating_sub(size.max(max_bytes / 16));
-        let evicted = self.folder.evict(target, before_s, now_s)?;
+        let evicted = self.folder.evict(target, before_s, now_s)?.files;
         *evicts_at = Instant::now() + EVICT_EVERY.max(EVICT_EVERY_TIMES * began.elapsed());
         self.counters.cache_evicted.fetch_add(evicted, Ordering::Relaxed);
         Ok(evicted)

@@ -82,7 +82,7 @@ impl EntryKey {
     /// The CRC of each block if this is the trailer of a file of this entry; `None` if it is damaged or of another entry.
     pub(super) fn block_crcs(&self, trailer: &[u8]) -> Option<Vec<u32>> {
         let (found, crcs) = Self::parse(trailer)?;
-        (found == *self).then(|| crcs.chunks_exact(4).map(|bytes| u32::from_le_bytes(array(bytes))).collect())
+        (found == *self).then_some(crcs)
     }
 
     /// Length of the trailer of a file, from the last bytes of the file; `None` if it is damaged.
@@ -95,7 +95,7 @@ impl EntryKey {
     }
 
     /// The key and the CRCs in a whole trailer; `None` if it is damaged.
-    pub(super) fn parse(trailer: &[u8]) -> Option<(Self, &[u8])> {
+    pub(super) fn parse(trailer: &[u8]) -> Option<(Self, Vec<u32>)> {
         let end: &[u8; END_BYTES] = trailer.last_chunk()?;
         if Self::trailer_bytes_of(end)? != trailer.len() {
             return None;
@@ -108,8 +108,14 @@ impl EntryKey {
         let range = number(40)..number(48);
         let (crcs, rest) = trailer.split_at(blocks(range.end - range.start) * 4);
         let url = std::str::from_utf8(&rest[..rest.len() - END_BYTES]).ok()?.to_owned();
+        let crcs = crcs.chunks_exact(4).map(|bytes| u32::from_le_bytes(array(bytes))).collect();
         Some((Self { digest: array(&end[..32]), url, size: number(32), range }, crcs))
     }
+}
+
+/// Whether whole blocks have their CRCs.
+pub(super) fn are_intact(blocks: &[u8], crcs: &[u32]) -> bool {
+    blocks.chunks(BLOCK_BYTES).zip(crcs).all(|(block, expected)| crc(block) == *expected)
 }
 
 /// CRC-32C.
@@ -159,6 +165,7 @@ mod tests {
             assert_eq!(trailer.len(), entry.trailer_bytes());
             let crcs = entry.block_crcs(&trailer).unwrap();
             assert!(crcs.iter().zip(bytes.chunks(BLOCK_BYTES)).all(|(found, block)| *found == crc(block)));
+            assert!(are_intact(&bytes, &crcs));
             for bit in 0..trailer.len() * 8 {
                 let mut damaged = trailer.clone();
                 damaged[bit / 8] ^= 1 << (bit % 8);

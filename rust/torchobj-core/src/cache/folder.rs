@@ -2,17 +2,17 @@
 //! decide what is kept.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags, flock, statvfs};
+use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::process::geteuid;
 
 use super::entry::EntryKey;
-use super::usage::{Counts, Usage, disk_bytes};
+use super::usage::{Counts, Usage, disk_bytes, file_options};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::id::unique_id;
 
@@ -29,7 +29,37 @@ const TAG_TEXT: &str =
     "Signature: 8a477f597d28d172789f06886806bc55\n# Disk cache of torchobj: `torchobj cache --help`.\n";
 
 /// The digits of an entry's name after those of its folder.
-pub(super) const FILE_NAME_DIGITS: usize = 30;
+const FILE_NAME_DIGITS: usize = 30;
+
+/// The digits of the name of a file that is being written: those of [`unique_id`].
+const TEMPORARY_NAME_DIGITS: usize = 32;
+
+/// A file of the cache in its folder.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// When it was last read, in seconds since 1970.
+    pub(super) read_s: i64,
+    pub(super) length: u64,
+    pub(super) path: PathBuf,
+}
+
+impl Found {
+    /// The file of an entry at `path`; `None` if it is deleted meanwhile, or of another program.
+    pub(super) fn entry(path: PathBuf) -> Option<Self> {
+        Self::at(path, FILE_NAME_DIGITS)
+    }
+
+    /// The file at `path` that is being written, or was when its process was killed; `None` as for [`entry`](Self::entry).
+    fn temporary(path: PathBuf) -> Option<Self> {
+        Self::at(path, TEMPORARY_NAME_DIGITS)
+    }
+
+    fn at(path: PathBuf, digits: usize) -> Option<Self> {
+        let is_named = path.file_name().is_some_and(|name| is_hexadecimal(name, digits));
+        let found = fs::symlink_metadata(&path).ok().filter(|found| is_named && found.is_file())?;
+        Some(Self { read_s: found.mtime(), length: found.len(), path })
+    }
+}
 
 /// What became of a file to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +155,12 @@ impl CacheFolder {
                 others.push(found.path());
             }
         }
+        for found in fs::read_dir(self.path.join(WRITING))? {
+            let path = found?.path();
+            if Found::temporary(path.clone()).is_none() && fs::symlink_metadata(&path).is_ok() {
+                others.push(path);
+            }
+        }
         Ok(others)
     }
 
@@ -211,9 +247,8 @@ impl CacheFolder {
     /// Deletes the temporary files of processes that were killed.
     pub(super) fn sweep(&self) -> io::Result<()> {
         for found in fs::read_dir(self.path.join(WRITING))? {
-            let path = found?.path();
-            let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
-            let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(&path) else { continue };
+            let Some(Found { path, .. }) = Found::temporary(found?.path()) else { continue };
+            let Ok(file) = file_options().read(true).open(&path) else { continue };
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 self.remove(&path, file.metadata()?.len())?;
                 // Its process may have been killed before it had set the length of what it reserved.
@@ -231,7 +266,7 @@ impl CacheFolder {
         let mut sum = 0;
         for found in fs::read_dir(self.path.join(WRITING))? {
             // It may be published or deleted meanwhile by a process that was refused.
-            sum += found?.metadata().map_or(0, |found| disk_bytes(found.len()));
+            sum += Found::temporary(found?.path()).map_or(0, |found| disk_bytes(found.length));
         }
         Ok(sum)
     }
@@ -246,10 +281,9 @@ struct Temporary {
 impl Temporary {
     /// A new file in `folder`.
     fn create(folder: &Path) -> io::Result<Self> {
-        let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed();
         loop {
             let path = folder.join(unique_id());
-            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path)?;
+            let file = file_options().write(true).create_new(true).open(&path)?;
             // A sweep of a process that starts may find it before it is locked, and deletes it.
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => {}
@@ -273,7 +307,7 @@ fn private_folder() -> DirBuilder {
 }
 
 /// Whether `name` is one of `length` hexadecimal digits.
-pub(super) fn is_hexadecimal(name: &OsStr, length: usize) -> bool {
+fn is_hexadecimal(name: &OsStr, length: usize) -> bool {
     let digits = name.as_bytes();
     digits.len() == length && digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -290,9 +324,7 @@ fn mark(path: &Path) -> io::Result<bool> {
     if !TAG_TEXT.as_bytes().starts_with(&fs::read(&tag).unwrap_or_default()) {
         return Ok(false);
     }
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600);
-    let file = options.custom_flags((OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed()).open(tag)?;
+    let file = file_options().write(true).create(true).truncate(false).open(tag)?;
     file.write_all_at(TAG_TEXT.as_bytes(), 0)?;
     Ok(true)
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::disk_cache::DiskCache;
-use super::entry::{BLOCK_BYTES, EntryKey, crc};
+use super::entry::{BLOCK_BYTES, EntryKey, are_intact};
 use crate::buffer::Dest;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::files::local::in_place;
@@ -108,8 +108,7 @@ impl Hit {
     }
 
     fn compare(&self, bytes: &[u8], at: usize) -> Option<()> {
-        let crcs = &self.crcs.as_ref()?[at / BLOCK_BYTES..];
-        bytes.chunks(BLOCK_BYTES).zip(crcs).all(|(block, expected)| crc(block) == *expected).then_some(())
+        are_intact(bytes, &self.crcs.as_ref()?[at / BLOCK_BYTES..]).then_some(())
     }
 }
 

@@ -37,4 +37,4 @@ mod usage;
 pub use cached_store::CachedStore;
 pub use disk_cache::{CacheConfig, CacheValues, DiskCache};
 pub use folder::CacheFolder;
-pub use scan::{CacheEntries, CacheEntry};
+pub use scan::{CacheEntries, CacheEntry, Evicted};

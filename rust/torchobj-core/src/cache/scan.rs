@@ -1,37 +1,26 @@
 //! Goes through the files of a cache: corrects the count, evicts, and lists entries for the command line.
 
 use std::collections::VecDeque;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::OFlags;
-
-use super::entry::{BLOCK_BYTES, END_BYTES, EntryKey, crc};
-use super::folder::{CacheFolder, FILE_NAME_DIGITS, is_hexadecimal};
-use super::usage::disk_bytes;
+use super::entry::{BLOCK_BYTES, END_BYTES, EntryKey, are_intact};
+use super::folder::{CacheFolder, Found};
+use super::usage::{disk_bytes, file_options};
 
 /// Seconds after which the count is compared with the files again.
 pub(super) const SCAN_EVERY_S: u64 = 3600;
 
-/// A file that a scan found.
-#[derive(Debug)]
-struct Found {
-    /// When it was last read, in seconds since 1970.
-    read_s: i64,
-    length: u64,
-    path: PathBuf,
-}
-
-impl Found {
-    /// The file of an entry at `path`; `None` if it is deleted meanwhile, or of another program.
-    fn at(path: PathBuf) -> Option<Self> {
-        let is_named = path.file_name().is_some_and(|name| is_hexadecimal(name, FILE_NAME_DIGITS));
-        let found = fs::symlink_metadata(&path).ok().filter(|found| is_named && found.is_file())?;
-        Some(Self { read_s: found.mtime(), length: found.len(), path })
-    }
+/// What was evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// Number of entries.
+    pub files: u64,
+    /// Their bytes on the disk.
+    pub disk_bytes: u64,
 }
 
 /// What is in a folder of the cache; nothing if there is none, or if it is a symbolic link.
@@ -44,10 +33,9 @@ fn paths_in(folder: &Path) -> io::Result<impl Iterator<Item = io::Result<PathBuf
     Ok(files.into_iter().flatten().map(|file| file.map(|file| file.path())))
 }
 
-/// Opens a file of the cache for reading. Follows no symbolic link and waits for no FIFO.
+/// Opens a file of the cache for reading.
 pub(super) fn open(path: &Path) -> io::Result<(File, Metadata)> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let file = file_options().read(true).open(path)?;
     let found = file.metadata()?;
     if found.is_file() { Ok((file, found)) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
@@ -80,9 +68,9 @@ impl CacheFolder {
         })
     }
 
-    /// Deletes the files that were not read since `before_s`, the oldest first, until all files have at most `target` bytes. A time
-    /// in the future is set to `now_s`: the clock was wrong. Returns the number of deleted files.
-    pub(super) fn evict(&self, target: u64, before_s: i64, now_s: i64) -> io::Result<u64> {
+    /// Deletes the files that were not read since `before_s`, the oldest first and then by name, until all files have at most
+    /// `target` bytes. A time in the future is set to `now_s`: the clock was wrong.
+    pub(super) fn evict(&self, target: u64, before_s: i64, now_s: i64) -> io::Result<Evicted> {
         let mut candidates = Vec::new();
         self.each(|found| {
             if found.read_s > now_s {
@@ -92,14 +80,15 @@ impl CacheFolder {
                 candidates.push(found);
             }
         })?;
-        candidates.sort_unstable_by_key(|found| found.read_s);
-        let mut evicted = 0;
+        candidates.sort_unstable_by(|one, other| (one.read_s, &one.path).cmp(&(other.read_s, &other.path)));
+        let mut evicted = Evicted::default();
         for found in candidates {
             if self.usage.counts()?.used <= target {
                 break;
             }
             self.remove(&found.path, found.length)?;
-            evicted += 1;
+            evicted.files += 1;
+            evicted.disk_bytes += disk_bytes(found.length);
         }
         Ok(evicted)
     }
@@ -108,7 +97,7 @@ impl CacheFolder {
     fn each(&self, mut visit: impl FnMut(Found)) -> io::Result<()> {
         for folder in self.folders() {
             for path in paths_in(&folder)? {
-                if let Some(found) = Found::at(path?) {
+                if let Some(found) = Found::entry(path?) {
                     visit(found);
                 }
             }
@@ -164,8 +153,16 @@ impl CacheEntries {
     /// # Errors
     /// A file cannot be read or deleted, or another process holds the lock of the count for 2 s.
     pub fn correct(&self) -> io::Result<()> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        self.folder.correct(now.map_or(0, |now| now.as_secs()), 0)
+        self.folder.correct(now_s(), 0)
+    }
+
+    /// Counts the files, and deletes those that were read longest ago, until all have at most `max_bytes`.
+    ///
+    /// # Errors
+    /// As [`correct`](Self::correct).
+    pub fn evict(&self, max_bytes: u64) -> io::Result<Evicted> {
+        self.correct()?;
+        self.folder.evict(max_bytes, i64::MAX, i64::try_from(now_s()).unwrap_or(i64::MAX))
     }
 
     /// Accounted bytes of all files; `None` if they are not known before a scan.
@@ -176,23 +173,31 @@ impl CacheEntries {
         self.folder.used_bytes()
     }
 
-    /// Returns whether the file of an entry has the bytes that were written.
-    pub fn is_intact(&self, entry: &CacheEntry) -> bool {
+    /// Returns whether the file of an entry has the bytes that were written; `None` if it was deleted meanwhile.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn is_intact(&self, entry: &CacheEntry) -> io::Result<Option<bool>> {
+        let file = match open(&entry.file.path) {
+            Ok((file, _)) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                let message = format!("{} cannot be opened: {error}", entry.file.path.display());
+                return Err(io::Error::new(error.kind(), message));
+            }
+        };
         let check = || {
-            let (file, _) = open(&entry.file.path).ok()?;
             let (key, crcs) = read_trailer(&file, entry.file.length)?;
             let mut block = vec![0; BLOCK_BYTES];
-            for (number, expected) in crcs.chunks_exact(4).enumerate() {
+            for (number, expected) in crcs.iter().enumerate() {
                 let at = (number * BLOCK_BYTES) as u64;
                 let length = usize::try_from(key.length() - at).map_or(BLOCK_BYTES, |left| left.min(BLOCK_BYTES));
                 file.read_exact_at(&mut block[..length], at).ok()?;
-                if crc(&block[..length]).to_le_bytes() != *expected {
-                    return None;
-                }
+                are_intact(&block[..length], std::slice::from_ref(expected)).then_some(())?;
             }
             Some(())
         };
-        check().is_some()
+        Ok(Some(check().is_some()))
     }
 
     /// Deletes the file of an entry.
@@ -216,13 +221,18 @@ impl Iterator for CacheEntries {
                 }
                 continue;
             };
-            let Some(file) = Found::at(path.clone()) else {
+            let Some(file) = Found::entry(path.clone()) else {
                 if fs::symlink_metadata(&path).is_ok() {
                     self.others.push(path);
                 }
                 continue;
             };
-            let key = open(&path).ok().and_then(|(opened, _)| read_trailer(&opened, file.length)).map(|(key, _)| key);
+            let key = match open(&path) {
+                Ok((opened, _)) => read_trailer(&opened, file.length).map(|(key, _)| key),
+                // It was deleted meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(_) => None,
+            };
             let object = key.map(|key| (key.url, key.range.start, key.range.end, key.size));
             return Some(Ok(CacheEntry { object, disk_bytes: disk_bytes(file.length), read_s: file.read_s, file }));
         }
@@ -230,7 +240,7 @@ impl Iterator for CacheEntries {
 }
 
 /// Key and CRCs of a file, from its trailer; `None` if it is damaged.
-fn read_trailer(file: &File, length: u64) -> Option<(EntryKey, Vec<u8>)> {
+fn read_trailer(file: &File, length: u64) -> Option<(EntryKey, Vec<u32>)> {
     let mut end = [0; END_BYTES];
     file.read_exact_at(&mut end, length.checked_sub(END_BYTES as u64)?).ok()?;
     let trailer_bytes = EntryKey::trailer_bytes_of(&end)?;
@@ -238,5 +248,10 @@ fn read_trailer(file: &File, length: u64) -> Option<(EntryKey, Vec<u8>)> {
     let at = length - trailer.len() as u64;
     file.read_exact_at(&mut trailer, at).ok()?;
     let (key, crcs) = EntryKey::parse(&trailer)?;
-    (key.file_bytes() == length).then(|| (key, crcs.to_vec()))
+    (key.file_bytes() == length).then_some((key, crcs))
+}
+
+/// Seconds since 1970.
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }

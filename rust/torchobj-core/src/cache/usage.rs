@@ -19,6 +19,13 @@ const RECHECK_EVERY: Duration = Duration::from_millis(1);
 /// A file takes whole pages of the disk.
 const PAGE_BYTES: u64 = 4 << 10;
 
+/// How every file of the cache is opened: no symbolic link is followed, no FIFO is waited for, and a new file is for this user only.
+pub(super) fn file_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.mode(0o600).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed());
+    options
+}
+
 /// Bytes on the disk of a file of `length` bytes. Depends on its length only, so that what is added is subtracted again;
 /// a file system that compresses allocates less.
 pub(super) fn disk_bytes(length: u64) -> u64 {
@@ -153,10 +160,7 @@ impl Usage {
             {
                 // A child that is forked meanwhile would have a copy of the descriptor, which keeps the lock.
                 let _inside = fork::enter();
-                let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed();
-                let mut options = OpenOptions::new();
-                options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
-                let file = options.open(&self.0)?;
+                let file = file_options().read(true).write(true).create(true).truncate(false).open(&self.0)?;
                 match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                     Ok(()) => return act(&file),
                     Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
