@@ -36,7 +36,8 @@ def test_files_are_listed_with_their_urls_and_sizes(cli, bucket, folder):
     assert all(f"{bucket.url}/data/" in line for line in cli.lines("cache", "ls", folder))
     (used,) = cli.records("cache", "du", folder)
     assert used == {"files": 2, "disk_bytes": 204_800, "accounted_bytes": 204_800, "oldest_s": used["oldest_s"]}
-    assert cli.lines("cache", "du", folder) == ["2 files, 200 KiB; the oldest was read 0.0 hours ago"]
+    os.utime(files_of(folder)[0], (1e9, 1e9))
+    assert cli.lines("cache", "du", folder) == ["2 files, 200 KiB; the oldest was read 2001-09-09T01:46:40Z"]
 
 
 def test_damaged_files_are_found_and_deleted(cli, bucket, folder):
@@ -57,7 +58,8 @@ def test_damaged_files_are_found_and_deleted(cli, bucket, folder):
 
 
 def test_all_files_are_deleted_on_request(cli, folder):
-    assert "--yes deletes without a question" in cli.error("cache", "clear", folder)
+    asked = cli.error("cache", "clear", folder)
+    assert f"delete 2 files, 200 KiB, of the cache in {folder}? --yes deletes without a question" in asked
     assert cli.lines("cache", "clear", folder, "--yes") == ["deleted 2 files, 200 KiB"]
     assert files_of(folder) == []
 
@@ -70,16 +72,39 @@ def test_the_files_that_were_read_last_are_kept_up_to_a_size(cli, bucket, folder
     assert files_of(folder) == [new]
 
 
+def test_of_files_that_were_read_in_the_same_second_as_many_as_fit_are_kept(cli, folder):
+    for file in files_of(folder):
+        os.utime(file, (1e9, 1e9))
+    last = max(files_of(folder))
+    asked = cli.error("cache", "clear", folder, "--max-bytes", "150000")
+    assert "of 2 files, 200 KiB, delete all but 146 KiB" in asked
+    assert cli.lines("cache", "clear", folder, "--yes", "--max-bytes", "150000") == ["deleted 1 file, 100 KiB"]
+    assert files_of(folder) == [last]
+
+
+def test_options_of_a_store_are_unknown(cli, folder):
+    for option in (["--region", "r"], ["--profile", "p"], ["--endpoint-url", "http://e"], ["--no-sign-request"]):
+        done = cli.run("cache", "ls", *option, folder)
+        assert done.exit_code == 2 and "No such option" in done.stderr and option[0] in done.stderr
+
+
 def test_files_of_other_programs_are_named_and_kept(cli, folder):
-    others = [folder / "v1" / "notes.txt", files_of(folder)[0].parent / "notes.txt"]
+    others = [
+        folder / "v1" / "notes.txt",
+        files_of(folder)[0].parent / "notes.txt",
+        folder / "v1" / "writing" / "notes.txt",
+    ]
     for other in others:
         other.write_text("mine")
+    (folder / "v1" / "writing" / "folder").mkdir()
+    others.append(folder / "v1" / "writing" / "folder")
     for command, *arguments in (["ls"], ["verify"], ["clear", "--yes"]):
         lines = cli.lines("cache", command, folder, *arguments)
         assert all(f"{other} is not a file of the cache and is kept" in lines for other in others)
         rows = cli.records("cache", command, folder, *arguments)
         assert {row["path"] for row in rows if row.get("action") == "keep"} == set(map(str, others))
-    assert files_of(folder) == [others[1]] and all(other.read_text() == "mine" for other in others)
+    assert files_of(folder) == [others[1]]
+    assert all(other.read_text() == "mine" for other in others[:3]) and others[3].is_dir()
 
 
 def test_a_lost_count_is_found_again(cli, folder):

@@ -1,7 +1,5 @@
 """`torchobj cache`: the files of a disk cache. Imports no torch."""
 
-import itertools
-import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,19 +7,19 @@ from pathlib import Path
 import click
 
 from torchobj import _torchobj
-from torchobj.cli.options import Command, CommandError, settings, shared_options, yes_option
+from torchobj.cli.options import CommandError, LocalCommand, output_options, settings, yes_option
 from torchobj.cli.output import counted, human_size, print_line, shown, time_shown
 from torchobj.cli.removing import confirm
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 
 
-@click.group(params=shared_options(), short_help="The disk cache: ls, du, clear, verify.")
+@click.group(params=output_options(), short_help="The disk cache: ls, du, clear, verify.")
 def cache() -> None:
     """Shows, checks and deletes the files of a disk cache: FOLDER is that of `CacheOptions`."""
 
 
-@cache.command(cls=Command)
+@cache.command(cls=LocalCommand)
 @_FOLDER
 def ls(folder: Path) -> None:
     """Lists the files of the cache in FOLDER: time of the last read, size on the disk, URL, and range of a part."""
@@ -46,57 +44,48 @@ def _show_others(files: _torchobj.CacheFiles) -> None:
         )
 
 
-@cache.command(cls=Command)
+@cache.command(cls=LocalCommand)
 @_FOLDER
 def du(folder: Path) -> None:
     """Prints the number of files of the cache in FOLDER, their size and age, and the size that processes count."""
     files = _torchobj.CacheFiles(folder)
     accounted, now = files.used_bytes(), time.time()
-    found = [(size, now - read_s) for _, size, read_s, _ in files]
-    total, oldest_s = sum(size for size, _ in found), max((age for _, age in found), default=0.0)
-    fields = {"files": len(found), "disk_bytes": total, "accounted_bytes": accounted, "oldest_s": round(oldest_s)}
+    found = [(size, read_s) for _, size, read_s, _ in files]
+    total, oldest = sum(size for size, _ in found), min((read_s for _, read_s in found), default=now)
+    fields = {"files": len(found), "disk_bytes": total, "accounted_bytes": accounted, "oldest_s": round(now - oldest)}
     text = f"{counted(len(found), 'file')}, {human_size(total)}"
     if found:
-        text += f"; the oldest was read {oldest_s / 3600:.1f} hours ago"
+        text += f"; the oldest was read {time_shown(datetime.fromtimestamp(oldest, UTC))}"
     if accounted is not None and accounted != total:
         text += f"; {human_size(accounted)} are accounted, with files that are being written"
     settings().show(fields, text)
 
 
-@cache.command(cls=Command)
+@cache.command(cls=LocalCommand)
 @_FOLDER
 @click.option(
     "--max-bytes",
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Keep the files that were read last, of at most N bytes.",
+    help="Delete those that were read longest ago, until at most N bytes are left.",
 )
 @yes_option
 def clear(folder: Path, *, max_bytes: int, yes: bool) -> None:
     """Deletes the files of the cache in FOLDER. Jobs that use it read from the store."""
     files = _torchobj.CacheFiles(folder)
+    sizes = [size for _, size, _, _ in files]
     if not yes:
-        confirm(f"delete the cache in {folder}?", "--yes deletes without a question")
-    number, total, until_s = 0, 0, _newest_to_delete(folder, max_bytes)
-    for _, size, read_s, _ in files:
-        if read_s <= until_s:
-            files.remove()
-            number, total = number + 1, total + size
+        found = f"{counted(len(sizes), 'file')}, {human_size(sum(sizes))}"
+        least = f"of {found}, delete all but {human_size(max_bytes)}" if max_bytes else f"delete {found},"
+        confirm(f"{least} of the cache in {folder}?", "--yes deletes without a question")
+    number, total = files.evict(max_bytes)
     _show_others(files)
     text = f"deleted {counted(number, 'file')}, {human_size(total)}"
     settings().show({"files": number, "disk_bytes": total}, text)
 
 
-def _newest_to_delete(folder: Path, max_bytes: int) -> float:
-    """Time of the last read of the newest file that has to be deleted, so that at most `max_bytes` are left."""
-    found = sorted(((read_s, size) for _, size, read_s, _ in _torchobj.CacheFiles(folder)), reverse=True)
-    sizes = itertools.accumulate(size for _, size in found)
-    newest = (read_s for (read_s, _), size in zip(found, sizes, strict=True) if size > max_bytes)
-    return next(newest, -math.inf) if max_bytes else math.inf
-
-
-@cache.command(cls=Command)
+@cache.command(cls=LocalCommand)
 @_FOLDER
 def verify(folder: Path) -> None:
     """Compares all bytes of the cache in FOLDER with their checksums, deletes damaged files, and counts the others."""

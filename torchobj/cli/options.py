@@ -177,20 +177,27 @@ def _set(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
         setattr(ctx.ensure_object(Settings), parameter.name, value)
 
 
-def shared_options() -> list[click.Parameter]:
+def _shared(*names: str, **attributes: Any) -> click.Option:
+    return click.Option(names, expose_value=False, callback=_set, **attributes)
+
+
+def output_options() -> list[click.Parameter]:
     """The options that every command has, before and after its name."""
-
-    def option(*names: str, **attributes: Any) -> click.Option:
-        return click.Option(names, expose_value=False, callback=_set, **attributes)
-
     levels = click.Choice(["debug", "info", "warning", "error"])
     return [
-        option("--json", is_flag=True, help="Print JSON: an object per line."),
-        option("--log-level", type=levels, help="Log to stderr from this level; debug shows tracebacks.  [warning]"),
-        option("--endpoint-url", metavar="URL", help="Endpoint of an S3-compatible store or of a GCS emulator."),
-        option("--profile", metavar="NAME", help="Profile of the AWS configuration files."),
-        option("--region", metavar="NAME", help="Region of the S3 bucket, if it is not to be detected."),
-        option("--no-sign-request", is_flag=True, help="Send requests without credentials, for public buckets."),
+        _shared("--json", is_flag=True, help="Print JSON: an object per line."),
+        _shared("--log-level", type=levels, help="Log to stderr from this level; debug shows tracebacks.  [warning]"),
+    ]
+
+
+def shared_options() -> list[click.Parameter]:
+    """The options of commands that use a store, before and after their names."""
+    return [
+        *output_options(),
+        _shared("--endpoint-url", metavar="URL", help="Endpoint of an S3-compatible store or of a GCS emulator."),
+        _shared("--profile", metavar="NAME", help="Profile of the AWS configuration files."),
+        _shared("--region", metavar="NAME", help="Region of the S3 bucket, if it is not to be detected."),
+        _shared("--no-sign-request", is_flag=True, help="Send requests without credentials, for public buckets."),
     ]
 
 
@@ -212,12 +219,15 @@ def start_logging(level: str) -> None:
     logger.propagate = False
 
 
-class Command(click.Command):
-    """A command with the shared options, whose errors are one line on stderr and an exit code."""
+class LocalCommand(click.Command):
+    """A command that uses no store, whose errors are one line on stderr and an exit code."""
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
-        self.params += shared_options()
+        self.params += self._shared_options()
+
+    def _shared_options(self) -> list[click.Parameter]:
+        return output_options()
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
@@ -235,6 +245,13 @@ class Command(click.Command):
         except Exception as error:  # noqa: BLE001  the user sees a line, and a traceback with debug
             chosen.fail(error)
             raise click.exceptions.Exit(1) from None
+
+
+class Command(LocalCommand):
+    """A command that uses a store."""
+
+    def _shared_options(self) -> list[click.Parameter]:
+        return shared_options()
 
 
 class PatternCommand(Command):
