@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,10 @@ def gets(control):
         return number
 
     return count
+
+
+def size_of(reader):
+    return len(bytes(reader))
 
 
 def key_and_bytes(reader):
@@ -216,6 +221,36 @@ def test_a_folder_that_cannot_be_made_is_one_warning_and_all_reads_go_to_the_sto
     assert caplog.text.count("the disk cache is not used by this process") == 1, caplog.text
 
 
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        (
+            {"max_object_bytes": 1 << 20},
+            r"\S+: 2097152 bytes are too many .* max_object_bytes=1048576 or max_bytes=1073741824: raise these",
+        ),
+        ({"min_free_bytes": 1 << 50}, r"admits nothing: \d+ bytes of its disk are free, and min_free_bytes=1125899906"),
+    ],
+    ids=["large objects", "a full disk"],
+)
+def test_a_cache_that_admits_nothing_is_one_warning_with_the_limit(bucket, cache, caplog, limits, text):
+    for name in "ab":
+        bucket.write(f"large/{name}", bytes(2 << 20))
+    config = bucket.config.replaced(cache=options(cache, **limits))
+    dataset = torchobj.ObjectMapDataset(f"{bucket.url}/large/", transform=size_of, config=config)
+    for number in (0, 1, 0, 1):
+        assert dataset[number] == 2 << 20
+        written()
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert re.search(text, warning.getMessage()), warning
+
+
+def test_a_cache_that_admits_nothing_creates_no_folder_and_does_not_warn(bucket, config, cache, gets, caplog):
+    config = config.replaced(cache=options(cache, admit=False))
+    gets()
+    assert epoch(loader_of(bucket, config)) == gets()
+    assert not cache.exists() and "disk cache" not in caplog.text
+
+
 @pytest.fixture
 def read_only(cache):
     """Makes the folder of the cache read-only, for the superuser by a mount of its own."""
@@ -254,6 +289,19 @@ def hits_of_another_process(bucket, config, tmp_path, limits=""):
     (tmp_path / "right").write_bytes(pickle.dumps([body(number) for number in range(COUNT)]))
     arguments = [f"{bucket.url}/data/", pickle.dumps(config).hex(), tmp_path / "right"]
     return int(warm_python.run(["-c", limits + TWICE, *arguments], check=True).stdout)
+
+
+def test_a_cache_that_has_reached_its_maximum_logs_it_once_and_does_not_warn(bucket, cache, tmp_path):
+    config = bucket.config.replaced(cache=options(cache, max_bytes=1 << 20))
+    bodies = [bytes(700_000)] * 2
+    for number in range(2):
+        bucket.write(f"large/{number}", bodies[number])
+    (tmp_path / "right").write_bytes(pickle.dumps(bodies))
+    arguments = [f"{bucket.url}/large/", pickle.dumps(config).hex(), tmp_path / "right"]
+    logging = "import logging\nlogging.basicConfig(level=logging.INFO)\n"
+    done = warm_python.run(["-c", logging + TWICE, *arguments], check=True)
+    (line,) = [line for line in done.stderr.splitlines() if "disk cache" in line]
+    assert line.startswith("INFO:") and "has reached max_bytes=1048576" in line
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts")

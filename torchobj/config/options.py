@@ -377,7 +377,8 @@ class CacheOptions(ConfigBase):
         max_object_bytes: Objects are cached if they are read whole, or in parts of at most this size, and so are
             ranges. 1 MiB..5 GiB.
         ttl_s: Time after which an object that was not read makes room for others. 60..31536000 s.
-        admit: False: read what is in the cache, and write nothing.
+        admit: False: read what is in the cache, and write nothing. A folder that does not exist when the process first
+            uses the store is not created, and is not read if another job creates it later.
 
     Raises:
         ConfigError: A value is not allowed. The first read raises it if other users may write to the folder, if it

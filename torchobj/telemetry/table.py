@@ -305,7 +305,8 @@ _OF_PROCESS_ONLY = (
         "cache_dropped",
         "counter",
         "{file}",
-        "files that were not written to the disk cache, because it was full or the disk was slow",
+        "objects and ranges that were received and not written to the disk cache: they were too large or had another "
+        "checksum, or the disk was full, slow or failed",
         _REQUESTS,
     ),
     _of_process(

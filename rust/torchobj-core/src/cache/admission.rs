@@ -14,7 +14,7 @@ use crate::store::{GetResult, ObjectChecksum};
 use crate::types::{Attributes, Version};
 
 /// The bytes of an entry that were received so far.
-struct Copy {
+struct EntryCopy {
     pending: PendingBuffer,
     dest: Dest,
     queued: Queued,
@@ -28,7 +28,7 @@ pub(super) struct Admission {
     /// The entries that are not complete, ascending and without overlaps.
     entries: VecDeque<EntryKey>,
     /// The copy of the first of them; `None` before its first byte, and if it is not admitted.
-    copy: Option<Copy>,
+    copy: Option<EntryCopy>,
     /// Position of the next byte in the object.
     at: u64,
 }
@@ -51,7 +51,10 @@ impl Admission {
                 return;
             }
             if start == key.range.start {
-                self.copy = Copy::begin(&self.cache, key.length());
+                self.copy = EntryCopy::begin(&self.cache, key);
+                if self.copy.is_none() {
+                    self.cache.drop_one();
+                }
             }
             if let Some(copy) = &mut self.copy {
                 let index = |at: u64| usize::try_from(at - received.start).expect("the bytes are in memory");
@@ -61,7 +64,7 @@ impl Admission {
                 return;
             }
             let key = self.entries.pop_front().expect("it has a first entry");
-            if let Some(Copy { pending, dest, queued }) = self.copy.take() {
+            if let Some(EntryCopy { pending, dest, queued }) = self.copy.take() {
                 let checksum = self.inner.checksum().filter(|_| key.length() == key.size);
                 self.cache.write(key, pending.close(dest), checksum, queued);
             }
@@ -69,11 +72,11 @@ impl Admission {
     }
 }
 
-impl Copy {
-    /// A copy of an entry of `length` bytes; `None` if it is not admitted, or if there is no memory for it.
-    fn begin(cache: &DiskCache, length: u64) -> Option<Self> {
-        let queued = cache.admit(length)?;
-        let length = usize::try_from(length).ok()?;
+impl EntryCopy {
+    /// A copy of an entry; `None` if it is not admitted, or if there is no memory for it.
+    fn begin(cache: &DiskCache, key: &EntryKey) -> Option<Self> {
+        let queued = cache.admit(key)?;
+        let length = usize::try_from(key.length()).ok()?;
         let (pending, mut dest) = PendingBuffer::new(Memory::allocate(length).ok()?);
         drop(dest.split_off(length));
         Some(Self { pending, dest, queued })

@@ -56,7 +56,7 @@ impl CachedStore {
 
     /// The entry of the whole object, if `key` is a part of an object that may have been read whole.
     fn whole(&self, key: &EntryKey, version: &Version) -> Option<EntryKey> {
-        let is_part = key.length() < key.size && self.cache.is_admissible(key.size);
+        let is_part = key.length() < key.size && self.cache.may_have(key.size);
         self.entry(key, version, 0..key.size).filter(|_| is_part)
     }
 }
@@ -100,7 +100,7 @@ impl ObjectStore for CachedStore {
         let Some((key, version)) = key else { return Ok(result) };
         // A response that is not the one that was expected is refused by the caller.
         let is_expected = result.version() == Some(version) && result.size() == key.size && result.range() == key.range;
-        if !is_expected || !result.has_length() {
+        if !is_expected || !result.has_length() || !self.cache.is_writable() {
             return Ok(result);
         }
         // An entry is what the caller keeps: in the next epoch, other ranges are joined to one request.
@@ -108,10 +108,7 @@ impl ObjectStore for CachedStore {
             [] => [key].into(),
             parts => parts.iter().filter_map(|range| self.entry(&key, version, range.clone())).collect(),
         };
-        Ok(match entries.iter().any(|key| self.cache.admits(key.length())) {
-            true => Box::new(Admission::new(result, self.cache.clone(), entries)),
-            false => result,
-        })
+        Ok(Box::new(Admission::new(result, self.cache.clone(), entries)))
     }
 
     async fn head(&self, key: &str) -> Result<ObjectHead> {

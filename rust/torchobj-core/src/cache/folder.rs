@@ -68,8 +68,10 @@ pub(super) enum Written {
     Published,
     /// Another process or thread has written it.
     Existed,
-    /// It does not fit.
+    /// All files would have more than the maximum number of bytes.
     Full,
+    /// It would leave too few bytes of the file system free.
+    NoSpace,
 }
 
 /// The folder of a cache.
@@ -187,14 +189,23 @@ impl CacheFolder {
         Ok(if space.f_blocks == 0 { u64::MAX } else { space.f_bavail.saturating_mul(space.f_frsize) })
     }
 
-    /// Writes the file of an entry if all files have at most `max_bytes` then.
-    pub(super) fn write(&self, key: &EntryKey, bytes: &[u8], max_bytes: u64) -> io::Result<Written> {
+    /// Writes the file of an entry if all files have at most `max_bytes` then, and the file system has `min_free_bytes`.
+    pub(super) fn write(
+        &self,
+        key: &EntryKey,
+        bytes: &[u8],
+        max_bytes: u64,
+        min_free_bytes: u64,
+    ) -> io::Result<Written> {
         let target = self.path_of(&key.name());
         if fs::symlink_metadata(&target).is_ok() {
             return Ok(Written::Existed);
         }
-        let temporary = Temporary::create(&self.path.join(WRITING))?;
         let (length, size) = (key.file_bytes(), disk_bytes(key.file_bytes()));
+        if self.free_bytes()? < size.saturating_add(min_free_bytes) {
+            return Ok(Written::NoSpace);
+        }
+        let temporary = Temporary::create(&self.path.join(WRITING))?;
         // Its length says what is reserved, to a process that finds the file of a killed one.
         let set_length = || temporary.file.set_len(length);
         let reserved = self.usage.add_then(|counts| counts.reserve(size, max_bytes), set_length);

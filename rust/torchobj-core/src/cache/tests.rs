@@ -397,13 +397,13 @@ async fn a_lower_maximum_admits_nothing_and_deletes_only_expired_entries() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_too_large_or_not_to_be_admitted_passes_through() {
+async fn what_is_too_large_or_not_to_be_admitted_passes_through_and_is_counted() {
     let folder = TestFolder::new();
-    for config in [
-        CacheConfig { max_bytes: 100, ..config(&folder) },
-        CacheConfig { max_object_bytes: 100, ..config(&folder) },
-        CacheConfig { admit: false, ..config(&folder) },
-        CacheConfig { min_free_bytes: u64::MAX, ..config(&folder) },
+    for (dropped, config) in [
+        (2, CacheConfig { max_bytes: 100, ..config(&folder) }),
+        (2, CacheConfig { max_object_bytes: 100, ..config(&folder) }),
+        (0, CacheConfig { admit: false, ..config(&folder) }),
+        (2, CacheConfig { min_free_bytes: u64::MAX, ..config(&folder) }),
     ] {
         let bench = Bench::new(config).counted();
         let body = random_bytes(1000, 1);
@@ -411,7 +411,7 @@ async fn what_is_too_large_or_not_to_be_admitted_passes_through() {
         for _ in 0..2 {
             assert_eq!(bench.whole("k", &body, &version).await, 1);
         }
-        assert_eq!(bench.files().len(), 0);
+        assert_eq!((bench.files().len(), bench.values().cache_dropped), (0, dropped), "{:?}", bench.config);
     }
     let bench = Bench::new(config(&folder));
     let body = random_bytes(1000, 1);
@@ -419,6 +419,29 @@ async fn what_is_too_large_or_not_to_be_admitted_passes_through() {
     bench.whole("k", &body, &version).await;
     let frozen = Bench::new(CacheConfig { admit: false, ..config(&folder) });
     assert_eq!(frozen.whole("k", &body, &version).await, 0);
+}
+
+#[test]
+fn a_cache_that_admits_nothing_creates_no_folder() {
+    let folder = TestFolder::new();
+    let frozen = CacheConfig { admit: false, ..config(&folder) };
+    assert!(DiskCache::open(frozen.clone()).unwrap().is_none());
+    assert!(!frozen.folder.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_entries_make_room_where_the_disk_is_short() {
+    let folder = TestFolder::new();
+    let body = random_bytes(10 * KIB, 1);
+    let bench = Bench::new(config(&folder)).counted();
+    let version = bench.put("k", &body).await;
+    bench.whole("k", &body, &version).await;
+    let day_before = SystemTime::now() - Duration::from_secs(2 * 86_400);
+    fs::File::options().write(true).open(&bench.files()[0]).unwrap().set_modified(day_before).unwrap();
+    let short = Bench::new(CacheConfig { min_free_bytes: u64::MAX, ..config(&folder) });
+    let version = short.put("l", &body).await;
+    assert_eq!(short.whole("l", &body, &version).await, 1);
+    assert_eq!((short.files().len(), short.values().cache_evicted), (0, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -476,6 +499,7 @@ async fn a_folder_that_is_removed_or_takes_no_files_ends_the_cache_and_not_the_r
             let version = bench.put(&number.to_string(), &body).await;
             assert_eq!(bench.whole(&number.to_string(), &body, &version).await, 1);
         }
+        assert_eq!((bench.values().cache_admitted, bench.values().cache_dropped), (10, 10));
     }
 }
 
