@@ -31,6 +31,8 @@ mod folder;
 mod hit;
 mod scan;
 #[cfg(test)]
+mod scan_tests;
+#[cfg(test)]
 mod tests;
 mod usage;
 

@@ -20,15 +20,15 @@ use crate::read::ReadRequest;
 use crate::test_folder::TestFolder;
 use crate::types::{ByteRange, PutOptions, Version};
 
-const KIB: usize = 1 << 10;
+pub(super) const KIB: usize = 1 << 10;
 
-fn random_bytes(size: usize, seed: u64) -> Bytes {
+pub(super) fn random_bytes(size: usize, seed: u64) -> Bytes {
     let mut bytes = vec![0; size];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes.into()
 }
 
-fn config(folder: &TestFolder) -> CacheConfig {
+pub(super) fn config(folder: &TestFolder) -> CacheConfig {
     CacheConfig {
         folder: folder.0.join("cache"),
         max_bytes: 1 << 30,
@@ -40,19 +40,19 @@ fn config(folder: &TestFolder) -> CacheConfig {
 }
 
 /// A cached store, of which requests are counted.
-struct Bench {
+pub(super) struct Bench {
     client: Arc<Client>,
     store: Arc<FaultyStore>,
     cache: Arc<DiskCache>,
-    config: CacheConfig,
+    pub(super) config: CacheConfig,
 }
 
 impl Bench {
-    fn new(config: CacheConfig) -> Self {
+    pub(super) fn new(config: CacheConfig) -> Self {
         Self::over(Arc::new(MemoryStore::new("cached")), "", config)
     }
 
-    fn over(memory: Arc<MemoryStore>, identity: &str, config: CacheConfig) -> Self {
+    pub(super) fn over(memory: Arc<MemoryStore>, identity: &str, config: CacheConfig) -> Self {
         let store = Arc::new(FaultyStore::new(memory).at(identity));
         let cache = Arc::new(DiskCache::open(config.clone()).unwrap().unwrap());
         let cached = CachedStore::new(store.clone(), cache.clone());
@@ -60,18 +60,24 @@ impl Bench {
         Self { client: Arc::new(Client::new(Arc::new(cached), policy)), store, cache, config }
     }
 
-    async fn put(&self, key: &str, body: &Bytes) -> Version {
+    pub(super) async fn put(&self, key: &str, body: &Bytes) -> Version {
         self.client.put(key, body.clone().into(), &PutOptions::default()).await.unwrap()
     }
 
     /// Reads a range, with the size and version of a listing.
-    async fn get(&self, key: &str, body: &Bytes, version: &Version, range: Option<ByteRange>) -> Result<Vec<u8>> {
+    pub(super) async fn get(
+        &self,
+        key: &str,
+        body: &Bytes,
+        version: &Version,
+        range: Option<ByteRange>,
+    ) -> Result<Vec<u8>> {
         let (size, version) = (Some(body.len() as u64), Some(version.clone()));
         let read = ReadRequest { range, size, version, ..ReadRequest::whole(key) };
         Ok(self.client.get(read).await?.buffer.as_slice().to_vec())
     }
 
-    async fn whole(&self, key: &str, body: &Bytes, version: &Version) -> u64 {
+    pub(super) async fn whole(&self, key: &str, body: &Bytes, version: &Version) -> u64 {
         let before = self.gets();
         assert!(self.get(key, body, version, None).await.unwrap() == *body, "{key}");
         self.written();
@@ -79,29 +85,29 @@ impl Bench {
     }
 
     /// Number of GET requests so far.
-    fn gets(&self) -> u64 {
+    pub(super) fn gets(&self) -> u64 {
         self.client.metrics().snapshot().first_byte.number()
     }
 
-    fn values(&self) -> CacheValues {
+    pub(super) fn values(&self) -> CacheValues {
         let mut values = CacheValues::default();
         self.cache.add_to(&mut values);
         values
     }
 
     /// Waits until what is queued is written.
-    fn written(&self) {
+    pub(super) fn written(&self) {
         while self.values().cache_pending > 0 {
             std::thread::yield_now();
         }
     }
 
-    fn folder(&self) -> CacheFolder {
+    pub(super) fn folder(&self) -> CacheFolder {
         CacheFolder::open(&self.config.folder).unwrap()
     }
 
     /// Waits for the count of a new folder.
-    fn counted(self) -> Self {
+    pub(super) fn counted(self) -> Self {
         while self.folder().used_bytes().unwrap().is_none() {
             std::thread::yield_now();
         }
@@ -109,7 +115,7 @@ impl Bench {
     }
 
     /// The files of entries.
-    fn files(&self) -> Vec<PathBuf> {
+    pub(super) fn files(&self) -> Vec<PathBuf> {
         let folders = self.folder().folders().filter_map(|folder| fs::read_dir(folder).ok());
         let mut files: Vec<_> = folders.flatten().map(|file| file.unwrap().path()).collect();
         files.sort();
@@ -117,7 +123,7 @@ impl Bench {
     }
 
     /// Bytes on the disk by `st_blocks`.
-    fn disk_usage(&self) -> u64 {
+    pub(super) fn disk_usage(&self) -> u64 {
         self.files().iter().map(|path| fs::metadata(path).unwrap().blocks() * 512).sum()
     }
 }
@@ -445,27 +451,6 @@ async fn expired_entries_make_room_where_the_disk_is_short() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_were_read_at_the_same_time_are_evicted_by_name_until_the_others_fit() {
-    let folder = TestFolder::new();
-    let bench = Bench::new(config(&folder)).counted();
-    let body = random_bytes(10 * KIB, 1);
-    for number in 0..10 {
-        let version = bench.put(&number.to_string(), &body).await;
-        bench.whole(&number.to_string(), &body, &version).await;
-    }
-    let (files, now) = (bench.files(), SystemTime::now());
-    for path in &files {
-        fs::File::options().write(true).open(path).unwrap().set_modified(now).unwrap();
-    }
-    let size = 12 * KIB as u64;
-    let entries = bench.folder().entries().unwrap();
-    assert_eq!(entries.evict(10 * size).unwrap(), Evicted::default());
-    assert_eq!(entries.evict(7 * size + 1).unwrap(), Evicted { files: 3, disk_bytes: 3 * size });
-    assert_eq!(bench.files(), files[3..]);
-    assert_eq!(entries.evict(0).unwrap().files, 7);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn of_a_body_that_breaks_off_only_the_rest_is_admitted() {
     let folder = TestFolder::new();
     let bench = Bench::new(config(&folder)).counted();
@@ -501,137 +486,6 @@ async fn a_folder_that_is_removed_or_takes_no_files_ends_the_cache_and_not_the_r
         }
         assert_eq!((bench.values().cache_admitted, bench.values().cache_dropped), (10, 10));
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_temporary_file_of_a_killed_process_is_deleted_and_its_bytes_are_subtracted() {
-    let folder = TestFolder::new();
-    let bench = Bench::new(config(&folder)).counted();
-    let body = random_bytes(1000, 1);
-    let version = bench.put("k", &body).await;
-    bench.whole("k", &body, &version).await;
-    let used = bench.folder().used_bytes().unwrap().unwrap();
-    let left = bench.config.folder.join("v1/writing").join("0".repeat(32));
-    fs::File::create(&left).unwrap().set_len(9000).unwrap();
-    let reserve = |counts: &mut usage::Counts| Ok(counts.reserve(12 * KIB as u64, u64::MAX));
-    assert!(bench.folder().usage.change(reserve).unwrap());
-    bench.folder().correct(0, 3600).unwrap();
-    assert!(!left.exists());
-    assert_eq!(bench.folder().used_bytes().unwrap(), Some(used));
-    // A count that is too high, too low, or lost, and a clock that was set back since the last scan.
-    let damages: [fn(&mut usage::Counts); 4] = [
-        |counts| counts.used += 50_000,
-        |counts| counts.used = 0,
-        |counts| counts.used = u64::MAX,
-        |counts| (counts.used, counts.scanned_s) = (0, 1 << 50),
-    ];
-    for damage in damages {
-        bench
-            .folder()
-            .usage
-            .change(|counts| {
-                counts.scanned_s = 0;
-                damage(counts);
-                Ok(())
-            })
-            .unwrap();
-        bench.folder().correct(1 << 40, 3600).unwrap();
-        assert_eq!(bench.folder().used_bytes().unwrap(), Some(used));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn entries_are_listed_verified_and_removed() {
-    let folder = TestFolder::new();
-    let bench = Bench::new(config(&folder)).counted();
-    let body = random_bytes(100 * KIB, 1);
-    for key in ["a", "b"] {
-        let version = bench.put(key, &body).await;
-        bench.whole(key, &body, &version).await;
-    }
-    let files = bench.files();
-    let file = fs::OpenOptions::new().write(true).open(&files[0]).unwrap();
-    file.write_all_at(b"x", 70_000).unwrap();
-    let mut entries = bench.folder().entries().unwrap();
-    let (mut urls, mut intact) = (Vec::new(), Vec::new());
-    while let Some(entry) = entries.next() {
-        let entry = entry.unwrap();
-        intact.push(entries.is_intact(&entry).unwrap());
-        let (url, start, end, size) = entry.object.clone().unwrap();
-        assert_eq!((start, end, size, entry.disk_bytes), (0, body.len() as u64, body.len() as u64, 104 * KIB as u64));
-        urls.push(url);
-        entries.remove(&entry).unwrap();
-    }
-    urls.sort();
-    assert_eq!(
-        (urls, intact),
-        (vec!["memory://cached/a".to_owned(), "memory://cached/b".to_owned()], vec![Some(false), Some(true)])
-    );
-    assert_eq!(bench.folder().used_bytes().unwrap(), Some(0));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn entries_that_are_deleted_meanwhile_are_not_damaged() {
-    let folder = TestFolder::new();
-    let bench = Bench::new(config(&folder)).counted();
-    let body = random_bytes(1000, 1);
-    let version = bench.put("k", &body).await;
-    bench.whole("k", &body, &version).await;
-    let mut entries = bench.folder().entries().unwrap();
-    let entry = entries.next().unwrap().unwrap();
-    fs::remove_file(&bench.files()[0]).unwrap();
-    assert_eq!(entries.is_intact(&entry).unwrap(), None);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn files_of_other_programs_are_neither_counted_nor_deleted() {
-    let folder = TestFolder::new();
-    let bench = Bench::new(config(&folder)).counted();
-    let body = random_bytes(1000, 1);
-    let version = bench.put("k", &body).await;
-    bench.whole("k", &body, &version).await;
-    let path = bench.config.folder.join("v1");
-    let outside = folder.0.join("outside");
-    let hexadecimal = "0123456789abcdef0123456789abcd";
-    for name in ["00", "11"] {
-        fs::create_dir_all(path.join(name)).unwrap();
-    }
-    fs::create_dir(&outside).unwrap();
-    fs::remove_dir_all(path.join("22")).unwrap_or_default();
-    symlink(&outside, path.join("22")).unwrap();
-    symlink(outside.join(hexadecimal), path.join("00").join(hexadecimal)).unwrap();
-    let (writing, temporary) = (path.join("writing"), "0123456789abcdef".repeat(2));
-    fs::create_dir(writing.join(&temporary)).unwrap();
-    symlink(&outside, writing.join(temporary.replace('0', "f"))).unwrap();
-    let files = [
-        path.join("notes"),
-        path.join("00/notes"),
-        outside.join(hexadecimal),
-        path.join("11").join("A".repeat(30)),
-        writing.join("notes"),
-    ];
-    files.iter().for_each(|file| fs::write(file, [7; 100_000]).unwrap());
-    bench.folder().correct(1 << 40, 0).unwrap();
-    assert_eq!(bench.folder().used_bytes().unwrap(), Some(4 * KIB as u64));
-    assert_eq!(bench.folder().evict(0, i64::MAX, i64::MAX).unwrap().files, 1);
-    assert_eq!(bench.folder().used_bytes().unwrap(), Some(0));
-    let mut entries = bench.folder().entries().unwrap();
-    assert!(entries.next().is_none());
-    let mut others = entries.others().to_vec();
-    others.sort();
-    let mut expected = [
-        files[0].clone(),
-        files[1].clone(),
-        files[3].clone(),
-        files[4].clone(),
-        path.join("22"),
-        path.join("00").join(hexadecimal),
-        writing.join(&temporary),
-        writing.join(temporary.replace('0', "f")),
-    ];
-    expected.sort();
-    assert_eq!(others, expected);
-    assert!(files.iter().all(|file| fs::read(file).unwrap() == [7; 100_000]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
