@@ -122,9 +122,11 @@ impl CacheFolder {
         Self::check_link(folder)?;
         let path = folder.join(FORMAT);
         let missing = |source: io::Error| {
-            let is_missing = source.kind() == io::ErrorKind::NotFound;
-            let kind = if is_missing { ErrorKind::NotFound } else { ErrorKind::Io };
-            refusal(kind, folder, "there is no cache in this folder").with_source(source)
+            let (kind, message) = match source.kind() {
+                io::ErrorKind::NotFound => (ErrorKind::NotFound, "there is no cache in this folder"),
+                _ => (ErrorKind::Io, "the cache folder cannot be read"),
+            };
+            refusal(kind, folder, message).with_source(source)
         };
         check_owner(folder, &fs::metadata(folder).map_err(missing)?)?;
         check_owner(&path, &fs::symlink_metadata(&path).map_err(missing)?)?;
@@ -373,7 +375,7 @@ fn check_owner(folder: &Path, found: &Metadata) -> Result<()> {
 #[cfg(target_os = "linux")]
 fn check_file_system(folder: &Path) -> Result<()> {
     if is_network(rustix::fs::statfs(folder).map_or(0, |found| found.f_type as u32)) {
-        let message = "the cache folder is on a network file system: name a folder of a local disk";
+        let message = "the cache folder is on a network file system, or one of FUSE: name a folder of a local disk";
         return Err(refusal(ErrorKind::Config, folder, message));
     }
     Ok(())
@@ -433,6 +435,11 @@ mod tests {
         let none = CacheFolder::open(&folder.0.join("none")).unwrap_err();
         assert_eq!(none.kind(), ErrorKind::NotFound);
         assert_eq!(none.to_string().matches("os error").count(), 1, "{none}");
+        let unreadable = CacheFolder::open(&folder.0.join("file/none")).unwrap_err();
+        assert!(
+            unreadable.kind() == ErrorKind::Io && unreadable.to_string().contains("cannot be read"),
+            "{unreadable}"
+        );
     }
 
     #[test]
