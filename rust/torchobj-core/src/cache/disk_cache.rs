@@ -24,6 +24,9 @@ use crate::store::ObjectChecksum;
 /// Maximum number of bytes that wait to be written. More are dropped.
 const QUEUE_BYTES: usize = 64 << 20;
 
+/// Time that the read of a damaged file waits for the lock of the count. It is deleted by a later read if that is too short.
+const DAMAGED_PATIENCE: Duration = Duration::from_millis(10);
+
 /// The time of the last read is set if it is older than this, or than half of the time after which the entry expires.
 const TOUCH_EVERY: Duration = Duration::from_secs(3600);
 
@@ -197,7 +200,7 @@ impl DiskCache {
         let is_first = shared.counters.cache_damaged.fetch_add(1, Ordering::Relaxed) == 0;
         let level = if is_first { log::Level::Warn } else { log::Level::Debug };
         log::log!(level, "{}: its file in the disk cache is damaged and is deleted: {}", key.url, path.display());
-        if let Err(error) = shared.folder.remove(&path, key.file_bytes()) {
+        if let Err(error) = shared.folder.remove(&path, Some(key.file_bytes()), DAMAGED_PATIENCE) {
             log::debug!("{} is not deleted: {error}", path.display());
         }
     }

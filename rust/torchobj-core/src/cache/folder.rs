@@ -7,12 +7,13 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::process::geteuid;
 
 use super::entry::EntryKey;
-use super::usage::{Counts, Usage, disk_bytes, file_options};
+use super::usage::{Counts, LOCK_TIMEOUT, Usage, disk_bytes, file_options};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::id::unique_id;
 
@@ -244,16 +245,21 @@ impl CacheFolder {
         Ok(if is_published { Written::Published } else { Written::Existed })
     }
 
-    /// Deletes a file, which should have `length` bytes. Succeeds if it does not exist. Follows no symbolic link.
-    pub(super) fn remove(&self, path: &Path, length: u64) -> io::Result<()> {
-        self.usage.change(|counts| match fs::remove_file(path) {
-            Ok(()) => {
-                counts.change(disk_bytes(length));
-                counts.release(disk_bytes(length));
-                Ok(())
+    /// Deletes a file, which was written with `length` bytes; `None` if that is unknown. Succeeds if it does not exist. Follows no
+    /// symbolic link. A file that has another length now may have been counted with either, so the count stays, and a scan is due.
+    pub(super) fn remove(&self, path: &Path, length: Option<u64>, patience: Duration) -> io::Result<()> {
+        self.usage.change_within(patience, |counts| {
+            let found = fs::symlink_metadata(path).ok().filter(Metadata::is_file).map(|found| found.len());
+            match fs::remove_file(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                removed => removed?,
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
+            counts.change(disk_bytes(found.max(length).unwrap_or(0)));
+            match length.filter(|length| found == Some(*length)) {
+                Some(length) => counts.release(disk_bytes(length)),
+                None => counts.scanned_s = 0,
+            }
+            Ok(())
         })
     }
 
@@ -263,7 +269,7 @@ impl CacheFolder {
             let Some(Found { path, .. }) = Found::temporary(found?.path()) else { continue };
             let Ok(file) = file_options().read(true).open(&path) else { continue };
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                self.remove(&path, file.metadata()?.len())?;
+                self.remove(&path, Some(file.metadata()?.len()), LOCK_TIMEOUT)?;
                 // Its process may have been killed before it had set the length of what it reserved.
                 self.usage.change(|counts| {
                     counts.scanned_s = 0;
@@ -375,28 +381,18 @@ fn check_owner(folder: &Path, found: &Metadata) -> Result<()> {
 #[cfg(target_os = "linux")]
 fn check_file_system(folder: &Path) -> Result<()> {
     if is_network(rustix::fs::statfs(folder).map_or(0, |found| found.f_type as u32)) {
-        let message = "the cache folder is on a network file system, or one of FUSE: name a folder of a local disk";
+        let message = "the cache folder is on a network file system: name a folder of a local disk";
         return Err(refusal(ErrorKind::Config, folder, message));
     }
     Ok(())
 }
 
-/// Whether a magic number of statfs(2) is one of NFS, SMB, SMB2, CIFS, Lustre, Ceph, BeeGFS, 9P, GPFS or FUSE (sshfs, gcsfuse,
-/// mountpoint-s3).
+/// Whether a magic number of statfs(2) is one of NFS, SMB, SMB2, CIFS, Lustre, Ceph, BeeGFS, 9P or GPFS. FUSE is not among them: disks of
+/// containers without root may be FUSE.
 #[cfg(target_os = "linux")]
 fn is_network(magic: u32) -> bool {
-    const NETWORK: [u32; 10] = [
-        0x6969,
-        0x517b,
-        0xfe53_4d42,
-        0xff53_4d42,
-        0x0bd0_0bd0,
-        0x00c3_6400,
-        0x1983_0326,
-        0x0102_1997,
-        0x4750_4653,
-        0x6573_5546,
-    ];
+    const NETWORK: [u32; 9] =
+        [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0bd0_0bd0, 0x00c3_6400, 0x1983_0326, 0x0102_1997, 0x4750_4653];
     NETWORK.contains(&magic)
 }
 
@@ -470,9 +466,9 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn network_file_systems_are_refused_and_local_ones_are_not() {
-        // NFS, SMB, Lustre, GPFS and FUSE; ext4, XFS, Btrfs, overlayfs and tmpfs.
-        assert!([0x6969, 0xfe53_4d42, 0x0bd0_0bd0, 0x4750_4653, 0x6573_5546].into_iter().all(is_network));
-        let local = [0xef53, 0x5846_5342, 0x9123_683e, 0x794c_7630, 0x0102_1994];
+        // NFS, SMB, Lustre and GPFS; ext4, XFS, Btrfs, overlayfs, tmpfs and FUSE.
+        assert!([0x6969, 0xfe53_4d42, 0x0bd0_0bd0, 0x4750_4653].into_iter().all(is_network));
+        let local = [0xef53, 0x5846_5342, 0x9123_683e, 0x794c_7630, 0x0102_1994, 0x6573_5546];
         assert!(!local.into_iter().any(is_network));
     }
 

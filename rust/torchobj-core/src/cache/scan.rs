@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::entry::{BLOCK_BYTES, END_BYTES, EntryKey, are_intact};
 use super::folder::{CacheFolder, Found};
-use super::usage::{disk_bytes, file_options};
+use super::usage::{LOCK_TIMEOUT, disk_bytes, file_options};
 
 /// Seconds after which the count is compared with the files again.
 pub(super) const SCAN_EVERY_S: u64 = 3600;
@@ -86,11 +86,17 @@ impl CacheFolder {
             if self.usage.counts()?.used <= target {
                 break;
             }
-            self.remove(&found.path, found.length)?;
+            self.remove_entry(&found)?;
             evicted.files += 1;
             evicted.disk_bytes += disk_bytes(found.length);
         }
         Ok(evicted)
+    }
+
+    /// Deletes the file of an entry, whose trailer has the length that it was written with.
+    fn remove_entry(&self, found: &Found) -> io::Result<()> {
+        let trailer = open(&found.path).ok().and_then(|(file, _)| read_trailer(&file, found.length));
+        self.remove(&found.path, trailer.map(|_| found.length), LOCK_TIMEOUT)
     }
 
     /// Calls `visit` for the file of each entry.
@@ -205,7 +211,7 @@ impl CacheEntries {
     /// # Errors
     /// It cannot be deleted.
     pub fn remove(&self, entry: &CacheEntry) -> io::Result<()> {
-        self.folder.remove(&entry.file.path, entry.file.length)
+        self.folder.remove_entry(&entry.file)
     }
 }
 

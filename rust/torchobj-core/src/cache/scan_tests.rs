@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
 use std::time::SystemTime;
 
 use super::tests::{Bench, KIB, config, random_bytes};
@@ -158,4 +159,36 @@ async fn files_of_other_programs_are_neither_counted_nor_deleted() {
     expected.sort();
     assert_eq!(others, expected);
     assert!(files.iter().all(|file| fs::read(file).unwrap() == [7; 100_000]));
+}
+
+/// A file that is cut or grown may have been counted with either length.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_count_is_not_too_low_after_files_of_another_length_are_deleted() {
+    let folder = TestFolder::new();
+    let bench = Bench::new(config(&folder)).counted();
+    let mut objects = Vec::new();
+    for key in ["a", "b", "c", "d"] {
+        let body = random_bytes(100 * KIB, 1);
+        let version = bench.put(key, &body).await;
+        bench.whole(key, &body, &version).await;
+        objects.push((key, body, version));
+    }
+    let files = bench.files();
+    let set_length = |file: &Path, length| fs::OpenOptions::new().write(true).open(file).unwrap().set_len(length);
+    set_length(&files[0], 5000).unwrap();
+    fs::remove_file(bench.config.folder.join("v1/usage")).unwrap();
+    bench.folder().correct(1 << 40, 3600).unwrap();
+    for (key, body, version) in &objects {
+        bench.whole(key, body, version).await;
+    }
+    let used = || bench.folder().used_bytes().unwrap().unwrap();
+    assert_eq!(bench.values().cache_damaged, 1);
+    assert!(used() >= bench.disk_usage());
+    set_length(&files[1], 3 << 20).unwrap();
+    let mut entries = bench.folder().entries().unwrap();
+    let grown = entries.by_ref().map(Result::unwrap).find(|entry| entry.disk_bytes > 1 << 20).unwrap();
+    entries.remove(&grown).unwrap();
+    assert!(used() >= bench.disk_usage());
+    bench.folder().correct(1 << 40, 3600).unwrap();
+    assert_eq!(used(), bench.disk_usage());
 }

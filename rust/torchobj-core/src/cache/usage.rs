@@ -13,7 +13,7 @@ use super::entry::crc;
 use crate::fork;
 
 /// Time after which a change is given up: a process that was stopped holds the lock.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const RECHECK_EVERY: Duration = Duration::from_millis(1);
 
 /// A file takes whole pages of the disk.
@@ -115,8 +115,17 @@ impl Usage {
     ///
     /// # Errors
     /// Those of `change`; `TimedOut` if another process holds the lock for 2 s.
-    pub(super) fn change<T>(&self, mut change: impl FnMut(&mut Counts) -> io::Result<T>) -> io::Result<T> {
-        self.locked(|file| {
+    pub(super) fn change<T>(&self, change: impl FnMut(&mut Counts) -> io::Result<T>) -> io::Result<T> {
+        self.change_within(LOCK_TIMEOUT, change)
+    }
+
+    /// As [`change`](Self::change), and waits for the lock no longer than `patience`.
+    pub(super) fn change_within<T>(
+        &self,
+        patience: Duration,
+        mut change: impl FnMut(&mut Counts) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.locked(patience, |file| {
             let before = Counts::read(file);
             let mut counts = before;
             let result = change(&mut counts);
@@ -138,7 +147,7 @@ impl Usage {
         mut add: impl FnMut(&mut Counts) -> bool,
         mut act: impl FnMut() -> io::Result<()>,
     ) -> io::Result<bool> {
-        self.locked(|file| {
+        self.locked(LOCK_TIMEOUT, |file| {
             let before = Counts::read(file);
             let mut counts = before;
             if !add(&mut counts) {
@@ -154,8 +163,8 @@ impl Usage {
     }
 
     /// Calls `act` with the file while it is locked.
-    fn locked<T>(&self, mut act: impl FnMut(&File) -> io::Result<T>) -> io::Result<T> {
-        let until = Instant::now() + LOCK_TIMEOUT;
+    fn locked<T>(&self, patience: Duration, mut act: impl FnMut(&File) -> io::Result<T>) -> io::Result<T> {
+        let until = Instant::now() + patience;
         loop {
             {
                 // A child that is forked meanwhile would have a copy of the descriptor, which keeps the lock.
