@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import torchobj
+from tests.support.lightning_numbers import numbers_by_trainer
 from tests.support.ranks import on_one_machine, run_ranks
 
 COUNT = 24
@@ -118,28 +119,10 @@ def not_prepared(folder, kind, workers):
 
 
 def by_trainer(folder, kind, workers):
-    import lightning.pytorch
-
-    class Recording(lightning.pytorch.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.numbers = torch.nn.Linear(1, 1), []
-
-        def training_step(self, batch, _index):
-            self.numbers += batch.tolist()
-            return self.layer(batch.float()[:, None]).mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.0)
-
-    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = lightning.pytorch.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, **dict.fromkeys(names, False)
-    )
-    module = Recording()
-    trainer.fit(module, by(torchobj.DataLoader, folder, kind, workers))
+    batches = by(torchobj.DataLoader, folder, kind, workers)
+    trainer, numbers = numbers_by_trainer(batches, devices=2, strategy="ddp", max_epochs=1)
     assert trainer.world_size == 2
-    return module.numbers
+    return numbers
 
 
 def by_fabric(folder, kind, workers):

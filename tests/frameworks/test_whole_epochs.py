@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torchobj
+from tests.support.lightning_numbers import numbers_by_trainer
 from tests.support.long_tables import often
 
 #: Rows of the files, which workers divide: their smaller last batches are more than those of all rows together.
@@ -66,25 +67,7 @@ def by_accelerate(loader_class, folder, workers):
 
 
 def by_lightning(loader_class, folder, workers, **options):
-    lightning = pytest.importorskip("lightning.pytorch")
-
-    class Recording(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.numbers = torch.nn.Linear(1, 1), []
-
-        def training_step(self, batch, _index):
-            self.numbers += batch.tolist()
-            return self.layer(batch.float()[:, None]).mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.0)
-
-    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = lightning.Trainer(accelerator="cpu", max_epochs=2, **dict.fromkeys(names, False))
-    module = Recording()
-    trainer.fit(module, loader(loader_class, folder, workers, **options))
-    return module.numbers
+    return numbers_by_trainer(loader(loader_class, folder, workers, **options), max_epochs=2)[1]
 
 
 def by_transformers(_, folder, workers):
