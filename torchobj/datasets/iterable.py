@@ -168,8 +168,9 @@ class ObjectIterableDataset(PerObjectDataset[Sample_co], PassDataset[Sample_co])
         return self._listing.is_found or not (is_listing or broadcast.in_job())
 
     @override
-    def _length(self, shard: Shard, epoch: int) -> int:
-        return len(shard.positions(len(self._listing.manifest()), self.uneven))
+    def _lengths(self, shards: Sequence[Shard], epoch: int) -> list[int]:
+        objects = len(self._listing.manifest())
+        return [len(shard.positions(objects, self.uneven)) for shard in shards]
 
     def note_whole_pass(self) -> None:
         """Warns once if several ranks yield all objects, and the caller has not said so. Before workers are started."""

@@ -3,7 +3,7 @@
 import logging
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -238,14 +238,14 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         shard, processes = self._shard(), max(1, workers)
         is_divided = self._ranks.within_mixture().is_divided
         shards = [shard._replace(worker=worker, workers=processes) for worker in range(processes)]
-        return [self._length(each, epoch) for each in (shards if is_divided else [Shard()] * processes)]
+        return self._lengths(shards if is_divided else [Shard()] * processes, epoch)
 
-    def _length(self, shard: Shard, epoch: int) -> int:
-        """Number of samples of one worker in a pass."""
+    def _lengths(self, shards: Sequence[Shard], epoch: int) -> list[int]:
+        """Number of samples of each of these workers in a pass."""
         raise NotImplementedError
 
     def _is_countable(self) -> bool:
-        """Whether `_length` waits for no other rank, and repeats no request of a pass."""
+        """Whether `_lengths` waits for no other rank, and repeats no request of a pass."""
         return True
 
     def _check(self) -> None:

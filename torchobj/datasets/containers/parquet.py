@@ -349,9 +349,9 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         return None if None in rows else np.array(rows, dtype=np.int64)
 
     @override
-    def _length(self, shard: Shard, epoch: int) -> int:
-        rows = super()._length(shard, epoch)
-        return rows if self._batch_rows is None else -(-rows // self._batch_rows)
+    def _lengths(self, shards: Sequence[Shard], epoch: int) -> list[int]:
+        lengths = super()._lengths(shards, epoch)
+        return lengths if self._batch_rows is None else [-(-rows // self._batch_rows) for rows in lengths]
 
     @override
     def _shape(self, shard: Shard) -> dict[str, Any]:

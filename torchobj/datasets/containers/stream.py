@@ -6,7 +6,7 @@ A subclass reads the samples of segments, which are parts of its units: tar file
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from typing_extensions import override
@@ -226,20 +226,22 @@ class StreamDataset(PassDataset[Sample_co]):
         return self._listing.is_found or not broadcast.in_job()
 
     @override
-    def _length(self, shard: Shard, epoch: int) -> int:
-        order, counts = self._order(epoch), self._counts()
+    def _lengths(self, shards: Sequence[Shard], epoch: int) -> list[int]:
+        counts = self._counts()
         if counts is None:
             raise TypeError(f"{self._listing.name}: its samples cannot be counted: {self._uncounted}")
         if self.uneven is None:
-            if self._shuffle and shard.world_size * shard.workers > 1 and len(set(counts.tolist())) > 1:
+            is_divided = any(shard.world_size * shard.workers > 1 for shard in shards)
+            if self._shuffle and is_divided and len(set(counts.tolist())) > 1:
                 # A Trainer of Lightning keeps the first one, and would end longer epochs early.
                 raise TypeError(
                     f"{self._listing.name}: the number of batches varies from epoch to epoch, because shuffled "
                     f"{self._unit_name} of different sizes are divided; pass uneven='drop' or 'pad'"
                 )
-            return int(counts[shard.select(order, None)].sum())
-        begin, end = worker_part(divided(counts, shard.world_size, self.uneven).per_rank, shard)
-        return end - begin
+            order = self._order(epoch)
+            return [int(counts[shard.select(order, None)].sum()) for shard in shards]
+        per_rank = divided(counts, shards[0].world_size, self.uneven).per_rank
+        return [end - begin for begin, end in (worker_part(per_rank, shard) for shard in shards)]
 
     def _segments(self, shard: Shard, epoch: int) -> list[Segment]:
         order = self._order(epoch)

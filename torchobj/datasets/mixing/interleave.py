@@ -303,14 +303,14 @@ class IterableInterleaveDataset(_InterleaveDataset[Sample_co], PassDataset[Sampl
                 set_epoch(self._epoch.next())
 
     @override
-    def _length(self, shard: Shard, epoch: int) -> int:
+    def _lengths(self, shards: Sequence[Shard], epoch: int) -> list[int]:
         if self.epoch_samples is None:
             raise TypeError(
                 "the samples of a mixture with an iterable dataset cannot be counted; pass epoch_samples= to "
                 "torchobj.interleave"
             )
-        begin, end = worker_part(-(-self.epoch_samples // shard.world_size), shard)
-        return end - begin
+        parts = [worker_part(-(-self.epoch_samples // shard.world_size), shard) for shard in shards]
+        return [end - begin for begin, end in parts]
 
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
@@ -329,7 +329,7 @@ class IterableInterleaveDataset(_InterleaveDataset[Sample_co], PassDataset[Sampl
         }
         samples = None
         if self.epoch_samples is not None:
-            shape["epoch_samples"], samples = self.epoch_samples, self._length(shard, epoch)
+            shape["epoch_samples"], [samples] = self.epoch_samples, self._lengths([shard], epoch)
         start = self._starting_position(shape, epoch)
         position = start.get("position", {})
         check("position of the state", position, "that of a mixture", ok=not position or self._is_position(position))
