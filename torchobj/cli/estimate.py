@@ -163,8 +163,9 @@ def _in_any_order(shards: Sequence[ObjectRef], config: StoreConfig) -> Reads:
     some = _some(shards)
     lengths: list[int] = []
     for ref in some:
-        samples = len(TarIndex.load(f"{ref.url}{SUFFIX}", config=config))
-        lengths += [(ref.size or 0) // samples] * samples if samples else []
+        index = TarIndex.load(f"{ref.url}{SUFFIX}", config=config)
+        ranges = (index.data_range(number) for number in range(len(index)))
+        lengths += [end - begin for _, begin, end in ranges]
     scale = len(shards) / len(some)
     return _reads("tar shards, in any order", lengths, config, scale=scale, starts=len(some), is_bound=True)
 
