@@ -174,6 +174,11 @@ def test_a_value_of_an_unknown_type_is_refused_with_the_name_of_its_field(kind):
         (torchobj.CacheOptions, {"folder": ""}, "folder='': must be a path, or None"),
         (
             torchobj.CacheOptions,
+            {"folder": "a\0b"},
+            r"folder='a\x00b': must be a path of a local disk, such as '/nvme/torchobj'",
+        ),
+        (
+            torchobj.CacheOptions,
             {"folder": "s3://b/c"},
             "folder='s3://b/c': must be a path of a local disk, such as '/nvme/torchobj'",
         ),

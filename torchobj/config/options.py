@@ -403,7 +403,8 @@ class CacheOptions(ConfigBase):
         check("folder", folder if isinstance(folder, str) else type(folder), "a path, or None", ok=is_path)
         if folder is not None:
             # A Path has one slash.
-            is_local = not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fsdecode(folder))
+            is_url = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fsdecode(folder))
+            is_local = not is_url and "\0" not in os.fsdecode(folder)
             check("folder", os.fsdecode(folder), "a path of a local disk, such as '/nvme/torchobj'", ok=is_local)
             # A worker may have another working directory.
             try:
