@@ -76,8 +76,8 @@ class LoaderStats:
 
     The figures of objects and requests are those that were read for this loader. The loaders of a process share one
     prefetcher: the memory and `in_flight` are of all of them. Billed requests and received bytes are those of the whole
-    process within the epochs of the loader, whoever sent them. Times are in seconds, shares from 0 to 1. A time that
-    was never measured is None.
+    process within the epochs of the loader, also those of other loaders and of saves. Times are in seconds, shares from
+    0 to 1. A time that was never measured is None.
     """
 
     # `Meter.stats` computes some of the fields. All others have the values of `prefetch_stats()` under the same key.

@@ -20,7 +20,7 @@ use crate::types::{
 use crate::url::ObjectUrl;
 
 /// A store with a disk cache. Reads of a version and size that a listing or the caller gave are cached, and no others: no reads of
-/// checkpoints, whose first response says what there is.
+/// checkpoints, whose size and version are those of the first response.
 #[derive(Debug)]
 pub struct CachedStore {
     inner: Arc<dyn ObjectStore>,

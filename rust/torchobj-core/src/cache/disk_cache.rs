@@ -174,7 +174,7 @@ impl DiskCache {
         length <= self.shared.config.max_object_bytes.min(self.shared.config.max_bytes)
     }
 
-    /// Opens the file of an entry. `None` if there is none.
+    /// Opens the file of an entry. `None` if the cache does not have it.
     pub(super) fn find(&self, key: &EntryKey) -> Option<File> {
         let path = self.shared.folder.path_of(&key.name());
         let is_damaged = match open(&path) {
@@ -184,7 +184,7 @@ impl DiskCache {
             }
             // Cut, a symbolic link, or no regular file.
             Ok(_) => true,
-            // Otherwise there is none, or no descriptor is left for it.
+            // Otherwise it does not exist, or no descriptor is left for it.
             Err(error) => is_no_file(&error),
         };
         if is_damaged {

@@ -23,7 +23,7 @@ pub struct Evicted {
     pub disk_bytes: u64,
 }
 
-/// What is in a folder of the cache; nothing if there is none, or if it is a symbolic link.
+/// The paths in a folder of the cache; none if it does not exist, or is a symbolic link.
 fn paths_in(folder: &Path) -> io::Result<impl Iterator<Item = io::Result<PathBuf>> + use<>> {
     let files = match fs::symlink_metadata(folder) {
         Ok(found) if found.is_dir() => Some(fs::read_dir(folder)?),

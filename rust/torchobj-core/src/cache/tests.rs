@@ -313,7 +313,7 @@ async fn damaged_files_never_change_what_is_read() {
     }
     assert_eq!(bench.client.metrics().snapshot().retries, 0);
     assert!(bench.values().cache_damaged > 0);
-    // What was damaged is deleted and written again, and the count is at least what there is.
+    // What was damaged is deleted and written again, and the count is not too low.
     for (key, body, version) in &objects {
         assert_eq!(bench.whole(key, body, version).await, 0);
     }
